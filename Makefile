@@ -1,0 +1,40 @@
+# Two commands: `make demo` and `make test`. Both make the environment they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types unit test-slow test-gpu clean
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "fedauc needs Python 3.11 to 3.13, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## train three methods on the embedded fraud data and print the comparison
+	$(BIN)/fedauc compare --data creditcard --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 \
+	  --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: lint types unit  ## lint, types, doctests and tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu'
+
+test-slow: $(STAMP)  ## tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,0 +1,16 @@
+"""One file per algorithm, each with the method names it goes by. A new file is found, not registered."""
+
+from __future__ import annotations
+
+from fedauc.discovery import members, modules
+from fedauc.interfaces import Algorithm, Method
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """Every algorithm by name."""
+    return members(__name__, Algorithm)  # type: ignore[type-abstract]
+
+
+def methods() -> dict[str, Method]:
+    """Every method of the literature by name: an algorithm under a participation, with defaults that train."""
+    return {method.name: method for module in modules(__name__) for method in getattr(module, "METHODS", ())}

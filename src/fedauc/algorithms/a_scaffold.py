@@ -1,0 +1,104 @@
+"""Amplified SCAFFOLD (A-SCAFFOLD): control variates frozen over a period of P = K rounds, progress amplified.
+
+    w_m ← w_m - η (g - c_m + c)          with c_m, c of the last period
+    every P rounds: c_m ← mean raw gradient of m's local steps in the period (others keep theirs),
+                    c ← mean of all N c_m,  x ← x_prev + γ (x - x_prev)
+
+Crawshaw and Liu, Federated learning under periodic client participation and heterogeneous data, NeurIPS 2024. A client
+does not hear of a period's end, so it rolls its variate over when it is next visited; it uploads by how much each visit
+moves its coming variate, and the server collects those moves until the period ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.algorithms._local import amplify, check_amplify
+from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
+from fedauc.interfaces import Cohort, Method, Model, Order, Phase, Server, Setting, Tree, Upload, is_empty
+
+
+class Memory(NamedTuple):
+    """The variate in force, and the period's running sum of raw gradients, step count and number."""
+
+    variate: Tensor
+    total: Tensor
+    steps: Tensor
+    period: Tensor
+
+    def coming(self) -> Tensor:
+        """The variate that the period's end will bring: the mean so far, or the one in force if there is none."""
+        steps = self.steps[..., None]
+        return torch.where(steps > 0, self.total / steps.clamp(min=1), self.variate)
+
+
+class Private(NamedTuple):
+    """The model at the period's start and the collected change of c."""
+
+    start: Model
+    pending: Tensor
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AScaffold(CorrectedSGD):
+    """SCAFFOLD's step; variates and model move by periods."""
+
+    name: ClassVar[str] = "a-scaffold"
+    amplify: float = 1.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_amplify(self.amplify)
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """c = 0, nothing pending, the first period starts here."""
+        shared = Shared(model, torch.zeros_like(model.weights))
+        return Server(shared=shared, anchor=shared, private=Private(model, torch.zeros_like(model.weights)))
+
+    def begin(self, order: Order, memory: Tree) -> Local:
+        """Use the variate in force."""
+        memory = _rolled(order, memory)
+        return Local(order.shared.model, memory.variate, torch.zeros_like(memory.variate))
+
+    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+        """Add the visit to the period's mean, and send by how much that moves it."""
+        before = _rolled(order, memory)
+        after = before._replace(total=before.total + local.total, steps=before.steps + order.phase.local_steps)
+        return Upload(mean=Shared(local.model, after.coming() - before.coming())), after
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """Average and collect; at the end of a cycle c moves and the progress is amplified."""
+        start, pending = server.private
+        if phase.starts_stage:
+            start = server.anchor.model
+        model, variate = server.shared
+        if not is_empty(reduced.mean):
+            model = reduced.mean.model
+            pending = pending + len(cohort.clients) / setting.clients * reduced.mean.variate
+        if phase.ends_cycle:
+            start = model = amplify(start, model, self.amplify)
+            variate, pending = variate + pending, torch.zeros_like(pending)
+        return server._replace(shared=Shared(model, variate), private=Private(start, pending))
+
+
+def _rolled(order: Order, memory: Tree) -> Memory:
+    """The memory at this visit: fresh on a first one, rolled over when the period it speaks of has ended."""
+    like = order.shared.variate
+    period = torch.tensor(order.phase.cycle, device=like.device)
+    if is_empty(memory):
+        zero = torch.zeros_like(like)
+        return Memory(zero, zero, torch.zeros((), dtype=like.dtype, device=like.device), period)
+    ended = (memory.period != period)[..., None]
+    steps = torch.where(ended[..., 0], 0, memory.steps)
+    zero = torch.zeros_like(memory.total)
+    return Memory(
+        torch.where(ended, memory.coming(), memory.variate), torch.where(ended, zero, memory.total), steps, period
+    )
+
+
+METHODS = (Method("a-scaffold", AScaffold, "cyclic", 0.1, reference="Crawshaw and Liu 2024"),)

@@ -1,0 +1,113 @@
+"""CODASCA: the minimax step with SCAFFOLD's control variates on (w, a, b, α).
+
+    v ← v - η (∇_v f - c_m^v + c^v),  α ← α + η (∂_α f - c_m^α + c^α)
+    c_m ← mean raw gradient of the visit;  c ← c + |S|/N · mean_S(Δc_m)
+
+Yuan et al., Federated deep AUC maximization for heterogeneous data with a constant communication complexity, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient
+from fedauc.algorithms.minimax import Shared as Point
+from fedauc.interfaces import (
+    Batch,
+    Cohort,
+    Method,
+    Model,
+    Network,
+    Order,
+    Phase,
+    Server,
+    Setting,
+    Tree,
+    Upload,
+    is_empty,
+    tree_map,
+)
+from fedauc.objectives.minimax import Duals
+
+
+class Variate(NamedTuple):
+    """A gradient of f: with respect to w, and to (a, b, α)."""
+
+    weights: Tensor
+    duals: Duals
+
+
+class Shared(NamedTuple):
+    """The point and the server's variate; also the shape of an upload: a point and a change of c_m."""
+
+    point: Point
+    variate: Variate
+
+
+class Local(NamedTuple):
+    """The local point, the client's variate and the sum of its raw gradients so far."""
+
+    point: Point
+    variate: Variate
+    total: Variate
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Codasca(ProximalStep):
+    """Corrected local descent-ascent, then the mean."""
+
+    name: ClassVar[str] = "codasca"
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """a = b = α = 0 and c = 0."""
+        point = origin(model)
+        zero = tree_map(torch.zeros_like, Variate(model.weights, point.duals))
+        shared = Shared(point, zero)
+        return Server(shared=shared, anchor=shared)
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+        """Send the point and c, and the stage's reference if there is a proximal term."""
+        return Order(phase, server.shared, self.anchor(server.anchor.point))
+
+    def begin(self, order: Order, memory: Tree) -> Local:
+        """A client's memory is its variate, 0 at first."""
+        zero = tree_map(torch.zeros_like, order.shared.variate)
+        return Local(order.shared.point, zero if is_empty(memory) else memory, zero)
+
+    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree, Tensor]:
+        """The minimax step along g - c_m + c."""
+        gradient, duals = saddle_gradient(self.objective, network, local.point, batch)
+        raw = Variate(gradient.weights, duals)
+        direction = tree_map(lambda g, own, all_: g - own + all_, raw, local.variate, order.shared.variate)
+        point = self.move(order, local.point, gradient._replace(weights=direction.weights), direction.duals)
+        total = tree_map(torch.add, local.total, raw)
+        return Local(point, local.variate, total), (), gradient.value
+
+    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+        """c_m becomes the visit's mean raw gradient; its change goes up with the point."""
+        variate = tree_map(lambda total: total / order.phase.local_steps, local.total)
+        return Upload(mean=Shared(local.point, tree_map(torch.sub, variate, local.variate))), variate
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """c keeps being the mean of every client's variate."""
+        if is_empty(reduced.mean):
+            return server
+        share = len(cohort.clients) / setting.clients
+        variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
+        return server._replace(shared=Shared(reduced.mean.point, variate))
+
+    def model(self, shared: Shared) -> Model:
+        """The model, without duals and variates."""
+        return shared.point.model
+
+    def vitals(self, shared: Shared) -> dict[str, float]:
+        """The point's duals."""
+        return {name: float(value) for name, value in shared.point.duals._asdict().items()}
+
+
+METHODS = (Method("codasca", Codasca, "full", 0.01, reference="Yuan et al. 2021"),)

@@ -1,0 +1,89 @@
+"""FedAvg: local SGD, then the mean.
+
+    w_m ← w;  repeat I times: w_m ← w_m - η ∇ℓ(w_m; batch);  w ← Σ_m weight_m w_m
+
+McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017. Under the
+cyclic schedule it is CyCp-FedAvg (Cho et al., On the convergence of federated averaging with cyclic client
+participation, ICML 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Method,
+    Model,
+    Network,
+    Order,
+    Phase,
+    PointObjective,
+    Server,
+    Setting,
+    Tree,
+    Upload,
+)
+from fedauc.objectives.logistic import Logistic
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Algorithm):
+    """The client rule: local SGD on a loss of rows."""
+
+    objective: PointObjective = Logistic()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_objective(self, PointObjective, "logistic")
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+        """Send the model."""
+        return Order(phase, server.shared)
+
+    def begin(self, order: Order, memory: Tree) -> Model:
+        """Start from the model sent."""
+        model: Model = order.shared
+        return model
+
+    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree, Tensor]:
+        """w ← w - η ∇ℓ."""
+        gradient = point_gradient(self.objective, network, local, batch)
+        weights = descend(local.weights, gradient.weights, order.phase.step_size, self.weight_decay)
+        return Model(weights, gradient.buffers), (), gradient.value
+
+    def finish(self, order: Order, memory: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
+        """Send the model back; remember nothing."""
+        return Upload(mean=local), ()
+
+    def model(self, shared: Model) -> Model:
+        """All of it."""
+        return shared
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(LocalSGD):
+    """Local SGD, then the mean."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """Only the model is shared."""
+        return Server(shared=model, anchor=model)
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """The mean is the new model."""
+        return server._replace(shared=reduced.mean or server.shared)
+
+
+METHODS = (
+    Method("cycp-fedavg", FedAvg, "cyclic", 0.1, reference="Cho et al. 2023"),
+    Method("fedavg", FedAvg, "uniform", 0.1, reference="McMahan et al. 2017"),
+)

@@ -1,0 +1,145 @@
+"""CyCp-Minimax (Algorithms 1 and 2): federated descent-ascent on the minimax form of the squared AUC loss.
+
+    OSFM, one stage s with reference v_{s-1} = (w, a, b) at its start:
+    for each cycle, for each group: send (w, a, b, α);  each client repeats I times, at its old point
+        v ← v - η (∇_v f(v, α; batch) + γ (v - v_{s-1})),   α ← α + η ∂_α f(v, α; batch)
+    server: the mean of (w, a, b, α).
+
+Algorithm 1 prints the local step without the proximal term that its subproblem contains; it belongs there. Under
+uniform participation this is RS-Minimax; with everyone in every round it is CODA+ (Guo et al., Communication-efficient
+distributed stochastic AUC maximization with deep neural networks, ICML 2020; Yuan et al., ICML 2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.algorithms._local import Gradient, check_objective, descend
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Method,
+    Model,
+    Network,
+    Order,
+    Phase,
+    Server,
+    Setting,
+    Tree,
+    Upload,
+)
+from fedauc.objectives.minimax import Duals, Minimax
+
+
+class Shared(NamedTuple):
+    """The model and (a, b, α): d + 3 floats each way."""
+
+    model: Model
+    duals: Duals
+
+
+class Anchor(NamedTuple):
+    """The stage's reference v_{s-1} = (w, a, b): d + 2 floats, once per stage and client."""
+
+    weights: Tensor
+    a: Tensor
+    b: Tensor
+
+
+def saddle_gradient(objective: Minimax, network: Network, point: Shared, batch: Batch) -> tuple[Gradient, Duals]:
+    """∇_w f and ∂f/∂(a, b, α) at one point, and the non-negative square loss of the batch."""
+    scored = network.score(point.model, batch.inputs)
+    scores, link = objective.link(scored.outputs)
+    slopes, duals = objective.slopes(scores, batch.labels, batch.weights, point.duals)
+    value = objective.monitored(scores, batch.labels, batch.weights, point.duals)
+    return Gradient(scored.pullback(slopes * link), scored.buffers, value), duals
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProximalStep(Algorithm):
+    """The local step: descent-ascent, pulled towards the stage's start with weight `prox` (the paper's γ)."""
+
+    objective: Minimax = Minimax()
+    prox: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_objective(self, Minimax, "minimax")
+        if not self.prox >= 0:
+            raise ValueError(f"prox is {self.prox}; it must be at least 0")
+
+    def anchor(self, point: Shared) -> Anchor | tuple[()]:
+        """The stage's reference; nothing is sent without a proximal term."""
+        return Anchor(point.model.weights, point.duals.a, point.duals.b) if self.prox else ()
+
+    def move(self, order: Order, local: Shared, gradient: Gradient, duals: Duals) -> Shared:
+        """The step itself, given a direction."""
+        step_size, direction, (a, b, alpha) = order.phase.step_size, gradient.weights, duals
+        if self.prox:
+            direction = direction + self.prox * (local.model.weights - order.anchor.weights)
+            a = a + self.prox * (local.duals.a - order.anchor.a)
+            b = b + self.prox * (local.duals.b - order.anchor.b)
+        weights = descend(local.model.weights, direction, step_size, self.weight_decay)
+        old = local.duals
+        new = Duals(old.a - step_size * a, old.b - step_size * b, old.alpha + step_size * alpha)
+        return Shared(Model(weights, gradient.buffers), new)
+
+
+def origin(model: Model) -> Shared:
+    """The starting point: the model with a = b = α = 0."""
+    zero = torch.zeros((), dtype=model.weights.dtype, device=model.weights.device)
+    return Shared(model, Duals(zero, zero, zero))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MinimaxAlgorithm(ProximalStep):
+    """Local descent-ascent, then the mean."""
+
+    name: ClassVar[str] = "minimax"
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """a = b = α = 0."""
+        return Server(shared=origin(model), anchor=origin(model))
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+        """Send (w, a, b, α), and the stage's reference."""
+        return Order(phase, server.shared, self.anchor(server.anchor))
+
+    def begin(self, order: Order, memory: Tree) -> Shared:
+        """Start from the point sent."""
+        point: Shared = order.shared
+        return point
+
+    def step(self, network: Network, order: Order, local: Shared, batch: Batch) -> tuple[Shared, Tree, Tensor]:
+        """Simultaneous descent in (w, a, b) and ascent in α."""
+        gradient, duals = saddle_gradient(self.objective, network, local, batch)
+        return self.move(order, local, gradient, duals), (), gradient.value
+
+    def finish(self, order: Order, memory: Tree, local: Shared, emitted: Tree) -> tuple[Upload, Tree]:
+        """Send the point back; remember nothing."""
+        return Upload(mean=local), ()
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """The mean is the new point."""
+        return server._replace(shared=reduced.mean or server.shared)
+
+    def model(self, shared: Shared) -> Model:
+        """The model, without the duals."""
+        return shared.model
+
+    def vitals(self, shared: Shared) -> dict[str, float]:
+        """a and b track the classes' mean scores, α their negative gap."""
+        return {name: float(value) for name, value in shared.duals._asdict().items()}
+
+
+METHODS = (
+    Method("cycp-minimax", MinimaxAlgorithm, "cyclic", 0.01, reference="the paper, Algorithms 1-2"),
+    Method("rs-minimax", MinimaxAlgorithm, "uniform", 0.01, reference="Guo et al. 2020, random sampling"),
+    Method("coda-plus", MinimaxAlgorithm, "full", 0.01, reference="Yuan et al. 2021"),
+)

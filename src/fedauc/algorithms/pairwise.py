@@ -1,0 +1,134 @@
+"""CyCp-Pairwise (Algorithms 3 and 4): the active-passive form of any pairwise AUC loss.
+
+    first: one cycle of scoring visits fills the pool, without learning
+    for each cycle e, for each group: send w, and to each client a draw R₁, R₂ from the pool of cycle e-1;
+    each client repeats I times: active scores h of B₁ positives and B₂ negatives, passive h' from R;
+        G1 = mean over active positives × passive negatives of ψ'(h - h') ∇h
+        G2 = mean over passive positives × active negatives of -ψ'(h - h') ∇h'
+        w ← w - η (G1 + G2), and the active scores join the pool of cycle e
+    server: the mean of w.
+
+The paper's Eq. (G2) prints ∇₁ψ where ∇₂ψ is meant. Under uniform participation this is RS-Pairwise, whose pool is the
+last K rounds; with everyone in every round it is FedXL1 (Guo et al., FeDXL: provable federated learning for deep X-risk
+optimization, ICML 2023), whose pool is the last round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.algorithms._local import check_objective, descend
+from fedauc.algorithms._pool import Chunk, assemble, draw
+from fedauc.interfaces import (
+    Active,
+    Algorithm,
+    Batch,
+    Cohort,
+    Method,
+    Model,
+    Network,
+    Order,
+    PairObjective,
+    Passive,
+    Phase,
+    Server,
+    Setting,
+    Tree,
+    Upload,
+    is_empty,
+)
+from fedauc.objectives.sigmoid import PairwiseSigmoid
+
+
+class Private(NamedTuple):
+    """The pool that is drawn from, and the scores collected since."""
+
+    pool: Passive
+    recent: tuple[Chunk, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Algorithm):
+    """Local SGD on active-passive pairs, then the mean.
+
+    `pool="cycle"` draws from the whole previous cycle, `pool="window"` from the last K rounds.
+    """
+
+    name: ClassVar[str] = "pairwise"
+    scoring_pass: ClassVar[bool] = True
+    objective: PairObjective = PairwiseSigmoid()
+    pool: Literal["cycle", "window"] = "cycle"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_objective(self, PairObjective, "sigmoid")
+        if self.pool not in ("cycle", "window"):
+            raise ValueError(f"pool is {self.pool!r}; use 'cycle' or 'window'")
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """An empty pool; the scoring rounds fill it."""
+        none = torch.zeros(0, dtype=model.weights.dtype, device=model.weights.device)
+        return Server(shared=model, anchor=model, private=Private(Passive(none, none), ()))
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+        """Send the model, and to each client its own draw of passive scores."""
+        own = () if phase.scoring else draw(setting, server.private.pool, cohort, phase)
+        return Order(phase, server.shared, own=own)
+
+    def begin(self, order: Order, memory: Tree) -> Model:
+        """Start from the model sent."""
+        model: Model = order.shared
+        return model
+
+    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Passive, Tensor]:
+        """w ← w - η (G1 + G2); the active scores are emitted as they are computed."""
+        scored = network.score(local, batch.inputs)
+        scores, link = self.objective.link(scored.outputs)
+        active = _by_class(scores, batch.weights, order.phase.batch.positives)
+        emitted = Passive(active.positives, active.negatives)
+        if order.phase.scoring:
+            return local, emitted, torch.zeros_like(batch.weights[..., 0])
+        value, slopes = self.objective.couple(active, batch.own)
+        rows = batch.weights.ndim - 1
+        gradient = scored.pullback(torch.cat([slopes.positives, slopes.negatives], dim=rows) * link)
+        weights = descend(local.weights, gradient, order.phase.step_size, self.weight_decay)
+        return Model(weights, scored.buffers), emitted, value
+
+    def finish(self, order: Order, memory: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
+        """Send the model (unless only scoring) and the scores `[I, B]`; remember nothing."""
+        return Upload(mean=() if order.phase.scoring else local, pool=emitted), ()
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """The mean is the new model; the scores wait until the cycle ends, or slide through the window."""
+        pool, recent = server.private
+        if not is_empty(reduced.pool):
+            clients = torch.tensor(cohort.clients, device=pool.positives.device)
+            recent = (*recent, Chunk(clients, reduced.pool))
+        if self.pool == "window":
+            recent = recent[-setting.cycle_length :]
+            pool = assemble(setting, recent, phase, pool)
+        elif phase.ends_cycle:
+            pool, recent = assemble(setting, recent, phase, pool), ()
+        return server._replace(shared=reduced.mean or server.shared, private=Private(pool, recent))
+
+    def model(self, shared: Model) -> Model:
+        """All of it."""
+        return shared
+
+
+def _by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
+    rows = weights.ndim - 1
+    first, second = torch.split(scores, [positives, scores.shape[rows] - positives], dim=rows)
+    return Active(first, second, weights[..., :positives], weights[..., positives:])
+
+
+METHODS = (
+    Method("cycp-pairwise", Pairwise, "cyclic", 0.1, reference="the paper, Algorithms 3-4"),
+    Method("rs-pairwise", Pairwise, "uniform", 0.1, (("pool", "window"),), "Guo et al. 2023, random sampling"),
+    Method("fedxl1", Pairwise, "full", 0.1, reference="Guo et al. 2023"),
+)

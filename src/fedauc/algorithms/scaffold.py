@@ -1,0 +1,110 @@
+"""SCAFFOLD: every local step is corrected by control variates.
+
+    w_m ← w_m - η (g - c_m + c);  c_m ← mean raw gradient of the visit;  c ← c + |S|/N · mean_S(Δc_m)
+
+Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020; its option II,
+c_m - c + (w - w_m)/(I η), is the mean raw gradient written differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Method,
+    Model,
+    Network,
+    Order,
+    Phase,
+    PointObjective,
+    Server,
+    Setting,
+    Tree,
+    Upload,
+    is_empty,
+)
+from fedauc.objectives.logistic import Logistic
+
+
+class Shared(NamedTuple):
+    """The model and the server's control variate, c; also the shape of an upload: a model and a change of c_m."""
+
+    model: Model
+    variate: Tensor
+
+
+class Local(NamedTuple):
+    """The local model, the client's own variate c_m and the sum of its raw gradients so far."""
+
+    model: Model
+    variate: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectedSGD(Algorithm):
+    """The client's step: local SGD corrected by control variates."""
+
+    objective: PointObjective = Logistic()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_objective(self, PointObjective, "logistic")
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+        """Send the model and c."""
+        return Order(phase, server.shared)
+
+    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree, Tensor]:
+        """w ← w - η (g - c_m + c)."""
+        gradient = point_gradient(self.objective, network, local.model, batch)
+        direction = gradient.weights - local.variate + order.shared.variate
+        weights = descend(local.model.weights, direction, order.phase.step_size, self.weight_decay)
+        moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
+        return moved, (), gradient.value
+
+    def model(self, shared: Shared) -> Model:
+        """The model, without c."""
+        return shared.model
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(CorrectedSGD):
+    """Control variates that follow every visit. A client's memory is its variate c_m."""
+
+    name: ClassVar[str] = "scaffold"
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        """c = 0."""
+        shared = Shared(model, torch.zeros_like(model.weights))
+        return Server(shared=shared, anchor=shared)
+
+    def begin(self, order: Order, memory: Tree) -> Local:
+        """c_m is 0 at first."""
+        zeros = torch.zeros_like(order.shared.variate)
+        return Local(order.shared.model, zeros if is_empty(memory) else memory, zeros)
+
+    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+        """c_m becomes the visit's mean raw gradient; its change goes up with the model."""
+        variate = local.total / order.phase.local_steps
+        return Upload(mean=Shared(local.model, variate - local.variate)), variate
+
+    def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
+        """c keeps being the mean of every client's variate."""
+        if is_empty(reduced.mean):
+            return server
+        share = len(cohort.clients) / setting.clients
+        variate = server.shared.variate + share * reduced.mean.variate
+        return server._replace(shared=Shared(reduced.mean.model, variate))
+
+
+METHODS = (Method("scaffold", Scaffold, "uniform", 0.1, reference="Karimireddy et al. 2020"),)

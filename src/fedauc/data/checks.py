@@ -1,0 +1,135 @@
+"""What inputs and labels must be, and the one-line errors when they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SHOWN = 5
+"""How many offending values an error shows."""
+
+
+def as_array(values: Any, what: str) -> np.ndarray:
+    """A numpy array of a tensor, an array, a pandas column or a nested list."""
+    if isinstance(values, Tensor):
+        # numpy has no bfloat16.
+        held = values.detach().cpu()
+        return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{what} is a ragged list; give every row the same length") from None
+
+
+def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
+    """Inputs `[n, ...]` as a tensor: floats keep their type, uint8 stays, other integers become float32, all finite.
+
+    `columns` are names for an error to use.
+    """
+    tensor = values.detach() if isinstance(values, Tensor) else _from_numpy(as_array(values, "inputs"))
+    if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
+        tensor = tensor.to(torch.float32)
+    if tensor.ndim < 2 or 0 in tensor.shape[1:]:
+        shape = tuple(tensor.shape)
+        raise ValueError(
+            f"inputs has shape {shape}; it must be [rows, features...]: give each row at least one feature"
+        )
+    if len(tensor) == 0:
+        raise ValueError("inputs has no rows; give at least one positive and one negative")
+    if tensor.is_floating_point():
+        _check_finite(tensor, columns)
+    return tensor
+
+
+def as_labels(values: Any, rows: int) -> np.ndarray:
+    """Labels as int8 zeros and ones `[rows]`.
+
+    >>> as_labels([True, False], 2)
+    array([1, 0], dtype=int8)
+    >>> as_labels([-1, 1], 2)
+    Traceback (most recent call last):
+    ...
+    ValueError: labels holds -1; labels must be 0 or 1: use labels > 0
+    """
+    array = as_array(values, "labels")
+    if array.ndim != 1:
+        raise ValueError(f"labels has shape {array.shape}; it must be one-dimensional: use labels.reshape(-1)")
+    if len(array) != rows:
+        raise ValueError(f"inputs has {rows} rows and labels has {len(array)}; give one label per row")
+    numbers = _numbers(array)
+    wrong = (numbers != 0) & (numbers != 1)
+    if wrong.any():
+        _refuse_labels(numbers, wrong)
+    return numbers.astype(np.int8)
+
+
+def check_classes(labels: np.ndarray) -> None:
+    """Refuse labels of one class: no AUC is defined."""
+    for value, name in ((1, "positives"), (0, "negatives")):
+        if not (labels == value).any():
+            raise ValueError(
+                f"labels holds no {name} in {len(labels)} rows; an AUC needs both classes: add some {name}"
+            )
+
+
+def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
+    """Labels as a float tensor, of the inputs' type where that is a float, beside the inputs."""
+    dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
+    return torch.as_tensor(labels, dtype=dtype, device=inputs.device)
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"inputs has dtype {array.dtype}; it must be numbers: encode or drop the other columns")
+    if array.dtype.kind == "f":
+        # Torch has no long double, and refuses foreign byte orders.
+        array = array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
+    elif array.dtype != np.uint8:
+        array = array.astype(np.float32)
+    # Torch warns about read-only memory, which pandas hands out.
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+def _check_finite(inputs: Tensor, columns: Sequence[str]) -> None:
+    wrong = ~torch.isfinite(inputs)
+    count = int(wrong.sum())
+    if count == 0:
+        return
+    row, *index = wrong.nonzero()[0].tolist()
+    value = inputs[(row, *index)].item()
+    column = repr(columns[index[0]]) if columns else index[0] if len(index) == 1 else tuple(index)
+    raise ValueError(
+        f"inputs holds {count} values that are not finite, the first {value} at row {row}, column {column}: "
+        "fill them in or drop their rows"
+    )
+
+
+def _numbers(labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind in "fiub":
+        return labels
+    try:
+        return labels.astype(np.float64) if labels.dtype.kind == "O" else _no_numbers(labels)
+    except (TypeError, ValueError):
+        return _no_numbers(labels)
+
+
+def _no_numbers(labels: np.ndarray) -> np.ndarray:
+    values = np.unique(labels.astype(str)).tolist()
+    shown = ", ".join(map(repr, values[:SHOWN]))
+    raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use labels == {values[0]!r} or the like")
+
+
+def _refuse_labels(numbers: np.ndarray, wrong: np.ndarray) -> None:
+    missing = wrong & np.isnan(numbers)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        raise ValueError(f"labels holds {missing.sum()} NaN, the first at row {row}; drop the rows without a label")
+    values = np.unique(numbers[wrong])
+    shown = ", ".join(f"{value:g}" for value in values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
+    signed = values.tolist() == [-1]
+    remedy = "labels > 0" if signed else f"labels == {values[0]:g} to make that class the positives"
+    raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use {remedy}")

@@ -1,0 +1,164 @@
+"""Every client's rows in one tensor, with an index: a million clients cost nothing but their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedauc.data import frames
+from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, label_tensor
+from fedauc.data.items import stack_items
+from fedauc.data.names import as_names, enumerate_names, groups_of_clients
+from fedauc.interfaces import Census, Roster
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Examples(NamedTuple):
+    """Rows to evaluate on: inputs `[n, ...]`, float labels 0/1 `[n]`, and each row's client for per-client metrics."""
+
+    inputs: Tensor
+    labels: Tensor
+    clients: np.ndarray | None = None
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Examples:
+        """The same rows in another float type (uint8 inputs stay) or on another device."""
+        return self._replace(inputs=_move(self.inputs, dtype, device), labels=_move(self.labels, dtype, device))
+
+
+def examples(inputs: Any, labels: Any, clients: Any = None) -> Examples:
+    """Checked examples from arrays, tensors or nested lists; both classes must be there.
+
+    >>> examples([[0.5], [1.5]], [0, 1]).labels
+    tensor([0., 1.], dtype=torch.float64)
+    """
+    rows = as_inputs(inputs)
+    classes = as_labels(labels, len(rows))
+    check_classes(classes)
+    names = None if clients is None else as_names(clients, "client", len(rows))
+    return Examples(rows, label_tensor(classes, rows), names)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clients:
+    """The training rows of N clients.
+
+    `rows` lists row numbers client by client, positives first; client m's are `rows[offsets[m]:offsets[m + 1]]`.
+    Memory is O(rows + clients); `names` and `groups` are arrays `[N]`.
+
+    >>> clients = Clients.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], ["ann", "ann", "bob"])
+    >>> len(clients), clients.positives(0).tolist(), clients.negatives(0).tolist()
+    (2, [1], [0])
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    rows: np.ndarray
+    offsets: np.ndarray
+    census: Census
+    names: np.ndarray
+    groups: np.ndarray | None = None
+
+    @classmethod
+    def from_arrays(cls, inputs: Any, labels: Any, client: Any, group: Any = None) -> Clients:
+        """Clients from one client name per row, and perhaps one group label, the same for all rows of a client.
+
+        Clients are numbered in the sorted order of their names.
+        """
+        rows = as_inputs(inputs)
+        names, place = enumerate_names(as_names(client, "client", len(rows)))
+        groups = None
+        if group is not None:
+            groups = groups_of_clients(place, names, as_names(group, "group", len(rows)))
+        return _index(rows, as_labels(labels, len(rows)), place, names, groups)
+
+    @classmethod
+    def from_assignment(cls, inputs: Any, labels: Any, assignment: Any, names: Any, groups: Any = None) -> Clients:
+        """Clients from one client number per row; a client in `names` without rows is empty."""
+        rows = as_inputs(inputs)
+        known = np.asarray(names)
+        place = _as_assignment(assignment, len(rows), len(known))
+        labels_of_clients = None if groups is None else np.asarray(groups)
+        if labels_of_clients is not None and len(labels_of_clients) != len(known):
+            raise ValueError(
+                f"groups has {len(labels_of_clients)} labels; give one for each of the {len(known)} clients"
+            )
+        return _index(rows, as_labels(labels, len(rows)), place, known, labels_of_clients)
+
+    @classmethod
+    def from_dataset(cls, dataset: torch.utils.data.Dataset[Any], client: Any, group: Any = None) -> Clients:
+        """Clients from a map-style dataset of (input, label) items, each read once."""
+        inputs, labels = stack_items(dataset)
+        return cls.from_arrays(inputs, labels, client, group)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        label: str,
+        client: str,
+        features: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Clients:
+        """Clients from the columns of a frame; `features` defaults to every other numeric column."""
+        columns = frames.Columns(label, client, group or "", tuple(features or ()))
+        return cls.from_arrays(*frames.read(frame, frames.resolve(frame, columns)))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"Clients({len(self)} clients, {len(self.rows)} rows, {self.census.positives.sum()} positives)"
+
+    @property
+    def roster(self) -> Roster:
+        """What participation may know."""
+        return Roster(self.census.positives + self.census.negatives, self.groups)
+
+    def positives(self, client: int) -> np.ndarray:
+        """The row numbers of a client's positives, a view."""
+        start = self.offsets[client]
+        return self.rows[start : start + self.census.positives[client]]
+
+    def negatives(self, client: int) -> np.ndarray:
+        """The row numbers of a client's negatives, a view."""
+        return self.rows[self.offsets[client] + self.census.positives[client] : self.offsets[client + 1]]
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Clients:
+        """The same clients with data in another float type (uint8 inputs stay) or on another device."""
+        return replace(self, inputs=_move(self.inputs, dtype, device), labels=_move(self.labels, dtype, device))
+
+
+def _index(
+    inputs: Tensor, labels: np.ndarray, place: np.ndarray, names: np.ndarray, groups: np.ndarray | None
+) -> Clients:
+    check_classes(labels)
+    positives = np.bincount(place[labels == 1], minlength=len(names))
+    sizes = np.bincount(place, minlength=len(names))
+    rows = np.lexsort((labels == 0, place))
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    census = Census(positives, sizes - positives)
+    return Clients(inputs, label_tensor(labels, inputs), rows, offsets, census, names, groups)
+
+
+def _as_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
+    place = as_array(assignment, "assignment")
+    if place.shape != (rows,) or place.dtype.kind not in "iu":
+        raise ValueError(f"assignment is {place.dtype} {place.shape}; give one integer for each of the {rows} rows")
+    outside = np.flatnonzero((place < 0) | (place >= clients))
+    if len(outside):
+        row = outside[0]
+        raise ValueError(
+            f"assignment is {place[row]} in row {row}; it must be at least 0 and below the {clients} names"
+        )
+    return place.astype(np.int64)
+
+
+def _move(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)

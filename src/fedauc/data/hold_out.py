@@ -1,0 +1,32 @@
+"""A stratified split, keyed by the seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedauc import keys
+from fedauc.data.dataset import Rows, Table
+
+
+def hold_out(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple[Rows, Rows]:
+    """The rest, and the given fraction of each class (to the nearest row, at least one), both in their old order."""
+    held = np.zeros(len(rows.labels), dtype=bool)
+    for label in (0, 1):
+        members = np.flatnonzero(rows.labels == label)
+        count = max(1, round(fraction * len(members)))
+        if count >= len(members):
+            raise ValueError(
+                f"{purpose} fraction {fraction} of the {len(members)} rows labelled {label} leaves none to train on; "
+                "add rows of that class or lower it"
+            )
+        held[members[keys.sample(len(members), count, seed, purpose, label)]] = True
+    return rows.take(np.flatnonzero(~held)), rows.take(np.flatnonzero(held))
+
+
+def split(rows: Rows, test: float, validation: float, seed: int) -> Table:
+    """Hold out a test part, then a validation part of the remainder (none if its fraction is 0)."""
+    rest, test_rows = hold_out(rows, test, seed, "test")
+    if validation == 0:
+        return Table(rest, None, test_rows, "")
+    train, validation_rows = hold_out(rest, validation, seed, "validation")
+    return Table(train, validation_rows, test_rows, "")

@@ -1,0 +1,69 @@
+"""Names of clients and groups: one per row, strings or integers, none missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedauc.data.checks import as_array
+
+
+def as_names(values: Any, what: str, rows: int) -> np.ndarray:
+    """One name per row as an array of integers or of strings; whole floats count as integers, the rest as text.
+
+    >>> as_names([3.0, 1.0], "client", 2)
+    array([3, 1])
+    """
+    array = as_array(values, what)
+    if array.shape != (rows,):
+        raise ValueError(f"{what} has shape {array.shape} and inputs has {rows} rows; give one {what} name per row")
+    missing = _missing(array)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        raise ValueError(f"{what} is missing in {missing.sum()} rows, the first row {row}; name a {what} for each row")
+    if array.dtype.kind == "f":
+        return _whole(array, what)
+    return array if array.dtype.kind in "iuU" else array.astype(str)
+
+
+def enumerate_names(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct names in sorted order `[N]`, and the place of each row's name among them `[n]`."""
+    distinct, place = np.unique(names, return_inverse=True)
+    return distinct, place.reshape(-1).astype(np.int64)
+
+
+def groups_of_clients(place: np.ndarray, names: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The group of each client `[N]` from one label per row; refuses a client whose rows disagree."""
+    first = np.unique(place, return_index=True)[1]
+    groups: np.ndarray = group[first]
+    stray = np.flatnonzero(groups[place] != group)
+    if len(stray):
+        row = stray[0]
+        name, mine, other = names[place[row]].item(), groups[place[row]].item(), group[row].item()
+        raise ValueError(f"client {name!r} has rows in groups {mine!r} and {other!r}; give each client one group")
+    return groups
+
+
+def _missing(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "f":
+        return np.asarray(np.isnan(array))
+    if array.dtype.kind == "U":
+        return np.asarray(array == "")
+    if array.dtype.kind == "O":
+        return np.asarray(np.frompyfunc(_absent, 1, 1)(array), dtype=bool)
+    return np.zeros(array.shape, dtype=bool)
+
+
+def _absent(value: Any) -> bool:
+    # Only a missing value differs from itself; pandas' NA refuses the comparison, so it goes by its text.
+    return value is None or str(value) in ("", "<NA>", "NaT") or (isinstance(value, float) and value != value)
+
+
+def _whole(array: np.ndarray, what: str) -> np.ndarray:
+    broken = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
+    if len(broken):
+        raise ValueError(
+            f"{what} is {array[broken[0]]} in row {broken[0]}; a {what} name must be an integer or a string"
+        )
+    return array.astype(np.int64)

@@ -1,0 +1,55 @@
+"""Whose data counts how much: the scale of each client's class terms in the mean over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from fedauc.discovery import lookup
+from fedauc.interfaces import Census
+
+
+def _clients(held: np.ndarray, clients: int) -> np.ndarray:
+    holders = int(np.count_nonzero(held))
+    return np.where(held > 0, clients / max(holders, 1), 0.0)
+
+
+def _pooled(held: np.ndarray, clients: int) -> np.ndarray:
+    return np.asarray(clients * held / max(held.sum(), 1), dtype=np.float64)
+
+
+def _paper(held: np.ndarray, clients: int) -> np.ndarray:
+    return (held > 0).astype(np.float64)
+
+
+WEIGHTINGS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = MappingProxyType(
+    {"clients": _clients, "pooled": _pooled, "paper": _paper}
+)
+"""Each maps how many rows of a class every client holds, and the number N of non-empty clients, to scales `[N]`."""
+
+
+def class_scales(census: Census, weighting: str) -> np.ndarray:
+    """Scales `[N, 2]` of each client's mean over its positives and over its negatives.
+
+    The mean over the N non-empty clients of scale * class mean is, for a class held by N_c clients and n rows:
+    `clients`  the mean over the clients that hold the class   (scale N / N_c)
+    `pooled`   the mean over all rows of the class             (scale N n_m / n)
+    `paper`    the plain mean, an absent class counting zero   (scale 1)
+
+    >>> class_scales(Census(np.array([1, 0]), np.array([1, 3])), "clients").tolist()
+    [[2.0, 1.0], [0.0, 1.0]]
+    """
+    scale = lookup("weighting", weighting, WEIGHTINGS)
+    clients = _nonempty(census)
+    return np.stack([scale(census.positives, clients), scale(census.negatives, clients)], axis=1)
+
+
+def row_scales(census: Census, weighting: str) -> np.ndarray:
+    """Scales `[N]` of each client's mean over all its rows: the rules of a class that every row is in."""
+    return lookup("weighting", weighting, WEIGHTINGS)(census.positives + census.negatives, _nonempty(census))
+
+
+def _nonempty(census: Census) -> int:
+    return int(np.count_nonzero(census.positives + census.negatives))

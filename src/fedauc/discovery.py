@@ -1,0 +1,56 @@
+"""Find the members of a folder: a new loss, schedule, algorithm or dataset is one new file, not an entry in a list."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def modules(package: str) -> list[ModuleType]:
+    """Import every public module of a package, in alphabetical order."""
+    home = importlib.import_module(package)
+    names = sorted(info.name for info in pkgutil.iter_modules(home.__path__) if not info.name.startswith("_"))
+    return [importlib.import_module(f"{package}.{name}") for name in names]
+
+
+def members(package: str, base: type[T]) -> dict[str, type[T]]:
+    """The concrete subclasses of `base` that a package's modules define, by their `name`."""
+    found: dict[str, type[T]] = {}
+    for module in modules(package):
+        for value in vars(module).values():
+            mine = inspect.isclass(value) and value.__module__ == module.__name__
+            if mine and issubclass(value, base) and not inspect.isabstract(value) and hasattr(value, "name"):
+                _refuse_second(found, value)
+                found[value.name] = value
+    return found
+
+
+def _refuse_second(found: Mapping[str, type], value: type) -> None:
+    name = vars(value).get("name", "")
+    if name in found:
+        raise ValueError(f"name {name!r} is taken by {found[name].__qualname__}; give {value.__qualname__} another")
+
+
+def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """The member called `name`, or a one-line error with the nearest match.
+
+    >>> lookup("method", "cycp-minmax", {"cycp-minimax": 1})
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown method 'cycp-minmax': did you mean 'cycp-minimax'? known: cycp-minimax
+    """
+    if name in known:
+        return known[name]
+    raise ValueError(f"unknown {kind} {name!r}: {_hint(name, known)}known: {', '.join(sorted(known))}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -1,0 +1,1 @@
+"""How a cohort's local steps are run. Every engine gives the reference loop's result."""

@@ -1,0 +1,88 @@
+"""The reference engine: a plain loop over clients and local steps. Every other engine must give its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedauc import keys
+from fedauc.data.clients import Clients
+from fedauc.engines.draws import Draws
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Engine,
+    Order,
+    Setting,
+    Tree,
+    Upload,
+    Visits,
+    is_empty,
+    tree_at,
+    tree_stack,
+)
+from fedauc.network import ModuleNetwork
+
+
+@final
+class LoopEngine(Engine):
+    """One client after another, one step after another, on the network's device."""
+
+    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
+        self._algorithm, self._network, self._setting = algorithm, network, setting
+        self._inputs = network.cast(clients.inputs)
+        self._labels = clients.labels.to(network.device, network.dtype)
+        self._draws = Draws(clients, setting, algorithm.objective.draw)
+        self._memories: dict[int, Tree] = {}
+
+    def visit(self, order: Order, cohort: Cohort) -> Visits:
+        """Visit the cohort in turn."""
+        visits = [self._visit(order._replace(own=tree_at(order.own, i)), c) for i, c in enumerate(cohort.clients)]
+        uploads, values = zip(*visits, strict=True)
+        return Visits(tree_stack(uploads), torch.stack(values))
+
+    def memories(self) -> dict[int, Tree]:
+        """Every visited client's memory."""
+        return dict(self._memories)
+
+    def restore(self, memories: dict[int, Tree]) -> None:
+        """Put memories back."""
+        self._memories = dict(memories)
+
+    def _visit(self, order: Order, client: int) -> tuple[Upload, Tensor]:
+        memory = self._memories.get(client, ())
+        local, emitted, values = self._algorithm.begin(order, memory), [], []
+        with self._keyed(order.phase.round, client):
+            for batch in self._batches(order, client):
+                local, scores, value = self._algorithm.step(self._network, order, local, batch)
+                emitted.append(scores)
+                values.append(value)
+        upload, memory = self._algorithm.finish(order, memory, local, tree_stack(emitted))
+        if not is_empty(memory):
+            self._memories[client] = memory
+        return upload, torch.stack(values).mean()
+
+    @contextmanager
+    def _keyed(self, round: int, client: int) -> Iterator[None]:
+        """A module's own randomness (dropout) is keyed too, and the caller's generators are left as they were."""
+        seed = keys.integer(self._setting.seed, "module", round, client)
+        cuda = self._network.device.type == "cuda"
+        with torch.random.fork_rng([self._network.device] if cuda else []):
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                torch.cuda.manual_seed(seed)
+            yield
+
+    def _batches(self, order: Order, client: int) -> list[Batch]:
+        rows = self._draws.rows(client, order.phase)
+        index = torch.from_numpy(rows.rows).to(self._inputs.device)
+        weights = torch.from_numpy(rows.weights).to(self._labels)
+        return [
+            Batch(self._inputs[chosen], self._labels[chosen], weights, tree_at(order.own, step))
+            for step, chosen in enumerate(index)
+        ]

@@ -1,0 +1,96 @@
+"""A run's state in one file: trees of tensors with a checksum, written atomically, read without pickle's code.
+
+The file is a line with the SHA-256 of the rest, then what `torch.save` makes of plain lists, numbers and tensors. A
+named tuple is stored as its module, its name and its fields, and found again only among already imported modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import Tree
+from fedauc.ledger import Ledger, Traffic
+from fedauc.training import State
+
+MAGIC = b"fedauc-checkpoint-1 "
+
+
+class Checkpoint(NamedTuple):
+    """The training state, every client's memory, and the ledger."""
+
+    state: State
+    memories: dict[int, Tree]
+    ledger: Ledger
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whatever happens."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint."""
+    state, memories, ledger = checkpoint
+    content = {
+        "round": state.round,
+        "server": _pack(state.server),
+        "average": _pack(state.average),
+        "memories": {client: _pack(memory) for client, memory in memories.items()},
+        "traffic": list(ledger.traffic),
+        "stage": ledger.stage,
+        "anchored": sorted(ledger.anchored),
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getvalue()
+    write_atomically(path, MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+
+
+def load(path: Path, device: str) -> Checkpoint:
+    """Read a checkpoint, or say what is wrong with it."""
+    header, _, payload = path.read_bytes().partition(b"\n")
+    if header != MAGIC + hashlib.sha256(payload).hexdigest().encode():
+        remedy = "delete it to resume from the one before it"
+        raise ValueError(f"checkpoint {path} is damaged: its {len(payload)} bytes do not match its checksum; {remedy}")
+    content: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
+    state = State(content["round"], _unpack(content["server"]), _unpack(content["average"]))
+    memories = {client: _unpack(memory) for client, memory in content["memories"].items()}
+    ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
+    return Checkpoint(state, memories, ledger)
+
+
+def _pack(tree: Tree) -> Any:
+    if isinstance(tree, Tensor):
+        # A view would be stored with all of the tensor it is cut from.
+        return tree.clone()
+    kind = type(tree)
+    name = [kind.__module__, kind.__qualname__] if hasattr(tree, "_fields") else []
+    return [name, [_pack(child) for child in tree]]
+
+
+def _unpack(packed: Any) -> Tree:
+    if isinstance(packed, Tensor):
+        return packed
+    name, children = packed
+    values = [_unpack(child) for child in children]
+    return _record(*name)(*values) if name else tuple(values)
+
+
+def _record(module: str, name: str) -> Any:
+    kind = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        raise ValueError(f"the checkpoint holds a {module}.{name}, which is unknown; import the module that defines it")
+    return kind

@@ -1,0 +1,114 @@
+"""Frozen dataclasses to JSON and back. A member of a folder is written with its name and found again by it."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fedauc.algorithms import algorithms
+from fedauc.data import datasets
+from fedauc.data.dataset import Dataset
+from fedauc.data.partitions import Partition, partitions
+from fedauc.discovery import lookup
+from fedauc.interfaces import Algorithm, Objective, Participation
+from fedauc.models import models
+from fedauc.models.model import ModelConfig
+from fedauc.objectives import objectives
+from fedauc.participation import participations
+from fedauc.stages import STAGE_RULES, StageRule
+
+
+class Family(typing.NamedTuple):
+    """A folder of interchangeable members: what one is called, its base class, and the members by name."""
+
+    kind: str
+    base: type
+    members: Mapping[str, type]
+
+
+def families() -> list[Family]:
+    """Every folder whose members a configuration can name."""
+    return [
+        Family("data", Dataset, datasets()),
+        Family("partition", Partition, partitions()),
+        Family("model", ModelConfig, models()),
+        Family("algorithm", Algorithm, algorithms()),
+        Family("objective", Objective, objectives()),
+        Family("participation", Participation, participations()),
+        Family("stages", StageRule, STAGE_RULES),
+    ]
+
+
+def encode(value: Any) -> Any:
+    """Plain JSON values. A dataclass with a `name` is written with it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        name = getattr(type(value), "name", None)
+        head = {"name": name} if isinstance(name, str) else {}
+        return head | {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{value!r} cannot be written to a configuration; use numbers, strings, tuples or dataclasses")
+
+
+def decode(kind: Any, data: Any, where: str) -> Any:
+    """The value of type `kind` that JSON data describe; `where` names the place in errors."""
+    if isinstance(kind, type) and (found := _family(kind)):
+        return _member(found, data, where)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _dataclass(kind, data, where)
+    return convert(kind, data, where)
+
+
+def convert(kind: Any, data: Any, where: str) -> Any:
+    """A plain value: number, string, literal, optional, tuple."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in arguments:
+            return None
+        return decode(next(a for a in arguments if a is not type(None)), data, where)
+    if origin is typing.Literal:
+        return lookup(where, data, {choice: choice for choice in arguments})
+    if origin is tuple and isinstance(data, (list, tuple)):
+        item = arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else None
+        kinds = [item] * len(data) if item else arguments
+        return tuple(decode(each, value, where) for each, value in zip(kinds, data, strict=True))
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(kind, type) and isinstance(data, kind) and isinstance(data, bool) == (kind is bool):
+        return data
+    raise ValueError(f"{where} is {data!r}; it must be {getattr(kind, '__name__', kind)}")
+
+
+def _family(kind: type) -> Family | None:
+    """The family of a base class, or of a narrower one such as PairObjective; a single member is no family."""
+    for family in families():
+        if issubclass(kind, family.base) and kind not in family.members.values():
+            members = {name: member for name, member in family.members.items() if issubclass(member, kind)}
+            return family._replace(members=members)
+    return None
+
+
+def _member(family: Family, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+        raise ValueError(f"{where} is {data!r}; it must be an object with a name, one of {', '.join(family.members)}")
+    member = lookup(family.kind, data["name"], family.members)
+    return _dataclass(member, data, where)
+
+
+def _dataclass(kind: type, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} is {data!r}; it must be an object")
+    hints = typing.get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in fields(kind)}
+    given = {key: value for key, value in data.items() if key != "name" or "name" in known}
+    for key in given:
+        lookup(f"field of {where}", key, known)
+    try:
+        return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})
+    except TypeError as error:
+        raise ValueError(f"{where} is incomplete: {error}") from error

@@ -1,0 +1,49 @@
+"""How good a model is on held-out rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedauc.data.clients import Examples
+from fedauc.guards import check_scores
+from fedauc.interfaces import Algorithm, Model, Phase
+from fedauc.metrics import average_precision, delong_interval, pair_auc
+from fedauc.network import ModuleNetwork
+
+
+class Quality(NamedTuple):
+    """AUC with its DeLong interval and average precision; embeddings have a verification AUC and no interval."""
+
+    auc: float
+    low: float | None
+    high: float | None
+    average_precision: float | None
+
+
+class Evaluator:
+    """Scores held-out rows with a model of the run, and refuses dead scorers."""
+
+    def __init__(self, algorithm: Algorithm, network: ModuleNetwork) -> None:
+        self._algorithm, self._network = algorithm, network
+
+    def outputs(self, model: Model, examples: Examples) -> np.ndarray:
+        """Raw outputs in float64; AUC does not change under the monotone link, and raw outputs do not saturate."""
+        return _array(self._network.predict(model, examples.inputs))
+
+    def __call__(self, model: Model, examples: Examples, phase: Phase) -> Quality:
+        """The quality of a model after a phase."""
+        outputs = self._network.predict(model, examples.inputs)
+        check_scores(self._algorithm, phase, outputs)
+        labels = examples.labels.cpu().numpy()
+        if outputs.ndim == 2:
+            return Quality(pair_auc(_array(outputs), labels), None, None, None)
+        scores = _array(outputs)
+        interval = delong_interval(labels, scores)
+        return Quality(interval.estimate, interval.low, interval.high, average_precision(labels, scores))
+
+
+def _array(outputs: Tensor) -> np.ndarray:
+    return np.asarray(outputs.double().cpu().numpy())

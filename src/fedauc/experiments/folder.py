@@ -1,0 +1,160 @@
+"""A run folder: configuration, environment, records, timing, checkpoints, result.
+
+config.json        what was asked for
+environment.json   where it ran
+records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
+timing.jsonl       seconds so far, per evaluated round
+checkpoints/       the last two states
+result.json, model.pt, scores.npz   when the run is done
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedauc.experiments.checkpoint import Checkpoint, load, save, write_atomically
+from fedauc.experiments.config import Config
+from fedauc.version import VERSION
+
+KEPT = 2
+"""Checkpoints kept: a damaged last one still leaves one to resume from."""
+
+
+class RunFolder:
+    """Reads and writes a run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, config: Config, first: Checkpoint) -> RunFolder:
+        """Make the folder with its configuration and first checkpoint, all at once."""
+        refuse_existing(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        (part / "checkpoints").mkdir(parents=True)
+        write_atomically(part / "config.json", config.to_json().encode())
+        write_atomically(part / "environment.json", _json(environment()))
+        RunFolder(part).checkpoint(first)
+        part.rename(path)
+        return RunFolder(path)
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """An existing run folder."""
+        if not (path / "config.json").is_file():
+            raise ValueError(
+                f"{path} is not a run folder: it has no config.json; give the folder that `run --out` made"
+            )
+        return RunFolder(path)
+
+    @property
+    def config(self) -> Config:
+        """What was asked for."""
+        return Config.read(self.path / "config.json")
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has finished."""
+        return (self.path / "result.json").is_file()
+
+    def result(self) -> dict[str, Any]:
+        """The finished run's result."""
+        found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
+        return found
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every whole record; a line torn by a crash is left out."""
+        return _lines(self.path / "records.jsonl")
+
+    def seconds(self) -> float:
+        """Training seconds up to the last evaluated round, over all sittings."""
+        lines = _lines(self.path / "timing.jsonl")
+        return float(lines[-1]["seconds"]) if lines else 0.0
+
+    def append(self, record: dict[str, Any], seconds: float) -> None:
+        """Add an evaluated round."""
+        _append(self.path / "records.jsonl", record)
+        _append(self.path / "timing.jsonl", {"round": record["round"], "seconds": seconds})
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Save a state and drop all but the last two."""
+        folder = self.path / "checkpoints"
+        save(folder / f"round-{checkpoint.state.round:08d}.pt", checkpoint)
+        for old in sorted(folder.glob("round-*.pt"))[:-KEPT]:
+            old.unlink()
+
+    def rewind(self, device: str) -> Checkpoint:
+        """The last checkpoint, with the records cut back to it."""
+        found = sorted((self.path / "checkpoints").glob("round-*.pt"))
+        if not found:
+            raise ValueError(
+                f"{self.path} holds 0 checkpoints; resuming needs at least 1: start the run again elsewhere"
+            )
+        checkpoint = load(found[-1], device)
+        for name in ("records.jsonl", "timing.jsonl"):
+            kept = [line for line in _lines(self.path / name) if line["round"] < checkpoint.state.round]
+            write_atomically(self.path / name, b"".join(_json(line, indent=None) for line in kept))
+        return checkpoint
+
+    def finish(self, result: dict[str, Any], weights: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]) -> None:
+        """Write the model and the test scores, then the result that marks the run as done."""
+        model, scores = io.BytesIO(), io.BytesIO()
+        torch.save(weights, model)
+        np.savez(scores, allow_pickle=False, **arrays)
+        write_atomically(self.path / "model.pt", model.getvalue())
+        write_atomically(self.path / "scores.npz", scores.getvalue())
+        write_atomically(self.path / "result.json", _json(result))
+
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels and raw scores of the test rows, from a finished run."""
+        stored = np.load(self.path / "scores.npz", allow_pickle=False)
+        return stored["labels"], stored["scores"]
+
+
+def refuse_existing(path: Path) -> None:
+    """Never write over a folder."""
+    if path.exists():
+        raise ValueError(f"{path} exists already; choose another --out, or go on with `fedauc resume {path}`")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware that a result may depend on."""
+    return {
+        "fedauc": VERSION,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _json(value: Any, indent: int | None = 2) -> bytes:
+    return (json.dumps(value, indent=indent) + "\n").encode()
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("ab") as file:
+        file.write(_json(line, indent=None))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    whole = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in whole]

@@ -1,0 +1,54 @@
+"""Runs that no longer learn are stopped, and told why, in which round, and what to try."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import Algorithm, Phase, Tree, tree_leaves
+from fedauc.objectives.minimax import Minimax
+
+DUAL_LIMIT = 1e3
+"""At the saddle α is minus the gap between the classes' mean scores, about the margin; far beyond, it has run away."""
+
+
+class TrainingStopped(RuntimeError):
+    """A run that cannot go on. The message says what happened, where, and what to try."""
+
+
+def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
+    """Stop on a diverging dual, then on anything that is not finite."""
+    alpha = vitals.get("alpha", 0.0)
+    if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
+        limit = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}"
+        raise TrainingStopped(f"{_where(phase)}: {limit}: it diverges; {_remedy(algorithm, phase)}")
+    broken = sum(int((~torch.isfinite(leaf)).sum()) for leaf in tree_leaves(shared))
+    if broken:
+        size = sum(leaf.numel() for leaf in tree_leaves(shared))
+        what = f"{broken} of the {size} shared values are NaN or infinite"
+        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+
+
+def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
+    """Stop on scores that are all the same: a dead scorer ranks nothing and gets no gradient."""
+    if not bool(torch.isfinite(outputs).all()):
+        broken = int((~torch.isfinite(outputs)).sum())
+        what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
+        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+    scores, _ = algorithm.objective.link(outputs)
+    if bool((scores == scores[:1]).all()):
+        what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
+        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+
+
+def _where(phase: Phase) -> str:
+    return f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
+
+
+def _remedy(algorithm: Algorithm, phase: Phase) -> str:
+    smaller = f"try a smaller step size (now {phase.step_size:g}, say {phase.step_size / 10:g})"
+    if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
+        return f"{smaller} or score='sigmoid', which bounds the scores"
+    return f"{smaller}, another initialisation, or weighting='clients'"

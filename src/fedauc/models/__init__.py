@@ -1,0 +1,13 @@
+"""Models: frozen configurations that build networks, one file each."""
+
+from __future__ import annotations
+
+from fedauc.discovery import members
+from fedauc.models.model import ModelConfig
+
+__all__ = ["ModelConfig", "models"]
+
+
+def models() -> dict[str, type[ModelConfig]]:
+    """Every model by name."""
+    return members("fedauc.models", ModelConfig)  # type: ignore[type-abstract]

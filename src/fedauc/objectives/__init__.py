@@ -1,0 +1,15 @@
+"""What is minimised: one file per objective, found by its `name`."""
+
+from __future__ import annotations
+
+from fedauc.discovery import members
+from fedauc.interfaces import Objective
+
+
+def objectives() -> dict[str, type[Objective]]:
+    """Every objective of this folder, by name.
+
+    >>> objectives()["squared-hinge"](margin=2.0)
+    SquaredHinge(score='identity', margin=2.0)
+    """
+    return members(__name__, Objective)

@@ -1,0 +1,67 @@
+"""The contrastive loss on embeddings: metric learning by the same active-passive algorithm, vectors for scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import Active, PairObjective, Passive, mean_last
+from fedauc.objectives._checks import check_positive, check_raw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(PairObjective):
+    """½‖u - v‖² for a pair of one label, ½(m - ‖u - v‖)₊² for a pair of two labels, with margin m > 0.
+
+    Active embeddings are `[..., B, E]`, passive ones `[..., P, E]`. When the passive embeddings are the active ones,
+    the value is L = ½E₊E₊'[same] + ½E₋E₋'[same] + E₊E₋[different], and the derivative is that of L.
+    At distance zero, where the second term has no derivative, it contributes zero.
+
+    >>> one, two = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
+    >>> share = torch.ones(1)
+    >>> Contrastive(margin=7.0).couple(Active(one, two, share, share), Passive(one, two))[0]
+    tensor(2.)
+
+    Reference: Hadsell et al., Dimensionality reduction by learning an invariant mapping, CVPR 2006.
+    """
+
+    name: ClassVar[str] = "contrastive"
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_raw(self.name, self.score)
+        check_positive("margin", self.margin)
+
+    def couple(self, active: Active, passive: Passive) -> tuple[Tensor, Active]:
+        """Each active embedding meets the passive ones of its own label and of the other (no 1/2 in the derivative)."""
+        first, pull = self._meet(active.positives, passive.positives, passive.negatives)
+        second, push = self._meet(active.negatives, passive.negatives, passive.positives)
+        slopes = active._replace(
+            positives=active.positive_weights[..., None] * pull,
+            negatives=active.negative_weights[..., None] * push,
+        )
+        terms = (active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)
+        return terms / 2, slopes
+
+    def _meet(self, own: Tensor, alike: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """Each own embedding's mean loss `[..., B]` against both passive classes, and its derivative `[..., B, E]`."""
+        near, far = _differences(own, alike), _differences(own, other)
+        distance = torch.linalg.vector_norm(far, dim=-1)
+        lack = (self.margin - distance).clamp_min(0)
+        terms = mean_last(near.square().sum(-1)) / 2 + mean_last(lack.square()) / 2
+        direction = far / torch.where(distance > 0, distance, 1)[..., None]
+        return terms, _mean_pairs(near) - _mean_pairs(lack[..., None] * direction)
+
+
+def _differences(own: Tensor, passive: Tensor) -> Tensor:
+    """u - v for every pair, `[..., B, P, E]`."""
+    return own[..., :, None, :] - passive[..., None, :, :]
+
+
+def _mean_pairs(vectors: Tensor) -> Tensor:
+    """The mean over the passive side of `[..., B, P, E]`."""
+    return mean_last(vectors.transpose(-1, -2))

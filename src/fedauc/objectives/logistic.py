@@ -1,0 +1,40 @@
+"""The logistic loss of one example: what the FedAvg family minimises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import PointObjective
+from fedauc.objectives._checks import check_raw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(PointObjective):
+    """log(1 + e^{-z}) for a positive, log(1 + e^{z}) for a negative, on raw scores z.
+
+    >>> Logistic().value(torch.tensor([0.0, 1e4, 1e4]), torch.tensor([1, 1, 0]))
+    tensor([6.9315e-01, 0.0000e+00, 1.0000e+04])
+    """
+
+    name: ClassVar[str] = "logistic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_raw(self.name, self.score)
+
+    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """log(1 + e^{-dz}), with d = 1 for a positive and -1 for a negative."""
+        return torch.logaddexp(-_signs(scores, labels) * scores, scores.new_zeros(()))
+
+    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """-d / (1 + e^{dz})."""
+        signs = _signs(scores, labels)
+        return -signs * torch.sigmoid(-signs * scores)
+
+
+def _signs(scores: Tensor, labels: Tensor) -> Tensor:
+    return 2 * labels.to(scores.dtype) - 1

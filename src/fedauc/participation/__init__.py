@@ -1,0 +1,12 @@
+"""Who takes part in which round: one file per schedule, found by discovery."""
+
+from __future__ import annotations
+
+from fedauc.discovery import members
+from fedauc.interfaces import Participation
+
+
+def participations() -> dict[str, type[Participation]]:
+    """Every participation of this folder, by name."""
+    # mypy wants a concrete class for `type[T]`; an abstract base is exactly what discovery looks under.
+    return members(__name__, Participation)  # type: ignore[type-abstract]

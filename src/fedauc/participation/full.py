@@ -1,0 +1,36 @@
+"""Everyone, every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedauc.interfaces import Cohort, Participation, Roster, Schedule
+from fedauc.participation._clients import present
+from fedauc.participation._cohorts import checked, equal_cohort
+
+
+@dataclass(frozen=True)
+class Full(Participation):
+    """Every client that holds data takes part in every round; a cycle is one round.
+
+    >>> Full().bind(Roster(sizes=np.array([5, 0, 5])), seed=0).cohort(7)
+    Cohort(round=7, clients=(0, 2), weights=(0.5, 0.5), absent=())
+    """
+
+    name: ClassVar[str] = "full"
+
+    def bind(self, clients: Roster, seed: int) -> Schedule:
+        """Keep the clients that hold data."""
+        return _Everyone(present(clients))
+
+
+class _Everyone(Schedule):
+    def __init__(self, holding: np.ndarray) -> None:
+        self.groups = (holding,)
+        self.cycle_length = 1
+
+    def cohort(self, round: int) -> Cohort:
+        return equal_cohort(checked(round), self.groups[0])

@@ -1,0 +1,57 @@
+"""A fresh uniform draw from all clients every round: the random-sampling baselines' participation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedauc.interfaces import Cohort, Participation, Roster, Schedule
+from fedauc.participation._clients import check_count, default_groups, present
+from fedauc.participation._cohorts import checked, draw, equal_cohort
+
+
+@dataclass(frozen=True)
+class Uniform(Participation):
+    """M clients uniformly without replacement from all N, every round.
+
+    `rounds_per_cycle` is the cycle length that stands for K (None: the number of group labels, or min(10, N) without);
+    `per_round` is M (None: ceil(N / rounds_per_cycle), what a cyclic schedule of whole groups visits on average).
+
+    >>> schedule = Uniform(per_round=2).bind(Roster(sizes=np.array([5, 5, 0, 5])), seed=0)
+    >>> len(schedule.cohort(0).clients), schedule.cycle_length
+    (2, 3)
+    """
+
+    name: ClassVar[str] = "uniform"
+
+    per_round: int | None = None
+    rounds_per_cycle: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("per_round", self.per_round)
+        check_count("rounds_per_cycle", self.rounds_per_cycle)
+
+    def bind(self, clients: Roster, seed: int) -> Schedule:
+        """Fill what is left open from the clients and check M against N."""
+        holding = present(clients)
+        cycle_length = self.rounds_per_cycle or default_groups(clients)
+        per_round = self.per_round or -(-len(holding) // cycle_length)
+        if per_round > len(holding):
+            raise ValueError(
+                f"per_round is {per_round}; it must be at most the {len(holding)} non-empty clients: lower per_round"
+            )
+        return _Draws(holding, per_round, cycle_length, seed)
+
+
+class _Draws(Schedule):
+    def __init__(self, holding: np.ndarray, per_round: int, cycle_length: int, seed: int) -> None:
+        self.groups = (holding,)
+        self.cycle_length = cycle_length
+        self._per_round = per_round
+        self._seed = seed
+
+    def cohort(self, round: int) -> Cohort:
+        round = checked(round)
+        return equal_cohort(round, draw(self.groups[0], self._per_round, self._seed, round))

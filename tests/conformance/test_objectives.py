@@ -1,0 +1,349 @@
+"""Every objective keeps the same promises; a new file in the folder is picked up here by itself.
+
+Formulas are checked against numpy twins (value and derivative, written from the equations, no library code).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import Active, GapObjective, Objective, PairObjective, Passive, PointObjective, tree_at, tree_map
+from fedauc.objectives import objectives
+from fedauc.objectives.barrier_hinge import BarrierHinge
+from fedauc.objectives.contrastive import Contrastive
+from fedauc.objectives.minimax import Minimax
+from fedauc.objectives.sigmoid import PairwiseSigmoid
+
+Array = np.ndarray
+
+STRETCH = 1.37
+"""Multiplies every numeric default, so that each formula is also checked where its parameters differ from 1."""
+
+EXTREMES = [-1e4, -100.0, -21.0, 0.0, 21.0, 100.0, 1e4]
+"""e^100 overflows float32 and e^1e4 overflows float64; at 21, float64 still resolves e^-t beside t."""
+
+
+def numbers(kind: type[Objective]) -> dict[str, float]:
+    return {field.name: field.default for field in dataclasses.fields(kind) if isinstance(field.default, float)}
+
+
+def made(base: Any) -> list[Any]:
+    """Each discovered member of `base` with its defaults, and once more with every numeric default stretched."""
+    kinds: list[Any] = [kind for kind in objectives().values() if issubclass(kind, base)]
+    stretched = [kind(**{name: STRETCH * value for name, value in numbers(kind).items()}) for kind in kinds]
+    return [kind() for kind in kinds] + stretched
+
+
+GAPS: list[GapObjective] = made(GapObjective)
+PAIRS: list[PairObjective] = made(PairObjective)
+POINTS: list[PointObjective] = made(PointObjective)
+
+every = pytest.mark.parametrize("objective", [kind() for kind in objectives().values()], ids=lambda o: o.name)
+every_gap = pytest.mark.parametrize("objective", GAPS, ids=repr)
+every_pair = pytest.mark.parametrize("objective", PAIRS, ids=repr)
+every_point = pytest.mark.parametrize("objective", POINTS, ids=repr)
+every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+# ---------------------------------------------------------------------------------------------------------- numpy twins
+
+
+def expit(x: Array) -> Array:
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))
+
+
+def barrier(t: Array, m: float, tau: float) -> tuple[Array, Array]:
+    pieces = np.stack([m - t, m - tau * (m + t), tau * (t - m)])
+    return pieces.max(0), np.array([-1.0, -tau, tau])[pieces.argmax(0)]
+
+
+GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
+    "square": lambda t, margin: ((margin - t) ** 2, -2 * (margin - t)),
+    "squared-hinge": lambda t, margin: (np.where(t < margin, (margin - t) ** 2, 0), np.minimum(2 * (t - margin), 0)),
+    "pairwise-logistic": lambda t, steepness: (np.logaddexp(0, -steepness * t), -steepness * expit(-steepness * t)),
+    "sigmoid": lambda t, scale: (expit(-t / scale), -expit(-t / scale) * expit(t / scale) / scale),
+    "barrier-hinge": lambda t, margin, steepness: barrier(t, margin, steepness),
+    "qnorm-hinge": lambda t, margin, power: (
+        np.maximum(margin - t, 0) ** power,
+        -power * np.maximum(margin - t, 0) ** (power - 1),
+    ),
+}
+
+
+def gap_twin(objective: GapObjective, t: Array) -> tuple[Array, Array]:
+    if objective.name not in GAP_TWINS:
+        pytest.skip(f"no numpy twin of {objective.name!r}: add one to GAP_TWINS")
+    return GAP_TWINS[objective.name](t, **{name: getattr(objective, name) for name in numbers(type(objective))})
+
+
+def contrastive_twin(u: Array, v: Array, m: float, same: bool) -> tuple[Array, Array]:
+    """The loss of one pair and its derivative with respect to u; zero slope where the distance is zero."""
+    distance = np.sqrt(((u - v) ** 2).sum())
+    if same:
+        return distance**2 / 2, u - v
+    lack = max(m - distance, 0.0)
+    return np.asarray(lack**2 / 2), -lack * (u - v) / distance if distance > 0 else np.zeros_like(u)
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def gaps() -> Tensor:
+    """Gaps on both sides of every kink; odd steps, so that none falls on one."""
+    return torch.arange(-7.31, 7.31, 0.37, dtype=torch.float64)
+
+
+def agrees_to_rounding(got: Tensor, twin: Array) -> None:
+    """exp(-t) with t up to 100 rounded in its last place is off by 100 of them; below `tiny`, precision fades out."""
+    kind = torch.finfo(got.dtype)
+    torch.testing.assert_close(got, torch.from_numpy(twin).to(got.dtype), rtol=100 * kind.eps, atol=kind.tiny)
+
+
+def meeting(objective: PairObjective, lead: tuple[int, ...] = ()) -> tuple[Active, Passive]:
+    """3 + 4 active and 5 + 6 passive scores, or embeddings of size 2 for what is not a gap objective."""
+    tail = () if isinstance(objective, GapObjective) else (2,)
+    positives, negatives, first, second = (normal(*lead, n, *tail, seed=n) for n in (3, 4, 5, 6))
+    weights = normal(*lead, 3, seed=7).abs(), normal(*lead, 4, seed=8).abs()
+    return Active(positives, negatives, *weights), Passive(first, second)
+
+
+def labelled(*lead: int) -> tuple[Tensor, Tensor]:
+    """Scores and labels of 7 examples, the first 3 positive."""
+    return normal(*lead, 7), (torch.arange(7) < 3).long().expand(*lead, 7)
+
+
+# ------------------------------------------------------------------------------------------------------ every objective
+
+
+def test_every_listed_objective_is_found_under_its_name() -> None:
+    found = objectives()
+    assert set(GAP_TWINS) | {"contrastive", "logistic", "minimax"} <= set(found)
+    assert all(kind.name == name for name, kind in found.items())
+
+
+@every
+def test_has_a_kind_this_suite_checks(objective: Objective) -> None:
+    assert isinstance(objective, (PairObjective, PointObjective, Minimax))
+
+
+@every
+def test_fields_survive_json(objective: Objective) -> None:
+    fields = json.loads(json.dumps(dataclasses.asdict(objective)))
+    assert type(objective)(**fields) == objective
+
+
+@every
+def test_unknown_score_is_refused(objective: Objective) -> None:
+    with pytest.raises(ValueError, match=r"^score is 'softmax'; use .*$"):
+        type(objective)(score="softmax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf, "1.0", True])
+@pytest.mark.parametrize("name", [(kind, field) for kind in objectives() for field in numbers(objectives()[kind])])
+def test_what_is_not_a_finite_number_is_refused(name: tuple[str, str], value: Any) -> None:
+    refuses(name[0], {name[1]: value}, f"{name[1]} is {value!r}; it must be a")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "start"),
+    [
+        ("square", {"margin": 0.0}, "margin is 0.0; it must be a finite number above 0: raise margin"),
+        ("squared-hinge", {"margin": -1.0}, "margin is -1.0; it must be a finite number above 0: raise margin"),
+        ("pairwise-logistic", {"steepness": 0}, "steepness is 0; it must be a finite number above 0: raise steepness"),
+        ("sigmoid", {"scale": 0.0}, "scale is 0.0; it must be a finite number above 0: raise scale"),
+        ("barrier-hinge", {"steepness": 1.0}, "steepness is 1.0; it must be a finite number above 1: raise steepness"),
+        ("barrier-hinge", {"margin": 0.0}, "margin is 0.0; "),
+        ("qnorm-hinge", {"power": 1}, "power is 1; it must be a number above 1 and below 9: raise power"),
+        ("qnorm-hinge", {"power": 9.0}, "power is 9.0; it must be a number above 1 and below 9: lower power"),
+        ("contrastive", {"margin": 0.0}, "margin is 0.0; "),
+        ("contrastive", {"score": "sigmoid"}, "score is 'sigmoid'; the contrastive objective needs raw outputs: use "),
+        ("logistic", {"score": "sigmoid"}, "score is 'sigmoid'; the logistic objective needs raw outputs: use "),
+        ("minimax", {"margin": 0.0}, "margin is 0.0; "),
+        ("minimax", {"prior": 1.0}, "prior is 1.0; it must be a number above 0 and below 1: lower prior"),
+        ("minimax", {"prior": 0.0}, "prior is 0.0; it must be a number above 0 and below 1: raise prior"),
+    ],
+)
+def test_bad_parameters_name_value_bound_and_remedy(name: str, fields: dict[str, Any], start: str) -> None:
+    refuses(name, fields, start)
+
+
+def refuses(name: str, fields: dict[str, Any], start: str) -> None:
+    with pytest.raises(ValueError) as error:
+        objectives()[name](**fields)
+    assert str(error.value).startswith(start)
+    assert "\n" not in str(error.value)
+
+
+def test_draws() -> None:
+    wanted = {objective.name: objective.draw for objective in [*PAIRS, *POINTS]}
+    assert wanted == {o.name: "classes" for o in PAIRS} | {o.name: "rows" for o in POINTS}
+    assert (Minimax().draw, Minimax(prior=0.2).draw) == ("classes", "rows")
+
+
+# -------------------------------------------------------------------------------------------------- surrogates of a gap
+
+
+@every_gap
+def test_gap_formula_agrees_with_its_twin(objective: GapObjective) -> None:
+    value, slope = gap_twin(objective, gaps().numpy())
+    np.testing.assert_allclose(objective.value(gaps()).numpy(), value, rtol=1e-13)
+    np.testing.assert_allclose(objective.slope(gaps()).numpy(), slope, rtol=1e-13)
+
+
+@every_gap
+def test_gap_slope_is_the_derivative(objective: GapObjective) -> None:
+    points = gaps().requires_grad_()
+    (derivative,) = torch.autograd.grad(objective.value(points).sum(), points)
+    torch.testing.assert_close(objective.slope(points), derivative, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(objective.value, (points,))
+
+
+@every_gap
+@every_precision
+def test_gap_extremes_are_exact_and_finite(objective: GapObjective, dtype: torch.dtype) -> None:
+    points = torch.tensor(EXTREMES, dtype=dtype)
+    value, slope = objective.value(points), objective.slope(points)
+    assert value.dtype == slope.dtype == dtype
+    assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
+    for got, twin in zip((value, slope), gap_twin(objective, np.array(EXTREMES)), strict=True):
+        agrees_to_rounding(got, twin)
+
+
+@every_gap
+def test_gap_symmetry_is_as_claimed(objective: GapObjective) -> None:
+    """ψ(t) + ψ(-t) is one constant for all |t| up to the margin (for all t where there is none), or it is not."""
+    points = torch.linspace(0, getattr(objective, "margin", 50.0), 101, dtype=torch.float64)
+    total = objective.value(points) + objective.value(-points)
+    assert bool(torch.allclose(total, total[:1], rtol=1e-14)) == getattr(objective, "symmetric", False)
+
+
+def test_symmetry_constants() -> None:
+    """1 for the sigmoid; 2m for the barrier hinge up to its margin, and more beyond it."""
+    points = torch.tensor([0.4, 1.5, 1.6], dtype=torch.float64)
+    sigmoid, barrier_hinge = PairwiseSigmoid(scale=0.3), BarrierHinge(margin=1.5, steepness=2.0)
+    assert (sigmoid.value(points) + sigmoid.value(-points)).tolist() == pytest.approx([1.0, 1.0, 1.0])
+    # At t = 1.6 the right wall stands τ(t - m) = 0.2 high and the middle piece, at -t, m + t = 3.1.
+    assert (barrier_hinge.value(points) + barrier_hinge.value(-points)).tolist() == pytest.approx([3.0, 3.0, 3.3])
+
+
+def test_barrier_hinge_takes_the_middle_slope_at_its_kinks() -> None:
+    """Kinks of m = 1, τ = 2: t = 1 and t = -mτ/(τ - 1) = -2."""
+    points = torch.tensor([-2.001, -2.0, 1.0, 1.001], dtype=torch.float64)
+    assert BarrierHinge(margin=1.0, steepness=2.0).slope(points).tolist() == [-2.0, -1.0, -1.0, 2.0]
+
+
+# ------------------------------------------------------------------------------------------------- active meets passive
+
+
+@every_pair
+@pytest.mark.parametrize("absent", ["none", "active positives", "passive positives", "passive negatives", "passive"])
+def test_couple_derivative_is_twice_the_values(objective: PairObjective, absent: str) -> None:
+    """Each pair is seen from both its ends, so the value holds a half of what the derivative belongs to."""
+    active, passive = meeting(objective)
+    if absent == "active positives":
+        active = active._replace(positive_weights=torch.zeros_like(active.positive_weights))
+    none = [side[:0] if absent in ("passive", f"passive {name}") else side for name, side in passive._asdict().items()]
+    ends = [active.positives.requires_grad_(), active.negatives.requires_grad_()]
+    value, slopes = objective.couple(active, Passive(*none))
+    expected = torch.autograd.grad(2 * value, ends)
+    torch.testing.assert_close((slopes.positives, slopes.negatives), expected, rtol=1e-12, atol=1e-14)
+    assert value.item() >= 0
+    assert (value.item() == 0) == (absent == "passive")
+
+
+@every_gap
+def test_couple_value_is_half_the_pairs_summed(objective: GapObjective) -> None:
+    active, passive = meeting(objective)
+    value, _ = objective.couple(active, passive)
+    first = gap_twin(objective, active.positives.numpy()[:, None] - passive.negatives.numpy())[0].mean(1)
+    second = gap_twin(objective, passive.positives.numpy() - active.negatives.numpy()[:, None])[0].mean(1)
+    total = active.positive_weights.numpy() @ first + active.negative_weights.numpy() @ second
+    assert value.item() == pytest.approx(total / 2, rel=1e-12)
+
+
+@every_pair
+def test_couple_of_a_stack_is_the_stack_of_couples(objective: PairObjective) -> None:
+    active, passive = meeting(objective, lead=(5,))
+    stacked = objective.couple(active, passive)
+    mapped = torch.func.vmap(objective.couple)(active, passive)
+    for client in range(5):
+        alone = objective.couple(tree_at(active, client), tree_at(passive, client))
+        torch.testing.assert_close(tree_at(stacked, client), alone)
+        torch.testing.assert_close(tree_at(mapped, client), alone)
+
+
+@every_pair
+@every_precision
+def test_couple_is_finite_at_extreme_scores(objective: PairObjective, dtype: torch.dtype) -> None:
+    active, passive = meeting(objective)
+    far = Passive(*tree_map(lambda leaf: (1e4 * leaf.sign()).to(dtype), passive))
+    value, slopes = objective.couple(tree_map(lambda leaf: leaf.to(dtype), active), far)
+    assert bool(value.isfinite() & slopes.positives.isfinite().all() & slopes.negatives.isfinite().all())
+
+
+@pytest.mark.parametrize("margin", [0.5, 3.0], ids=["most pairs apart", "most pairs within the margin"])
+def test_contrastive_agrees_with_its_twin(margin: float) -> None:
+    objective = Contrastive(margin=margin)
+    active, passive = meeting(objective)
+    value, slopes = objective.couple(active, passive)
+    total = 0.0
+    for own, label in (("positives", 1), ("negatives", 0)):
+        weights = (active.negative_weights, active.positive_weights)[label].numpy()
+        for row, u in enumerate(getattr(active, own).numpy()):
+            slope = np.zeros(2)
+            for side, other in ((passive.positives.numpy(), 1), (passive.negatives.numpy(), 0)):
+                met = [contrastive_twin(u, v, margin, label == other) for v in side]
+                total += weights[row] * np.mean([loss for loss, _ in met])
+                slope += weights[row] * np.mean([pull for _, pull in met], axis=0)
+            np.testing.assert_allclose(getattr(slopes, own)[row].numpy(), slope, rtol=1e-12, atol=1e-14)
+    assert value.item() == pytest.approx(total / 2, rel=1e-12)
+
+
+@every_precision
+def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> None:
+    """Every distance is 0: similar pairs lose 0, dissimilar ones ½m² = ½; 2 classes' shares of 1, halved: ½."""
+    same, share = torch.zeros(2, 3, dtype=dtype, requires_grad=True), torch.full((2,), 0.5, dtype=dtype)
+    value, slopes = Contrastive().couple(Active(same, same, share, share), Passive(same.detach(), same.detach()))
+    assert value.item() == 0.5
+    (derivative,) = torch.autograd.grad(value, same)
+    for slope in (slopes.positives, slopes.negatives, derivative):
+        assert bool((slope == 0).all())
+
+
+# ------------------------------------------------------------------------------------------------ losses of one example
+
+
+@every_point
+def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
+    scores, labels = labelled(2)
+    scores.requires_grad_()
+    (derivative,) = torch.autograd.grad(objective.value(scores, labels).sum(), scores)
+    torch.testing.assert_close(objective.slope(scores, labels), derivative, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(objective.value(scores, labels)[1], objective.value(scores[1], labels[1]))
+
+
+@every_point
+@every_precision
+@pytest.mark.parametrize("label", [0, 1])
+def test_point_extremes_are_exact_and_finite(objective: PointObjective, dtype: torch.dtype, label: int) -> None:
+    scores = torch.tensor(EXTREMES, dtype=dtype)
+    labels = torch.full(scores.shape, label)
+    value, slope = objective.value(scores, labels), objective.slope(scores, labels)
+    assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
+    if objective.name == "logistic":
+        sign, z = 2 * label - 1, np.array(EXTREMES)
+        for got, twin in ((value, np.logaddexp(0, -sign * z)), (slope, -sign * expit(-sign * z))):
+            agrees_to_rounding(got, twin)

@@ -1,0 +1,97 @@
+"""Preparation: imbalance, noise and partition on the training part only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedauc.data import Preparation, Rows, Table, prepare
+from fedauc.data.creditcard import CreditCard
+from fedauc.data.partitions import IID, ByMetadata, Dirichlet, Natural
+
+
+def table() -> Table:
+    """400 training rows, a quarter positive, of eight clients in two groups; a validation and a test part of 40."""
+
+    def part(size: int) -> Rows:
+        row = np.arange(size)
+        return Rows(row[:, None].astype(np.float32), row % 4 == 0, row % 8, np.array(["x", "y"])[row % 2])
+
+    return Table(part(400), part(40), part(40), "made up")
+
+
+def test_default_keeps_the_data_as_loaded() -> None:
+    split = prepare(table(), Preparation(), 0)
+    assert len(split.train) == 8
+    assert split.train.groups is not None
+    assert split.train.groups.tolist() == ["x", "y"] * 4
+    assert torch.equal(split.train.inputs[:, 0], torch.arange(400.0))
+    assert split.test.clients is not None
+    assert np.array_equal(split.test.clients, np.arange(40) % 8)
+    assert split.note == "made up; 400 of 400 training rows, 100 labelled positive, over 8 clients (0 empty)"
+
+
+def test_order_is_imbalance_then_noise_then_partition() -> None:
+    preparation = Preparation(IID(10), remove_positives=0.5, positive_rate=0.1, flip_positives=0.2, flip_negatives=0.1)
+    split = prepare(table(), preparation, 0)
+    # 100 positives, 50 after removal, 33 at a rate of 0.1 beside 300 negatives; 7 of 33 flip down, 30 of 300 up.
+    assert len(split.train.labels) == 333
+    assert split.train.labels.sum() == 33 - 7 + 30
+    true = split.train.inputs[:, 0].numpy() % 4 == 0
+    assert (true & (split.train.labels.numpy() == 0)).sum() == 7
+    assert split.train.roster.sizes.tolist() == [34, 34, 34] + [33] * 7
+
+
+def test_validation_and_test_stay_as_loaded() -> None:
+    clean = table()
+    split = prepare(clean, Preparation(IID(4), remove_positives=0.9, flip_negatives=0.3), 0)
+    assert split.validation is not None
+    for mine, loaded in ((split.validation, clean.validation), (split.test, clean.test)):
+        assert loaded is not None
+        assert np.array_equal(mine.labels.numpy(), loaded.labels)
+        assert np.array_equal(mine.inputs.numpy(), loaded.inputs)
+        assert mine.clients is None
+
+
+def test_metadata_names_the_clients_of_held_out_rows() -> None:
+    split = prepare(table(), Preparation(ByMetadata()), 0)
+    assert split.test.clients is not None
+    assert set(split.test.clients) == set(split.train.names) == {"x", "y"}
+
+
+def test_same_seed_same_split() -> None:
+    preparation = Preparation(Dirichlet(10), flip_positives=0.2)
+    first, again, other = (prepare(table(), preparation, seed).train for seed in (3, 3, 4))
+    assert np.array_equal(first.rows, again.rows)
+    assert torch.equal(first.labels, again.labels)
+    assert not np.array_equal(first.rows, other.rows)
+
+
+def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
+    split = prepare(CreditCard().load(0), Preparation(), 0)
+    assert len(split.train) == 48
+    assert split.train.groups is not None
+    assert split.train.groups.tolist()[:4] == ["00-03h", "00-03h", "00-03h", "03-06h"]
+    assert split.validation is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": Rows(np.zeros((2, 1)), np.array([0, 2]))}, "train part: labels holds 2"),
+        ({"test": Rows(np.zeros((2, 1)), np.array([0, 0]))}, "test part: labels holds no positives"),
+        ({"validation": Rows(np.full((2, 1), np.nan), np.array([0, 1]))}, "validation part: inputs holds 2 values"),
+    ],
+)
+def test_errors_name_the_part(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(table()._replace(**change), Preparation(IID(2)), 0)
+
+
+@pytest.mark.parametrize("name", ["remove_positives", "flip_positives", "flip_negatives", "positive_rate"])
+def test_parameters_are_bounded(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is 1\.5; it must be .* below 1"):
+        Preparation(Natural(), **{name: 1.5})
