@@ -62,6 +62,10 @@ class Recipe:
         lookup("engine", self.engine, {"loop": LoopEngine})
         lookup("weighting", self.weighting, WEIGHTINGS)
         check_device(self.device)
+        if isinstance(self.stages, Theory) and getattr(self.algorithm, "prox", None) == 0:
+            # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
+            prox: dict[str, Any] = {"prox": self.stages.prox}
+            object.__setattr__(self, "algorithm", dataclasses.replace(self.algorithm, **prox))
 
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
@@ -72,8 +76,7 @@ class Recipe:
         participation = recipe.pop("participation", None) or participations()[found.participation]()
         participation = _replace(participation, settings)
         algorithm = recipe.pop("algorithm", None) or found.algorithm(**dict(found.parameters))
-        prox = {"prox": recipe["stages"].prox} if isinstance(recipe.get("stages"), Theory) else {}
-        algorithm = _replace(algorithm, {**_known(algorithm, prox), **settings}, settings)
+        algorithm = _replace(algorithm, settings)
         if settings:
             name = next(iter(settings))
             known = own | _names(algorithm) | _names(participation)
@@ -124,13 +127,7 @@ def _names(member: Any) -> set[str]:
     return {field.name for field in fields(member)}
 
 
-def _known(member: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in _names(member)}
-
-
-def _replace(member: Any, settings: dict[str, Any], taken: dict[str, Any] | None = None) -> Any:
+def _replace(member: Any, settings: dict[str, Any]) -> Any:
     """The member with those settings that are its fields, which are taken off the list."""
-    mine = _known(member, settings)
-    for name in mine:
-        (settings if taken is None else taken).pop(name, None)
+    mine = {name: settings.pop(name) for name in _names(member) & set(settings)}
     return dataclasses.replace(member, **mine)

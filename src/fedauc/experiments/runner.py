@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedauc.data.prepare import Split, prepare
+from fedauc.data.dataset import Dataset
+from fedauc.data.prepare import Preparation, Split, prepare
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
@@ -149,7 +151,18 @@ class Run:
         return found
 
 
+@lru_cache(maxsize=1)
+def load_split(data: Dataset, preparation: Preparation, seed: int) -> Split:
+    """The prepared data; the last one is kept, since runs that are compared share it."""
+    return prepare(data.load(seed), preparation, seed)
+
+
+def check(config: Config) -> None:
+    """Raise what a run of the configuration would raise before its first round."""
+    _prepare(config)
+
+
 def _prepare(config: Config) -> tuple[Split, Assembly]:
-    split = prepare(config.data.load(config.data_seed), config.preparation, config.data_seed)
+    split = load_split(config.data, config.preparation, config.data_seed)
     module = config.model.build(tuple(split.train.inputs.shape[1:]), config.recipe.seed)
     return split, assemble(config.recipe, module, split.train)

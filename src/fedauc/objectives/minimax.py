@@ -29,7 +29,9 @@ class _Shares(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Minimax(Objective):
-    """min over (w, a, b), max over α, of f, with h the scores, margin m > 0 and batch weights ω:
+    """The square AUC loss as a saddle: min over (w, a, b), max over α, of f with margin m > 0.
+
+    With scores h and batch weights ω,
 
         f = Σᵢ ωᵢ [ yᵢ c₊ ((hᵢ - a)² - 2(m + α)hᵢ) + (1 - yᵢ) c₋ ((hᵢ - b)² + 2(m + α)hᵢ) ] - c₀α²
 

@@ -1,0 +1,49 @@
+"""Learning curves as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.folder import RunFolder
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+"""Okabe and Ito's palette, told apart by most colour-blind readers."""
+
+STYLES = ("-", "--", ":", "-.")
+
+
+def draw(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
+    """Test AUC against rounds and against bytes, a line per run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    looks: dict[str, dict[str, Any]] = {}
+    for method, folder in folders:
+        records = folder.records()
+        fresh = method not in looks
+        look = looks.setdefault(method, _look(len(looks)))
+        aucs = [record["auc"] for record in records]
+        left.plot([record["rounds"] for record in records], aucs, label=method if fresh else None, **look)
+        traffic = [(record["bytes_up"] + record["bytes_down"]) / 1e6 for record in records]
+        right.plot(traffic, aucs, **look)
+    left.set(xlabel="rounds", ylabel="test AUC")
+    right.set(xlabel="megabytes, up and down")
+    right.set_xscale("log")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, loc="lower right")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    write_atomically(path, buffer.getvalue())
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index % len(STYLES)], "linewidth": 1.8}

@@ -1,0 +1,104 @@
+"""What a run folder says, in a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedauc.experiments.folder import RunFolder
+from fedauc.metrics import delong_test
+
+QUALITY = ("round", "auc", "low", "high", "average_precision")
+
+
+def summarize(folder: RunFolder) -> dict[str, Any]:
+    """Final and best AUC with interval, rounds, traffic, seconds and status.
+
+    The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
+    number is for looking at a curve, not for reporting.
+    """
+    records, config = folder.records(), folder.config
+    found: dict[str, Any] = {"method": config.recipe.method, "seed": config.recipe.seed, "status": _status(folder)}
+    if not records:
+        return found | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
+    by = "validation_auc" if "validation_auc" in records[-1] else "auc"
+    best = max(records, key=lambda record: record[by])
+    last = records[-1]
+    counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
+    return {
+        **found,
+        "final": {key: last[key] for key in QUALITY},
+        "best": {key: best[key] for key in QUALITY},
+        "best_by": by,
+        **{key: last[key] for key in counts},
+        "seconds": round(folder.seconds(), 3),
+    }
+
+
+def _status(folder: RunFolder) -> str:
+    if folder.done:
+        return "done"
+    stopped = folder.path / "stopped.txt"
+    return stopped.read_text().strip() if stopped.is_file() else "unfinished: go on with `fedauc resume`"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method over its seeds; intervals and p-values are of the first seed's test scores."""
+
+    method: str
+    seeds: int
+    auc: float
+    spread: float
+    low: float | None
+    high: float | None
+    average_precision: float | None
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    p_value: float | None
+
+
+def compare(folders: Iterable[tuple[str, RunFolder]]) -> list[Line]:
+    """One line per method, in order; each is tested against the first by a paired DeLong test."""
+    runs: dict[str, list[RunFolder]] = {}
+    for method, folder in folders:
+        if folder.records():
+            runs.setdefault(method, []).append(folder)
+    reference = next(iter(runs.values()), [None])[0]
+    return [_line(method, found, reference) for method, found in runs.items()]
+
+
+def _line(method: str, folders: list[RunFolder], reference: RunFolder | None) -> Line:
+    found = [summarize(folder) for folder in folders]
+    aucs = [summary["final"]["auc"] for summary in found]
+    precisions = [summary["final"]["average_precision"] for summary in found]
+    first = found[0]
+    return Line(
+        method=method,
+        seeds=len(found),
+        auc=float(np.mean(aucs)),
+        spread=float(np.std(aucs, ddof=1)) if len(aucs) > 1 else 0.0,
+        low=first["final"]["low"],
+        high=first["final"]["high"],
+        average_precision=None if None in precisions else float(np.mean(precisions)),
+        rounds=first["rounds"],
+        bytes_up=first["bytes_up"],
+        bytes_down=first["bytes_down"],
+        seconds=float(np.mean([summary["seconds"] for summary in found])),
+        p_value=_p_value(folders[0], reference),
+    )
+
+
+def _p_value(folder: RunFolder, reference: RunFolder | None) -> float | None:
+    """Against the reference, if both are done and scored the same rows."""
+    if reference is None or folder.path == reference.path or not (folder.done and reference.done):
+        return None
+    (labels, scores), (others, theirs) = folder.scores(), reference.scores()
+    if scores.ndim != 1 or not np.array_equal(labels, others):
+        return None
+    return delong_test(labels, scores, theirs).p_value

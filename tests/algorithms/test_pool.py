@@ -1,0 +1,129 @@
+"""The pool of passive scores: who is in it, in which proportion, and how it is drawn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedauc.algorithms._pool import Chunk, assemble, draw, systematic
+from fedauc.interfaces import BatchSize, Census, Cohort, Passive, Phase, Setting
+
+BATCH = BatchSize(2, 3)
+CENSUS = Census(np.array([4, 0, 1, 0]), np.array([2, 8, 0, 0]))
+"""Client 0 holds both classes, 1 lacks positives, 2 lacks negatives, 3 is empty."""
+
+NONE = Passive(torch.zeros(0), torch.zeros(0))
+
+
+def setting(weighting: str = "clients", census: Census = CENSUS) -> Setting:
+    return Setting(seed=1, cycle_length=2, batch=BATCH, census=census, weighting=weighting)
+
+
+def phase(round: int = 0, local_steps: int = 2) -> Phase:
+    return Phase(round, 0, 0, 0.1, local_steps, BATCH)
+
+
+def tagged(*shape: int, client: int, side: int, extra: int = 0) -> Tensor:
+    """Scores that say whose they are: 100 client + 10 side + place."""
+    scores = 100 * client + 10 * side + torch.arange(int(np.prod(shape)), dtype=torch.float64).reshape(shape)
+    return scores if not extra else scores[..., None].expand(*shape, extra)
+
+
+def chunk(*clients: int, extra: int = 0) -> Chunk:
+    """One round's scores of 2 steps of 2 positives and 3 negatives."""
+    positives = torch.stack([tagged(2, 2, client=c, side=1, extra=extra) for c in clients])
+    negatives = torch.stack([tagged(2, 3, client=c, side=0, extra=extra) for c in clients])
+    return Chunk(torch.tensor(clients), Passive(positives, negatives))
+
+
+@pytest.mark.parametrize("weighting", ["clients", "paper"])
+def test_only_holders_of_a_class_enter_its_pool(weighting: str) -> None:
+    pool = assemble(setting(weighting), [chunk(0, 1), chunk(2)], phase(), NONE)
+    # Clients 0 and 2 hold positives (10, 11, 12, 13 each), 0 and 1 negatives (0 to 5 each).
+    assert pool.positives.tolist() == [10, 11, 12, 13, 210, 211, 212, 213]
+    assert pool.negatives.tolist() == [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]
+
+
+def test_a_class_that_nobody_had_keeps_its_old_scores() -> None:
+    old = Passive(torch.tensor([7.0, 8.0], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64))
+    pool = assemble(setting(), [chunk(1)], phase(), old)
+    assert pool.positives.tolist() == [7, 8]
+    assert pool.negatives.tolist() == [100, 101, 102, 103, 104, 105]
+    nothing = assemble(setting(), [], phase(), old)
+    assert (nothing.positives.tolist(), nothing.negatives.tolist()) == ([7, 8], [9])
+
+
+def test_embeddings_stay_whole() -> None:
+    pool = assemble(setting("pooled"), [chunk(0, 1, extra=3)], phase(), NONE)
+    assert (pool.positives.shape, pool.negatives.shape) == ((4, 3), (12, 3))
+    assert all(len(set(row)) == 1 for row in pool.negatives.tolist())
+
+
+def test_pooled_weighting_counts_an_entry_by_its_clients_rows() -> None:
+    # Negatives: client 0 holds 2 rows and client 1 holds 8, so of 12 entries they get 12 * 2/10 and 12 * 8/10.
+    shares = Counter[int]()
+    for number in range(200):
+        pool = assemble(setting("pooled"), [chunk(0, 1)], phase(number), NONE)
+        assert len(pool.negatives) == 12
+        owners = Counter((pool.negatives // 100).int().tolist())
+        assert 2 <= owners[0] <= 3
+        shares.update(owners)
+    # 12 * 200 = 2400 entries; the mean of client 0's 2.4 per round has standard error sqrt(0.24 / 200) = 0.035.
+    assert shares[0] / 200 == pytest.approx(2.4, abs=4 * 0.035)
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1, 1], [1, 2, 3, 4], [1000, 1, 1, 1], [0, 5, 0, 5, 2]], ids=str)
+def test_systematic_resampling_is_within_one_of_the_expected_number(weights: list[int]) -> None:
+    array = np.array(weights)
+    expected = array / array.sum() * len(array)
+    totals = np.zeros(len(array))
+    for number in range(500):
+        chosen = systematic(array, (3, "resample", number))
+        counts = np.bincount(chosen, minlength=len(array))
+        assert len(chosen) == len(array)
+        assert (np.abs(counts - expected) < 1).all()
+        totals += counts
+    # One draw's count has a standard deviation of at most 1/2, so the mean of 500 has 0.022.
+    np.testing.assert_allclose(totals / 500, expected, atol=4 * 0.0224)
+
+
+def test_equal_weights_resample_to_every_entry_once() -> None:
+    assert sorted(systematic(np.full(7, 3), ("any",)).tolist()) == list(range(7))
+
+
+def pool_of(size: int) -> Passive:
+    return Passive(torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64) + 1000)
+
+
+def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> None:
+    cohort = Cohort(0, (0, 2), (0.5, 0.5))
+    # 7 steps of 2 and 3: 14 positives and 21 negatives from 10 each: every entry once (twice), then a reshuffle.
+    drawn = draw(setting(), pool_of(10), cohort, phase(local_steps=7))
+    assert (drawn.positives.shape, drawn.negatives.shape) == ((2, 7, 2), (2, 7, 3))
+    for client in range(2):
+        first, second = drawn.positives[client].flatten().tolist(), drawn.negatives[client].flatten().tolist()
+        assert sorted(first[:10]) == list(range(10))
+        assert len(set(first[10:])) == 4
+        assert sorted(second[:10]) == sorted(second[10:20]) == list(range(1000, 1010))
+
+
+def test_draws_differ_by_client_round_and_class_and_not_by_company() -> None:
+    together = draw(setting(), pool_of(50), Cohort(0, (0, 2), (0.5, 0.5)), phase())
+    alone = draw(setting(), pool_of(50), Cohort(0, (2,), (1.0,)), phase())
+    later = draw(setting(), pool_of(50), Cohort(1, (2,), (1.0,)), phase(1))
+    assert torch.equal(together.positives[1], alone.positives[0])
+    assert not torch.equal(together.positives[0], together.positives[1])
+    assert not torch.equal(later.positives, alone.positives)
+    assert not torch.equal(alone.positives, alone.negatives[..., :2] - 1000)
+
+
+@pytest.mark.parametrize("extra", [(), (3,)], ids=["scores", "embeddings"])
+def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> None:
+    pool = Passive(torch.zeros(0, *extra), torch.ones(5, *extra))
+    drawn = draw(setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), phase())
+    assert drawn.positives.shape == (2, 2, 0, *extra)
+    assert drawn.negatives.shape == (2, 2, 3, *extra)

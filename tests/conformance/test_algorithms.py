@@ -1,0 +1,453 @@
+"""Every method of the literature, on every engine, keeps the promises of `interfaces.py`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedauc.algorithms import algorithms, methods
+from fedauc.data.weighting import WEIGHTINGS
+from fedauc.experiments import checkpoint
+from fedauc.experiments.fitting import fit
+from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Census,
+    Cohort,
+    Model,
+    Network,
+    Order,
+    Phase,
+    Scored,
+    Setting,
+    Tree,
+    Upload,
+    is_empty,
+    reduce,
+    tree_at,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+)
+from fedauc.metrics import auc
+from fedauc.network import ModuleNetwork
+from fedauc.objectives.contrastive import Contrastive
+from fedauc.objectives.minimax import Minimax
+from fedauc.objectives.squared_hinge import SquaredHinge
+from fedauc.stages import Geometric, StageOutput
+from fedauc.training import Round
+from small_federations import (
+    EMPTY,
+    FEATURES,
+    assembled,
+    federation,
+    finite,
+    held_out,
+    linear,
+    listen,
+    run,
+    same_bits,
+    small,
+)
+
+ENGINES = ("loop",)
+OUTPUTS: tuple[StageOutput, ...] = ("last", "cycle_mean", "round_mean")
+
+every_method = pytest.mark.parametrize("method", sorted(methods()))
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+
+TWO_STAGES: dict[str, Any] = {"cycles": 3, "stages": Geometric(initial=1, decay=0.5, scale=2.0)}
+"""A stage of one cycle and a stage of two."""
+
+
+def test_every_algorithm_goes_by_a_method() -> None:
+    assert {method.algorithm for method in methods().values()} == set(algorithms().values())
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
+
+
+@every_method
+@every_engine
+@pytest.mark.parametrize("weighting", sorted(WEIGHTINGS))
+def test_runs_with_single_class_and_empty_clients(method: str, engine: str, weighting: str) -> None:
+    recipe = small(method, engine=engine, weighting=weighting, **TWO_STAGES)
+    training, _, start = assembled(recipe)
+    rounds = list(training.rounds(start))
+    assert [r.phase.round for r in rounds] == list(range(training.plan.rounds))
+    assert [r.state.round for r in rounds] == list(range(1, training.plan.rounds + 1))
+    assert all(finite(r.state.server) for r in rounds)
+    assert not any(EMPTY in r.cohort.clients for r in rounds)
+    assert all((r.value is None) == r.phase.scoring for r in rounds)
+    assert all(r.value >= 0 for r in rounds if r.value is not None)
+    model = recipe.algorithm.model
+    assert not torch.equal(model(start.server.shared).weights, model(rounds[-1].state.server.shared).weights)
+
+
+@every_method
+@every_engine
+def test_same_seed_same_bits_and_another_seed_other_bits(method: str, engine: str) -> None:
+    one, two = (run(small(method, engine=engine))[-1].state.server for _ in range(2))
+    other = run(small(method, engine=engine, seed=4))[-1].state.server
+    assert same_bits(one, two)
+    assert not same_bits(one.shared, other.shared)
+
+
+@every_method
+@every_engine
+def test_leaves_its_inputs_and_every_global_generator_alone(method: str, engine: str) -> None:
+    clients, test = federation(), held_out()
+    # Dropout draws from torch's global generator unless the engine keys it; BatchNorm has buffers to spoil.
+    module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(0.5), nn.Linear(FEATURES, 1)).double().train()
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    data = [t.clone() for t in (clients.inputs, clients.labels, test.inputs, test.labels)]
+    index = [a.copy() for a in (clients.rows, clients.offsets, *clients.census)]
+    generators = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+    fitted = fit(module, clients, small(method, engine=engine), test=test)
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert repr(np.random.get_state()) == repr(generators[1])  # noqa: NPY002
+    assert random.getstate() == generators[2]
+    assert all(map(torch.equal, data, (clients.inputs, clients.labels, test.inputs, test.labels)))
+    assert all(map(np.array_equal, index, (clients.rows, clients.offsets, *clients.census)))
+    assert module.training
+    assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())
+    assert not torch.equal(fitted.module.get_parameter("2.weight"), kept["2.weight"])
+
+
+@every_method
+@every_engine
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_resumes_from_any_round_with_the_same_bits(
+    method: str, engine: str, output: StageOutput, tmp_path: Path
+) -> None:
+    recipe = small(method, engine=engine, output=output, **TWO_STAGES)
+    whole: list[tuple[Round, dict[int, Tree]]] = []
+    training, _, state = assembled(recipe)
+    paths = [tmp_path / f"{number}" for number in range(training.plan.rounds)]
+    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.memories(), training.ledger))
+    for finished, path in zip(training.rounds(state), [*paths[1:], tmp_path / "end"], strict=True):
+        whole.append((finished, training.engine.memories()))
+        checkpoint.save(path, checkpoint.Checkpoint(finished.state, training.engine.memories(), training.ledger))
+    for number, path in enumerate(paths):
+        again = assembled(recipe).training
+        loaded = checkpoint.load(path, "cpu")
+        assert loaded.state.round == number
+        again.engine.restore(loaded.memories)
+        again.ledger.resume(loaded.ledger)
+        # Equal states go on equally, so a cycle and a round from each stop covers the rest.
+        for (expected, memories), found in zip(whole[number : number + 4], again.rounds(loaded.state), strict=False):
+            assert found[:-1] == expected[:-1]
+            assert found.state.round == expected.state.round
+            assert same_bits(found.state.server, expected.state.server)
+            assert same_bits(found.state.average, expected.state.average)
+            found_memories = again.engine.memories()
+            assert found_memories.keys() == memories.keys()
+            assert all(same_bits(found_memories[client], memories[client]) for client in memories)
+
+
+def test_the_stops_above_cover_mid_cycle_scoring_and_stage_boundaries() -> None:
+    training = assembled(small("cycp-pairwise", output="round_mean", **TWO_STAGES)).training
+    phases = [training.plan.phase(number) for number in range(training.plan.rounds)]
+    # Scoring + 1 cycle, then scoring + 2 cycles, of K = 3 rounds: 15 rounds.
+    assert len(phases) == 15
+    assert [p.round for p in phases if p.starts_stage] == [0, 6]
+    assert [p.round for p in phases if p.scoring] == [0, 1, 2, 6, 7, 8]
+    assert sum(not p.ends_cycle for p in phases) == 10
+
+
+def _arrays(tree: Tree) -> np.ndarray:
+    """Numbers and bytes of a tree, counted by numpy."""
+    arrays = [leaf.numpy() for leaf in tree_leaves(tree)]
+    return np.array([sum(a.size for a in arrays), sum(a.nbytes for a in arrays)])
+
+
+@every_method
+@every_engine
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("output", ["last", "round_mean"])
+def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dtype: str, output: str) -> None:
+    settings: dict[str, Any] = {"prox": 0.1} if methods()[method].algorithm.name in ("minimax", "codasca") else {}
+    rounds, exchanges = listen(small(method, engine=engine, dtype=dtype, output=output, **TWO_STAGES, **settings))
+    down, up, anchored = np.zeros(2, dtype=int), np.zeros(2, dtype=int), set()
+    for order, cohort, upload in exchanges:
+        for place, client in enumerate(cohort.clients):
+            down += _arrays((order.shared, tree_at(order.own, place)))
+            up += _arrays(tree_at(upload, place))
+            if (order.phase.stage, client) not in anchored:
+                anchored.add((order.phase.stage, client))
+                down += _arrays(order.anchor)
+    traffic = rounds[-1].traffic
+    assert (traffic.rounds, traffic.absences) == (len(rounds), 0)
+    assert traffic.visits == sum(len(r.cohort.clients) for r in rounds)
+    assert [traffic.floats_down, traffic.bytes_down] == down.tolist()
+    assert [traffic.floats_up, traffic.bytes_up] == up.tolist()
+    assert traffic.bytes_down == traffic.floats_down * {"float32": 4, "float64": 8}[dtype]
+
+
+@every_method
+@every_engine
+def test_learns(method: str, engine: str) -> None:
+    # Class means 3 apart in one feature: the best AUC is Phi(3 / sqrt 2) = 0.983. The start ranks by other features.
+    test, module = held_out(separation=3.0), linear(bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[-0.1, 0.3, -0.3, 0.3]]))
+    # A full-participation cycle is one round, so that it takes more cycles to do as many.
+    cycles = 24 if methods()[method].participation == "full" else 8
+    recipe = small(method, engine=engine, cycles=cycles, local_steps=8, positives=8, negatives=8)
+    fitted = fit(module, federation(times=4, separation=3.0), recipe, test=test)
+    labels = test.labels.numpy()
+    before = auc(labels, module(test.inputs).detach().numpy()[:, 0])
+    curve = [quality.auc for _, quality in fitted.history]
+    assert before < 0.5
+    assert curve[-1] > 0.9
+    assert curve[-1] > curve[0] > before
+    assert curve[-1] == pytest.approx(auc(labels, fitted.scores(test.inputs)), abs=1e-12)
+
+
+@every_method
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_works_in_every_precision(method: str, engine: str, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    recipe = small(method, engine=engine, dtype=name, **TWO_STAGES)
+    rounds = run(recipe)
+    server = rounds[-1].state.server
+    assert {leaf.dtype for leaf in tree_leaves(server.shared)} == {dtype}
+    assert finite(server)
+    exact = run(small(method, engine=engine, **TWO_STAGES))[-1].state.server
+    # 14 to 21 rounds of rounding at 2^-8 relative (bfloat16); the weights are of order 1.
+    close = {torch.float64: 0.0, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+    one, two = (recipe.algorithm.model(s.shared).weights.double() for s in (server, exact))
+    assert (one - two).abs().max() <= close
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_fitted_model_scores_new_rows_in_every_precision(dtype: str) -> None:
+    rows = held_out().inputs
+    fitted = fit(linear(), federation(), small("fedavg", dtype=dtype))
+    with torch.no_grad():
+        expected = fitted.module(rows.to(next(fitted.module.parameters()).dtype))[:, 0].double().numpy()
+    np.testing.assert_array_equal(fitted.scores(rows), expected)
+    np.testing.assert_array_equal(fitted.scores(rows.numpy()), expected)
+
+
+# -------------------------------------------------------------------------------------------------- the client's verbs
+
+
+@final
+class LinearNetwork(Network):
+    """h = X w in plain torch, for any number of leading dimensions; `width` columns of weights make an embedding."""
+
+    def __init__(self, width: int = 0) -> None:
+        self._width = width
+
+    def score(self, model: Model, inputs: Tensor) -> Scored:
+        weights = model.weights.reshape(*model.weights.shape[:-1], FEATURES, max(self._width, 1))
+        outputs = inputs @ weights
+
+        def pullback(cotangent: Tensor) -> Tensor:
+            wide = cotangent if self._width else cotangent[..., None]
+            return (inputs.transpose(-1, -2) @ wide).flatten(-2)
+
+        return Scored(outputs if self._width else outputs[..., 0], model.buffers + 1, pullback)
+
+
+class Case(NamedTuple):
+    """An algorithm and the network it runs on."""
+
+    algorithm: Algorithm
+    width: int = 0
+
+
+def _cases() -> dict[str, Case]:
+    found = {name: Case(m.algorithm(**dict(m.parameters), weight_decay=0.01)) for name, m in methods().items()}
+    kinds = algorithms()
+    found["minimax-prox"] = Case(kinds["minimax"](objective=Minimax(score="identity"), prox=0.3))  # type: ignore[call-arg]
+    found["minimax-prior"] = Case(kinds["minimax"](objective=Minimax(prior=0.2)))
+    found["codasca-prox"] = Case(kinds["codasca"](objective=Minimax(), prox=0.3))  # type: ignore[call-arg]
+    found["pairwise-hinge"] = Case(kinds["pairwise"](objective=SquaredHinge(score="sigmoid")))
+    found["pairwise-contrastive"] = Case(kinds["pairwise"](objective=Contrastive()), width=3)
+    return found
+
+
+CASES = _cases()
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+STEPS = 3
+
+
+def _setting() -> Setting:
+    recipe = small("fedavg")
+    # Clients 0, 4 and 6 of the small federation hold both classes.
+    census = Census(*(counts[[0, 4, 6]] for counts in federation().census))
+    return Setting(0, 2, recipe.batch, census, "clients")
+
+
+def _start(width: int) -> Model:
+    rng = np.random.default_rng(5)
+    return Model(torch.from_numpy(0.5 * rng.normal(size=FEATURES * max(width, 1))), torch.zeros(2, dtype=torch.float64))
+
+
+def _phase(number: int, scoring: bool) -> Phase:
+    batch = small("fedavg").batch
+    # Cycles of two rounds, each with everyone.
+    return Phase(number, number // 2, 0, 0.1, STEPS, batch, scoring, number == 0, ends_cycle=number % 2 == 1)
+
+
+def _batches(number: int, own: Tree) -> list[Batch]:
+    """Each step's batch of 3 clients, `[3, 5, ...]`: 2 positives, then 3 negatives; the last client lacks positives."""
+    rng = np.random.default_rng([7, number])
+    labels = torch.tensor([1.0, 1, 0, 0, 0], dtype=torch.float64).expand(3, 5)
+    weights = torch.from_numpy(rng.uniform(0.1, 0.5, size=(3, 5)))
+    weights[2, :2] = 0
+    inputs = torch.from_numpy(rng.normal(size=(STEPS, 3, 5, FEATURES)))
+    return [
+        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], own)) for step in range(STEPS)
+    ]
+
+
+class Visited(NamedTuple):
+    """What a visit yields."""
+
+    upload: Upload
+    memory: Tree
+    value: Tensor
+
+
+def _visit(case: Case, order: Order, memory: Tree, batches: list[Batch]) -> Visited:
+    """The client verbs in their order; `[I, ...]` follows whatever leading dimensions the batches have."""
+    network, lead = LinearNetwork(case.width), batches[0].weights.ndim - 1
+    local, emitted, values = case.algorithm.begin(order, memory), [], []
+    for batch in batches:
+        local, out, value = case.algorithm.step(network, order, local, batch)
+        emitted.append(out)
+        values.append(value)
+    together = tree_map(lambda *leaves: torch.stack(leaves, dim=lead), *emitted)
+    return Visited(*case.algorithm.finish(order, memory, local, together), torch.stack(values, dim=lead))
+
+
+def _widen(order: Order) -> Order:
+    """What all are sent, once for each of the 3 clients."""
+
+    def expand(leaf: Tensor) -> Tensor:
+        return leaf.expand(3, *leaf.shape)
+
+    return order._replace(shared=tree_map(expand, order.shared), anchor=tree_map(expand, order.anchor))
+
+
+def _close(one: Tree, two: Tree) -> None:
+    assert [leaf.shape for leaf in tree_leaves(one)] == [leaf.shape for leaf in tree_leaves(two)]
+    for left, right in zip(tree_leaves(one), tree_leaves(two), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+@every_case
+def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case: Case) -> None:
+    setting = _setting()
+    server = case.algorithm.init(setting, _start(case.width))
+    memories: list[Tree] = [(), (), ()]
+    # A first visit, and three that find a memory, of the same period and of an ended one.
+    for number in range(4):
+        phase = _phase(number, scoring=case.algorithm.scoring_pass and number == 0)
+        cohort = Cohort(number, (0, 1, 2), (0.2, 0.3, 0.5))
+        order = case.algorithm.dispatch(setting, server, cohort, phase)
+        batches = _batches(number, order.own)
+        alone = [
+            _visit(case, order._replace(own=tree_at(order.own, i)), memories[i], [tree_at(b, i) for b in batches])
+            for i in range(3)
+        ]
+        stacked = _visit(case, _widen(order), () if is_empty(memories[0]) else tree_stack(memories), batches)
+        together: Visited = tree_stack(alone)
+        _close(stacked.upload, together.upload)
+        _close(stacked.value, together.value)
+        _close(stacked.memory, together.memory)
+        memories = [visited.memory for visited in alone]
+        server = case.algorithm.merge(setting, server, reduce(together.upload, cohort), cohort, phase)
+    assert not torch.equal(case.algorithm.model(server.shared).weights, _start(case.width).weights)
+
+
+@every_case
+@pytest.mark.parametrize("stacked", [False, True], ids=["one-client", "stacked"])
+def test_step_can_be_traced_and_the_trace_gives_its_numbers(case: Case, stacked: bool) -> None:
+    setting, network = _setting(), LinearNetwork(case.width)
+    server = case.algorithm.init(setting, _start(case.width))
+    cohort, scoring = Cohort(0, (0, 1, 2), (1 / 3,) * 3), case.algorithm.scoring_pass
+    if scoring:
+        filled = _visit_all(case, setting, server, cohort)
+        server = case.algorithm.merge(setting, server, filled, cohort, _phase(1, scoring=True))
+    order = case.algorithm.dispatch(setting, server, cohort, _phase(2, scoring=False))
+    batches = _batches(1, order.own)
+    if stacked:
+        order = _widen(order)
+    else:
+        batches = [tree_at(batch, 0) for batch in batches]
+
+    def step(shared: Tree, anchor: Tree, local: Tree, batch: Batch) -> Tree:
+        return case.algorithm.step(network, order._replace(shared=shared, anchor=anchor), local, batch)
+
+    local = case.algorithm.begin(order, ())
+    # Tracing knows inputs by identity, and at the start several zeros are one tensor: give each its own.
+    example = tree_map(torch.clone, (order.shared, order.anchor, local, batches[0]))
+    traced = make_fx(step)(*example)
+    # Two steps on: a trace that had baked its first inputs in would not follow.
+    for batch in batches:
+        found = traced(order.shared, order.anchor, local, batch)
+        expected = step(order.shared, order.anchor, local, batch)
+        _close(found, expected)
+        local = expected[0]
+
+
+def _visit_all(case: Case, setting: Setting, server: Tree, cohort: Cohort) -> Upload:
+    order = case.algorithm.dispatch(setting, server, cohort, _phase(0, scoring=True))
+    batches = _batches(0, ())
+    alone = [_visit(case, order, (), [tree_at(batch, i) for batch in batches]).upload for i in range(3)]
+    upload: Upload = tree_stack(alone)
+    return upload
+
+
+@every_case
+def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
+    setting = _setting()
+    server = case.algorithm.init(setting, _start(case.width))
+    memory: Tree = ()
+    for number in range(3):
+        phase = _phase(number, scoring=case.algorithm.scoring_pass and number == 0)
+        cohort = Cohort(number, (0,), (1.0,))
+        before = tree_map(torch.clone, (server.shared, server.anchor, server.private, memory))
+        order = case.algorithm.dispatch(setting, server, cohort, phase)
+        batches = [tree_at(batch, 0) for batch in _batches(number, order.own)]
+        visited = _visit(case, order._replace(own=tree_at(order.own, 0)), memory, batches)
+        upload: Upload = tree_stack([visited.upload])
+        sent = tree_map(torch.clone, upload)
+        merged = case.algorithm.merge(setting, server, reduce(upload, cohort), cohort, phase)
+        assert same_bits(before, (server.shared, server.anchor, server.private, memory))
+        assert same_bits(sent, upload)
+        server, memory = merged, visited.memory
+
+
+def test_a_recipe_says_which_engines_there_are() -> None:
+    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: loop"):
+        Recipe.of("fedavg", engine="nothing")
+
+
+def test_the_linear_network_above_is_the_module_network() -> None:
+    module, rows = linear(bias=False), held_out().inputs[:5]
+    network = ModuleNetwork(module)
+    one, two = network.score(network.state(), rows), LinearNetwork().score(network.state(), rows)
+    cotangent = torch.arange(5, dtype=torch.float64)
+    _close((one.outputs, one.pullback(cotangent)), (two.outputs, two.pullback(cotangent)))
+
+
+def test_assemble_needs_no_method_name() -> None:
+    recipe = replace(small("fedavg"), method="my own")
+    assert assemble(recipe, linear(), federation()).training.plan.rounds == 6

@@ -1,0 +1,138 @@
+"""Identity 6: on heterogeneous quadratics cyclic FedAvg settles beside the optimum, exactly where the formula says.
+
+With ρ = (1 - ηh)^I and full groups, a round maps w to ρw + (1 - ρ)b̄_k, so K of them have the fixed point
+(1 - ρ) Σ_k ρ^{K-k} b̄_k / (1 - ρ^K). Amplification moves along the same line, so A-FedAvg keeps that point; control
+variates frozen over the cycle take the drift out, so A-SCAFFOLD reaches the mean of all optima.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedauc.experiments.recipe import Recipe
+from fedauc.interfaces import Participation
+from fedauc.participation.cyclic import Cyclic
+from fedauc.participation.uniform import Uniform
+from fedauc.training import Round
+from identities.identity_runs import Offset, Quadratic, optima_of, path, rounds_of
+from identities.identity_twins import Local, fedavg_path, scaffold_path
+
+OPTIMA = np.array([4.0, -1.0, 0.5, 3.0, -2.0, -5.0])
+GROUPS = ((0, 3), (1, 2), (4, 5))
+"""K = 3 groups of 2, with means 3.5, -0.25 and -3.5: far from the overall mean of -1/12."""
+
+K = len(GROUPS)
+OPTIMUM = OPTIMA.mean()
+CURVATURE, START = 2.0, 10.0
+
+CYCLIC = Cyclic(given=GROUPS)
+PARTICIPATIONS: dict[str, Participation] = {
+    "full groups": CYCLIC,
+    "one of two": Cyclic(given=GROUPS, per_round=1),
+    "uniform": Uniform(per_round=3, rounds_per_cycle=K),
+}
+
+steps = pytest.mark.parametrize(("step_size", "local_steps"), [(0.1, 1), (0.05, 4), (0.2, 3)])
+amplified = pytest.mark.parametrize("amplify", [1.0, 1.5, 0.5])
+
+
+def run(
+    method: str, participation: Participation, cycles: int, step_size: float, local_steps: int, **own: float
+) -> list[Round]:
+    """Each client's two rows are one batch, so every gradient is exact."""
+    recipe = Recipe.of(
+        method,
+        participation=participation,
+        objective=Quadratic(curvature=CURVATURE),
+        cycles=cycles,
+        step_size=step_size,
+        local_steps=local_steps,
+        positives=1,
+        negatives=1,
+        dtype="float64",
+        **own,
+    )
+    return rounds_of(recipe, Offset(START), optima_of(OPTIMA.tolist()))
+
+
+def cohorts(rounds: list[Round]) -> list[tuple[int, ...]]:
+    return [finished.cohort.clients for finished in rounds]
+
+
+def biased(step_size: float, local_steps: int) -> float:
+    rho = (1 - step_size * CURVATURE) ** local_steps
+    means = [OPTIMA[list(group)].mean() for group in GROUPS]
+    total = sum(rho ** (K - k) * mean for k, mean in enumerate(means, start=1))
+    return float((1 - rho) * total / (1 - rho**K))
+
+
+def cycles_to_rest(step_size: float, local_steps: int, amplify: float = 1.0) -> int:
+    """A cycle shrinks the error by 1 - γ + γρ^K; enough cycles for 1e-13 of the start, which is about 10 away."""
+    rate = abs(1 - amplify * (1 - (1 - step_size * CURVATURE) ** (K * local_steps)))
+    return int(np.ceil(np.log(1e-14) / np.log(rate)))
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+@steps
+def test_fedavg_is_its_twin_step_by_step(participation: Participation, step_size: float, local_steps: int) -> None:
+    rounds = run("cycp-fedavg", participation, 5, step_size, local_steps)
+    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps))
+    np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+@steps
+@amplified
+def test_a_fedavg_is_its_twin_step_by_step(
+    participation: Participation, step_size: float, local_steps: int, amplify: float
+) -> None:
+    rounds = run("a-fedavg", participation, 5, step_size, local_steps, amplify=amplify)
+    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps, K, amplify))
+    np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+@steps
+@amplified
+def test_a_scaffold_is_its_twin_step_by_step(
+    participation: Participation, step_size: float, local_steps: int, amplify: float
+) -> None:
+    rounds = run("a-scaffold", participation, 6, step_size, local_steps, amplify=amplify)
+    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps, K, amplify))
+    # Columns: w and c.
+    np.testing.assert_allclose(path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+def test_scaffold_is_its_twin_step_by_step(participation: Participation) -> None:
+    rounds = run("scaffold", participation, 6, 0.05, 4)
+    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(0.05, CURVATURE, 4))
+    np.testing.assert_allclose(path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
+
+
+@steps
+def test_cyclic_fedavg_settles_where_the_formula_says(step_size: float, local_steps: int) -> None:
+    cycles = cycles_to_rest(step_size, local_steps)
+    found = path(run("cycp-fedavg", CYCLIC, cycles, step_size, local_steps))[-1, 0]
+    assert found == pytest.approx(biased(step_size, local_steps), abs=1e-12)
+    # The bias is no rounding matter: the last group pulls towards -3.5.
+    assert found < OPTIMUM - 0.3
+
+
+@steps
+@amplified
+def test_a_fedavg_settles_at_the_same_biased_point(step_size: float, local_steps: int, amplify: float) -> None:
+    cycles = cycles_to_rest(step_size, local_steps, amplify)
+    found = path(run("a-fedavg", CYCLIC, cycles, step_size, local_steps, amplify=amplify))[-1, 0]
+    assert found == pytest.approx(biased(step_size, local_steps), abs=1e-12)
+
+
+@pytest.mark.parametrize(("step_size", "local_steps"), [(0.1, 1), (0.05, 4)])
+@amplified
+def test_a_scaffold_reaches_the_true_optimum(step_size: float, local_steps: int, amplify: float) -> None:
+    # In the twin the slowest case, γ = 0.5 with one step of 0.1, comes within 1e-9 after 79 cycles.
+    found = path(run("a-scaffold", CYCLIC, 80, step_size, local_steps, amplify=amplify))
+    assert found[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
+    # There the mean gradient vanishes, and c with it.
+    assert found[-1, 1] == pytest.approx(0, abs=1e-8)

@@ -1,0 +1,251 @@
+"""Identity 13: same seed, same bits; every engine gives the loop's result; a cycle of one group is uniform sampling.
+
+The loop itself is held to a numpy twin of the pairwise methods, step by step on the rows and scores that were drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedauc.algorithms import methods
+from fedauc.data.clients import Clients
+from fedauc.engines.draws import Draws
+from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.interfaces import Cohort, Engine, Order, Participation, Tree, Visits
+from fedauc.ledger import Traffic
+from fedauc.participation.cyclic import Cyclic
+from fedauc.participation.full import Full
+from fedauc.participation.uniform import Uniform
+from fedauc.stages import Geometric
+from identities.identity_runs import clients_of, flat, gaussian, linear, path
+
+ENGINES: tuple[str, ...] = get_args(get_type_hints(Recipe)["engine"])
+"""Every engine a recipe may name, so that a new one is tested without being listed here."""
+
+METHODS = sorted(methods())
+FEATURES, CLIENTS = 3, 6
+COUNTS = [(3, 8), (5, 4), (2, 6), (4, 9), (6, 2), (1, 5)]
+
+PARTICIPATIONS: dict[str, Participation] = {
+    "cyclic": Cyclic(groups=2, per_round=2),
+    "uniform": Uniform(per_round=2, rounds_per_cycle=2),
+    "full": Full(),
+}
+
+engines = pytest.mark.parametrize("engine", ENGINES)
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+class Outcome(NamedTuple):
+    """All that a run leaves behind."""
+
+    path: np.ndarray
+    values: list[float | None]
+    vitals: list[dict[str, float]]
+    memories: dict[int, np.ndarray]
+    traffic: Traffic
+
+
+def clients() -> Clients:
+    return clients_of(gaussian(COUNTS, FEATURES, seed=13))
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    """A small model whose weights come from their own stream."""
+    rng = np.random.default_rng(13)
+    built = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 1)).double()
+    for parameter in built.parameters():
+        parameter.data = torch.from_numpy(rng.normal(0, 0.5, parameter.shape))
+    return built
+
+
+def recipe_of(method: str, participation: Participation | None = None, **own: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "participation": participation or PARTICIPATIONS[methods()[method].participation],
+        "stages": Geometric(initial=1, decay=0.5, scale=2),
+        "cycles": 3,
+        "step_size": 0.05,
+        "local_steps": 3,
+        "positives": 2,
+        "negatives": 3,
+        "dtype": "float64",
+    }
+    return Recipe.of(method, **{**settings, **own})
+
+
+def outcome(recipe: Recipe, module: nn.Module) -> Outcome:
+    training, _, start = assemble(recipe, module, clients())
+    rounds = list(training.rounds(start))
+    memories = {client: flat(memory) for client, memory in training.engine.memories().items()}
+    values, vitals = [finished.value for finished in rounds], [finished.vitals for finished in rounds]
+    return Outcome(path(rounds), values, vitals, memories, rounds[-1].traffic)
+
+
+def assert_same_bits(one: Outcome, other: Outcome) -> None:
+    np.testing.assert_array_equal(one.path, other.path)
+    assert (one.values, one.vitals, one.traffic) == (other.values, other.vitals, other.traffic)
+    assert one.memories.keys() == other.memories.keys()
+    for client, memory in one.memories.items():
+        np.testing.assert_array_equal(memory, other.memories[client])
+
+
+@engines
+@every_method
+def test_same_seed_gives_the_same_bits_whatever_the_global_generators(engine: str, method: str) -> None:
+    """Dropout included: a module's own randomness is keyed as well."""
+    recipe = recipe_of(method, engine=engine, seed=4)
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        np.random.seed(noise)  # noqa: NPY002 - the global generator is the point
+        found.append(outcome(recipe, network(dropout=0.3)))
+    assert_same_bits(*found)
+
+
+@engines
+@every_method
+def test_another_seed_gives_other_bits(engine: str, method: str) -> None:
+    one, other = (outcome(recipe_of(method, engine=engine, seed=seed), network()) for seed in (4, 5))
+    assert np.abs(one.path[-1] - other.path[-1]).max() > 1e-6
+
+
+@engines
+def test_a_run_leaves_the_global_generators_alone(engine: str) -> None:
+    module = network(dropout=0.3)
+    before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the global generator is the point
+    outcome(recipe_of("cycp-pairwise", engine=engine), module)
+    after = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the global generator is the point
+    assert torch.equal(before[0], after[0])
+    assert str(before[1]) == str(after[1])
+
+
+@engines
+@pytest.mark.parametrize("weighting", ["clients", "pooled"])
+@every_method
+def test_every_engine_gives_the_loops_result(engine: str, method: str, weighting: str) -> None:
+    loop, other = (outcome(recipe_of(method, engine=name, weighting=weighting), network()) for name in ("loop", engine))
+    # Engines may sum in another order; over some thirty steps that is a few units in the last place.
+    np.testing.assert_allclose(other.path, loop.path, rtol=1e-10, atol=1e-12)
+    assert [value is None for value in other.values] == [value is None for value in loop.values]
+    found, wanted = ([value for value in run.values if value is not None] for run in (other, loop))
+    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
+    assert other.traffic == loop.traffic
+    assert other.memories.keys() == loop.memories.keys()
+    for client, memory in loop.memories.items():
+        np.testing.assert_allclose(other.memories[client], memory, rtol=1e-10, atol=1e-12)
+
+
+@every_method
+def test_one_group_gives_the_bits_of_uniform_sampling(method: str) -> None:
+    found = [
+        outcome(recipe_of(method, participation, seed=4), network(dropout=0.3))
+        for participation in (Cyclic(groups=1, per_round=3), Uniform(per_round=3, rounds_per_cycle=1))
+    ]
+    assert_same_bits(*found)
+
+
+@every_method
+def test_one_whole_group_gives_the_bits_of_full_participation(method: str) -> None:
+    found = [
+        outcome(recipe_of(method, participation, seed=4), network(dropout=0.3))
+        for participation in (Cyclic(groups=1), Full())
+    ]
+    assert_same_bits(*found)
+
+
+# ------------------------------------------------------------------------------------------------------ the numpy twin
+
+
+class Pools(NamedTuple):
+    """Scores by class."""
+
+    positives: np.ndarray
+    negatives: np.ndarray
+
+
+def sigmoid_slope(gap: np.ndarray) -> np.ndarray:
+    """ψ'(t) of ψ(t) = 1/(1 + e^t)."""
+    loss = 1 / (1 + np.exp(gap))
+    return np.asarray(-loss * (1 - loss))
+
+
+def pairwise_visit(
+    w: np.ndarray, batches: Sequence[Pools], passive: Sequence[Pools], step_size: float
+) -> tuple[np.ndarray, list[Pools]]:
+    """I steps of w ← w - η(G1 + G2) with h = w·x; the active scores as they were computed."""
+    emitted = []
+    for rows, old in zip(batches, passive, strict=True):
+        up, down = rows.positives @ w, rows.negatives @ w
+        first = sigmoid_slope(up[:, None] - old.negatives[None, :]).mean(axis=1)
+        second = sigmoid_slope(old.positives[:, None] - down[None, :]).mean(axis=0)
+        gradient = first @ rows.positives / len(up) - second @ rows.negatives / len(down)
+        emitted.append(Pools(up, down))
+        w = w - step_size * gradient
+    return w, emitted
+
+
+class Recorder(Engine):
+    """Another engine, and what it was sent."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner, self.orders = inner, list[Order]()
+
+    def visit(self, order: Order, cohort: Cohort) -> Visits:
+        self.orders.append(order)
+        return self.inner.visit(order, cohort)
+
+    def memories(self) -> dict[int, Tree]:
+        return self.inner.memories()
+
+    def restore(self, memories: dict[int, Tree]) -> None:
+        self.inner.restore(memories)
+
+
+def drawn_from(passive: np.ndarray, pool: np.ndarray) -> bool:
+    """Whether scores were drawn from a pool without replacement; small clients put a score in more than once."""
+    taken, held = (Counter(np.round(scores, 10).reshape(-1).tolist()) for scores in (passive, pool))
+    return taken <= held
+
+
+@engines
+@pytest.mark.parametrize("method", ["cycp-pairwise", "rs-pairwise", "fedxl1"])
+def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> None:
+    data, start = clients(), np.array([0.4, -0.2, 0.1])
+    recipe = recipe_of(method, engine=engine, seed=6)
+    training, _, state = assemble(recipe, linear(start), data)
+    recorder = Recorder(training.engine)
+    rounds = list(replace(training, engine=recorder).rounds(state))
+    draws, inputs = Draws(data, training.setting, "classes"), data.inputs.numpy()
+    length, window = training.setting.cycle_length, method == "rs-pairwise"
+    w, scores = start, list[list[Pools]]()
+    for finished, order in zip(rounds, recorder.orders, strict=True):
+        phase, number = finished.phase, finished.phase.round
+        first = number - length if window else (number // length - 1) * length
+        earlier = [part for chunk in scores[max(first, 0) : first + length] for part in chunk]
+        ends, emitted = [], list[Pools]()
+        for place, client in enumerate(finished.cohort.clients):
+            index = np.asarray(draws.rows(client, phase)[0])
+            batches = [Pools(inputs[rows[:2]], inputs[rows[2:]]) for rows in index]
+            if phase.scoring:
+                emitted += [Pools(rows.positives @ w, rows.negatives @ w) for rows in batches]
+                continue
+            own = Pools(*(side[place].numpy() for side in order.own))
+            for side in (0, 1):
+                assert drawn_from(own[side], np.concatenate([part[side] for part in earlier]))
+            passive = [Pools(*sides) for sides in zip(*own, strict=True)]
+            end, found = pairwise_visit(w, batches, passive, phase.step_size)
+            ends.append(end)
+            emitted += found
+        w = np.mean(ends, axis=0) if ends else w
+        scores.append(emitted)
+        np.testing.assert_allclose(flat(finished.state.server.shared), w, rtol=1e-12, atol=1e-14)
+    # The run goes somewhere.
+    assert np.abs(w - start).max() > 1e-2

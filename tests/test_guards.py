@@ -1,0 +1,152 @@
+"""A run that cannot go on stops, and says in which round, what happened and what to try."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedauc.algorithms import algorithms
+from fedauc.experiments.fitting import fit
+from fedauc.guards import DUAL_LIMIT, TrainingStopped, check_round, check_scores
+from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
+from fedauc.objectives.contrastive import Contrastive
+from fedauc.objectives.logistic import Logistic
+from fedauc.objectives.minimax import Minimax
+from fedauc.objectives.sigmoid import PairwiseSigmoid
+from fedauc.objectives.square import PairwiseSquare
+from small_federations import FEATURES, federation, held_out, linear, small
+
+PHASE = Phase(round=17, cycle=5, stage=2, step_size=0.1, local_steps=1, batch=BatchSize(1, 1))
+
+
+def algorithm(name: str, objective: object) -> Algorithm:
+    kind: type[Algorithm] = algorithms()[name]
+    return kind(objective=objective)  # type: ignore[arg-type]
+
+
+FEDAVG = algorithm("fedavg", Logistic())
+RAW = algorithm("minimax", Minimax(score="identity"))
+BOUNDED = algorithm("minimax", Minimax(score="sigmoid"))
+
+
+# -------------------------------------------------------------------------------------------------------- whole runs
+
+
+def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
+    # The squared surrogate's curvature is of order 1, so a step of 1e6 multiplies the weights by 1e6 each step.
+    recipe = small("cycp-pairwise", objective=PairwiseSquare(), step_size=1e6, cycles=50)
+    with pytest.raises(TrainingStopped) as caught:
+        fit(linear(), federation(), recipe)
+    message = str(caught.value)
+    assert message.startswith("stopped in round ")
+    assert "of the 5 shared values are NaN or infinite" in message
+    assert "try a smaller step size (now 1e+06, say 100000)" in message
+    assert "\n" not in message
+
+
+def test_a_diverging_dual_stops_before_it_overflows() -> None:
+    recipe = small("cycp-minimax", objective=Minimax(score="identity"), step_size=1.5, cycles=50)
+    with pytest.raises(TrainingStopped) as caught:
+        fit(linear(), federation(), recipe)
+    message = str(caught.value)
+    assert "the dual alpha is " in message
+    assert "beyond 1000: it diverges" in message
+    assert "score='sigmoid'" in message
+    assert "stopped in round " in message
+
+
+def test_a_dead_scorer_stops_at_the_first_evaluation() -> None:
+    # A rectifier far below zero: every score is 0 and so is every gradient.
+    module = nn.Sequential(linear(), nn.ReLU())
+    with torch.no_grad():
+        module[0].bias.fill_(-100)  # type: ignore[operator]
+    with pytest.raises(TrainingStopped) as caught:
+        fit(module, federation(), small("cycp-pairwise"), test=held_out())
+    message = str(caught.value)
+    # The scoring cycle has rounds 0 to 2, so the first learning cycle ends with round 5.
+    assert message.startswith("stopped in round 5 (cycle 1, stage 0): the scorer is dead: ")
+    assert "all 200 evaluation scores equal 0" in message
+    assert "try a smaller step size (now 0.1, say 0.01), another initialisation" in message
+
+
+def test_the_rounds_before_the_stop_were_handed_out() -> None:
+    seen: list[int] = []
+    recipe = small("cycp-pairwise", objective=PairwiseSquare(), step_size=1e6, cycles=50)
+    with pytest.raises(TrainingStopped) as caught:
+        fit(linear(), federation(), recipe, observer=lambda finished, _: seen.append(finished.phase.round))
+    assert seen == list(range(len(seen)))
+    assert f"stopped in round {len(seen)} " in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------------- the checks
+
+
+def shared(*values: float) -> Model:
+    return Model(torch.tensor(values), torch.zeros(1))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_enough(value: float) -> None:
+    with pytest.raises(TrainingStopped, match=r"round 17 \(cycle 5, stage 2\): 1 of the 4 shared values"):
+        check_round(FEDAVG, PHASE, shared(1.0, value, 2.0), {})
+    check_round(FEDAVG, PHASE, shared(1.0, 3e38, 2.0), {})
+
+
+def test_buffers_are_checked_too() -> None:
+    with pytest.raises(TrainingStopped, match="1 of the 2 shared values"):
+        check_round(FEDAVG, PHASE, Model(torch.ones(1), torch.tensor([math.nan])), {})
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_dual_may_reach_its_limit_and_not_pass_it(sign: int) -> None:
+    check_round(RAW, PHASE, shared(1.0), {"alpha": sign * DUAL_LIMIT})
+    with pytest.raises(TrainingStopped, match="the dual alpha is"):
+        check_round(RAW, PHASE, shared(1.0), {"alpha": sign * DUAL_LIMIT * 1.01})
+
+
+def test_a_dual_that_is_not_finite_is_reported_as_such() -> None:
+    with pytest.raises(TrainingStopped, match="1 of the 2 shared values are NaN"):
+        check_round(RAW, PHASE, shared(math.nan), {"alpha": math.nan})
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [(RAW, "or score='sigmoid'"), (BOUNDED, "another initialisation"), (FEDAVG, "another initialisation")],
+    ids=["raw", "bounded", "fedavg"],
+)
+def test_the_remedy_fits_the_algorithm(kind: Algorithm, remedy: str) -> None:
+    with pytest.raises(TrainingStopped, match=f"smaller step size .now 0.1, say 0.01.*{remedy}"):
+        check_round(kind, PHASE, shared(math.nan), {})
+
+
+def test_scores_that_only_saturate_are_dead_where_the_link_squashes_them() -> None:
+    # In float32 the sigmoid of 100 and of 200 is 1, while the raw outputs still rank.
+    outputs = torch.tensor([100.0, 200.0])
+    with pytest.raises(TrainingStopped, match="all 2 evaluation scores equal 1; "):
+        check_scores(BOUNDED, PHASE, outputs)
+    check_scores(RAW, PHASE, outputs)
+
+
+def test_one_different_score_keeps_a_scorer_alive() -> None:
+    check_scores(algorithm("pairwise", PairwiseSigmoid()), PHASE, torch.tensor([0.0, 0.0, 1e-30]))
+
+
+def test_scores_that_are_not_finite_are_counted() -> None:
+    with pytest.raises(TrainingStopped, match="2 of 3 evaluation scores are NaN or infinite"):
+        check_scores(FEDAVG, PHASE, torch.tensor([0.0, math.nan, math.inf]))
+
+
+def test_embeddings_are_dead_when_all_rows_agree() -> None:
+    metric = algorithm("pairwise", Contrastive())
+    with pytest.raises(TrainingStopped, match="all 3 evaluation scores equal"):
+        check_scores(metric, PHASE, torch.tensor([1.0, 2.0]).expand(3, 2))
+    check_scores(metric, PHASE, torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 3.0]]))
+
+
+def test_a_healthy_run_is_not_stopped() -> None:
+    fitted = fit(linear(), federation(), small("cycp-minimax"), test=held_out())
+    assert len(fitted.history) == 2
+    assert fitted.module.get_parameter("weight").shape == (1, FEATURES)

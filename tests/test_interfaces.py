@@ -1,0 +1,161 @@
+"""The records, their trees, and the reduction that the server does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedauc.algorithms import algorithms
+from fedauc.interfaces import (
+    BatchSize,
+    Cohort,
+    GapObjective,
+    PairObjective,
+    PointObjective,
+    Setting,
+    Tree,
+    Upload,
+    is_empty,
+    mean_last,
+    reduce,
+    tree_at,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+)
+from fedauc.objectives import objectives
+from fedauc.objectives.logistic import Logistic
+from fedauc.objectives.minimax import Minimax
+from small_federations import HOLDING, federation, same_bits
+
+
+class Pair(NamedTuple):
+    """A record with a leaf and a subtree."""
+
+    first: Tensor
+    rest: Tree
+
+
+def pair(value: float) -> Pair:
+    return Pair(torch.tensor([value]), (torch.tensor([[value, value + 1]]), (), Pair(torch.tensor(value), ())))
+
+
+def test_batch_total_is_both_classes() -> None:
+    assert BatchSize(2, 3).total == 5
+
+
+def test_clients_of_a_setting_are_those_that_hold_data() -> None:
+    assert Setting(0, 3, BatchSize(1, 1), federation().census, "clients").clients == HOLDING
+
+
+def test_tree_map_keeps_the_structure_and_reaches_every_leaf() -> None:
+    doubled = tree_map(lambda leaf: 2 * leaf, pair(3.0))
+    assert type(doubled) is Pair
+    assert type(doubled.rest[2]) is Pair
+    assert [leaf.tolist() for leaf in tree_leaves(doubled)] == [[6.0], [[6.0, 8.0]], 6.0]
+    assert tree_map(torch.neg, ()) == ()
+
+
+def test_tree_map_takes_trees_side_by_side_and_refuses_another_shape() -> None:
+    assert same_bits(tree_map(torch.add, pair(1.0), pair(2.0)).rest[2], Pair(torch.tensor(3.0), ()))
+    with pytest.raises(ValueError, match="zip"):
+        tree_map(torch.add, (torch.ones(1), torch.ones(1)), (torch.ones(1),))
+
+
+def test_stacking_and_picking_are_inverse() -> None:
+    trees = [pair(float(value)) for value in range(3)]
+    stacked = tree_stack(trees)
+    assert [leaf.shape[0] for leaf in tree_leaves(stacked)] == [3, 3, 3]
+    assert all(same_bits(tree_at(stacked, index), tree) for index, tree in enumerate(trees))
+
+
+def test_only_the_empty_tuple_is_empty() -> None:
+    assert is_empty(())
+    assert not is_empty(torch.zeros(0))
+    assert not is_empty(pair(0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_reduce_averages_the_mean_with_the_cohorts_weights_and_keeps_the_pool(dtype: torch.dtype) -> None:
+    values = np.arange(12, dtype=float).reshape(3, 4)
+    upload = Upload(
+        mean=(torch.from_numpy(values).to(dtype), torch.tensor([1.0, 2.0, 4.0], dtype=dtype)), pool=torch.ones(3, 2)
+    )
+    reduced = reduce(upload, Cohort(0, (5, 6, 7), (0.5, 0.25, 0.25)))
+    assert reduced.mean[0].dtype == dtype
+    # Halves and quarters of small integers are exact.
+    assert reduced.mean[0].tolist() == (np.array([0.5, 0.25, 0.25]) @ values).tolist()
+    assert reduced.mean[1].item() == 2.0
+    assert reduced.pool is upload.pool
+    assert reduce(Upload(), Cohort(0, (1,), (1.0,))) == Upload()
+
+
+def test_mean_of_nothing_is_zero() -> None:
+    assert mean_last(torch.ones(2, 0)).tolist() == [0, 0]
+    assert mean_last(torch.tensor([[1.0, 3.0]])).tolist() == [2.0]
+
+
+class Cube(GapObjective):
+    """A surrogate that knows no derivative."""
+
+    name = "cube"
+
+    def value(self, gap: Tensor) -> Tensor:
+        return gap**3
+
+
+class Quartic(PointObjective):
+    """A row loss that knows no derivative."""
+
+    name = "quartic"
+
+    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return (scores - labels) ** 4
+
+
+def test_slopes_come_by_autograd_where_an_objective_gives_none() -> None:
+    gap = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
+    torch.testing.assert_close(Cube().slope(gap), 3 * gap**2, rtol=1e-12, atol=0)
+    torch.testing.assert_close(Quartic().slope(gap, torch.ones_like(gap)), 4 * (gap - 1) ** 3, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", ["identity", "sigmoid"])
+def test_the_link_gives_scores_and_their_derivative(score: str) -> None:
+    raw = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
+    scores, slope = Logistic().link(raw) if score == "identity" else Cube(score="sigmoid").link(raw)
+    expected = raw.numpy() if score == "identity" else 1 / (1 + np.exp(-raw.numpy()))
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
+    ahead = (raw + 1e-6).numpy() if score == "identity" else 1 / (1 + np.exp(-(raw.numpy() + 1e-6)))
+    # A forward difference of 1e-6 is right to about 1e-6.
+    np.testing.assert_allclose(slope, (ahead - expected) / 1e-6, atol=1e-6)
+
+
+def test_an_unknown_link_is_refused() -> None:
+    with pytest.raises(ValueError, match="score is 'relu'; use 'identity' or 'sigmoid'"):
+        Cube(score="relu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_bad_weight_decay_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"weight_decay is -0\.1; it must be at least 0"):
+        algorithms()[name](weight_decay=-0.1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="weight_decay is nan"):
+        algorithms()[name](weight_decay=float("nan"))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_an_objective_of_another_kind_is_refused(name: str) -> None:
+    kind = algorithms()[name]
+    # Each algorithm takes one of the three kinds of objective: that of its default.
+    families = (PointObjective, PairObjective, Minimax)
+    (family,) = (each for each in families if isinstance(kind().objective, each))  # type: ignore[call-arg]
+    for objective in (each() for each in objectives().values()):
+        if isinstance(objective, family):
+            assert kind(objective=objective).objective is objective
+        else:
+            with pytest.raises(ValueError, match=f"^objective is '{objective.name}'; {name} needs a "):
+                kind(objective=objective)

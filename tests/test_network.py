@@ -1,0 +1,302 @@
+"""A module as a function of flat vectors: what travels, what stays, and what the caller's things look like after."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedauc.engines.draws import Draws
+from fedauc.experiments.recipe import assemble
+from fedauc.interfaces import Model, tree_at
+from fedauc.network import ModuleNetwork
+from small_federations import FEATURES, federation, held_out, linear, listen, run, same_bits, small
+
+ROWS = held_out().inputs[:6]
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    """The module in float64 with keyed parameters."""
+    rng = np.random.default_rng(11)
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter.copy_(torch.from_numpy(0.5 * rng.normal(size=parameter.shape)))
+    return module
+
+
+def normed() -> nn.Module:
+    """BatchNorm: 4 + 4 float statistics and one integer count; 8 + 5 parameters."""
+    return seeded(nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)))
+
+
+# ------------------------------------------------------------------------------------------------- flat vectors
+
+
+@pytest.mark.parametrize(
+    "module", [linear(), normed(), seeded(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))]
+)
+def test_state_and_module_are_inverse(module: nn.Module) -> None:
+    network = ModuleNetwork(module)
+    model = network.state()
+    assert len(model.weights) == sum(p.numel() for p in module.parameters())
+    assert len(model.buffers) == sum(b.numel() for b in module.buffers())
+    back = network.module(model)
+    assert not back.training
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in module.state_dict().items())
+    moved = network.module(Model(model.weights + 1, model.buffers + 1)).state_dict()
+    assert all(torch.equal(moved[name], value + 1) for name, value in module.state_dict().items())
+
+
+def test_the_network_is_a_copy() -> None:
+    module = linear()
+    network = ModuleNetwork(module)
+    before = network.state()
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert same_bits(network.state(), before)
+    network.module(before).get_parameter("weight").data.add_(1)
+    network.state().weights.add_(1)
+    assert same_bits(network.state(), before)
+
+
+@pytest.mark.parametrize("module", [linear(), normed()])
+def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.Module) -> None:
+    network = ModuleNetwork(module)
+    model = network.state()
+    scored = network.score(model, ROWS)
+    twin = copy.deepcopy(module).train()
+    outputs = twin(ROWS)[:, 0]
+    cotangent = torch.arange(6, dtype=torch.float64) - 2
+    expected = torch.autograd.grad(outputs, list(twin.parameters()), cotangent)
+    torch.testing.assert_close(scored.outputs, outputs.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        scored.pullback(cotangent), torch.cat([g.flatten() for g in expected]), rtol=1e-12, atol=1e-12
+    )
+    buffers = [b.double().flatten() for b in twin.buffers()]
+    torch.testing.assert_close(scored.buffers, torch.cat([torch.zeros(0).double(), *buffers]), rtol=1e-12, atol=1e-12)
+    assert not scored.outputs.requires_grad
+    assert same_bits(model, network.state())
+
+
+def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
+    network = ModuleNetwork(nn.Sequential(normed(), nn.Dropout(0.9)))
+    model = network.score(network.state(), ROWS)
+    trained = Model(network.state().weights, model.buffers)
+    with torch.no_grad():
+        expected = network.module(trained)(ROWS)[:, 0]
+    assert torch.equal(network.predict(trained, ROWS), expected)
+    torch.testing.assert_close(network.predict(trained, ROWS, rows=4), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_predict_leaves_its_inputs_alone_even_if_the_module_writes_in_place() -> None:
+    network = ModuleNetwork(seeded(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 1))))
+    rows = ROWS.clone()
+    network.predict(network.state(), rows)
+    assert torch.equal(rows, ROWS)
+
+
+# --------------------------------------------------------------------------------------- buffers, frozen, tied
+
+
+def batchnorm_twin(mean: np.ndarray, var: np.ndarray, batches: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The running statistics after some batches, with momentum 0.1 and the unbiased variance."""
+    for rows in batches:
+        mean = 0.9 * mean + 0.1 * rows.mean(axis=0)
+        var = 0.9 * var + 0.1 * rows.var(axis=0, ddof=1)
+    return mean, var
+
+
+def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
+    clients, module, recipe = federation(), normed(), small("cycp-fedavg", cycles=1)
+    training, network, state = assemble(recipe, module, clients)
+    draws = Draws(clients, training.setting, "rows")
+    statistics = np.zeros(FEATURES), np.ones(FEATURES)
+    for finished in training.rounds(state):
+        visited = []
+        for client in finished.cohort.clients:
+            batches = [clients.inputs.numpy()[rows] for rows in draws.rows(client, finished.phase).rows]
+            visited.append(batchnorm_twin(*statistics, batches))
+        mean, var = np.mean([m for m, _ in visited], axis=0), np.mean([v for _, v in visited], axis=0)
+        statistics = mean, var
+        shared: Model = finished.state.server.shared
+        # Buffers in the module's order: running mean, running variance, number of batches (2 per round).
+        expected = np.concatenate([mean, var, [2.0 * (finished.phase.round + 1)]])
+        np.testing.assert_allclose(shared.buffers.numpy(), expected, rtol=0, atol=1e-12)
+    counted = network.module(shared).get_buffer("0.num_batches_tracked")
+    assert counted.dtype == torch.int64
+    assert int(counted) == 6
+
+
+def test_integer_buffers_are_rounded_when_put_back() -> None:
+    network = ModuleNetwork(normed())
+    model = network.state()
+    filled = network.module(Model(model.weights, torch.full_like(model.buffers, 2.6)))
+    counted, mean = filled.get_buffer("0.num_batches_tracked"), filled.get_buffer("0.running_mean")
+    assert (int(counted), counted.dtype) == (3, torch.int64)
+    assert mean.tolist() == [2.6] * FEATURES
+
+
+def test_scoring_rounds_leave_the_statistics_alone() -> None:
+    rounds = run(small("cycp-pairwise", cycles=1), normed())
+    start = ModuleNetwork(normed()).state().buffers
+    assert all(torch.equal(r.state.server.shared.buffers, start) for r in rounds if r.phase.scoring)
+    assert not torch.equal(rounds[-1].state.server.shared.buffers, start)
+
+
+class Counting(nn.Module):
+    """Replaces its buffer instead of writing into it."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.seen = self.seen + len(rows)
+        found: Tensor = self.layer(rows)
+        return found
+
+
+def test_a_buffer_that_is_replaced_travels_too() -> None:
+    # 2 cycles of 3 rounds of 2 steps of 5 rows, averaged over clients that all count alike.
+    rounds = run(small("cycp-fedavg"), seeded(Counting()))
+    assert rounds[-1].state.server.shared.buffers.tolist() == [60.0]
+
+
+def test_frozen_parameters_never_move_and_never_travel() -> None:
+    module = seeded(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)))
+    module.get_parameter("0.weight").requires_grad_(False)
+    rounds, exchanges = listen(small("cycp-fedavg"), module)
+    # 3 + 3 + 1 of the 19 parameters are trainable.
+    assert all(e.order.shared.weights.shape == (7,) for e in exchanges)
+    assert all(tree_at(e.upload, 0).mean.weights.shape == (7,) for e in exchanges)
+    trained = ModuleNetwork(module, torch.float64).module(rounds[-1].state.server.shared)
+    moved = {n for n, p in trained.named_parameters() if not torch.equal(p, module.get_parameter(n))}
+    assert moved == {"0.bias", "2.weight", "2.bias"}
+    assert {n for n, p in trained.named_parameters() if not p.requires_grad} == {"0.weight"}
+
+
+class Tied(nn.Module):
+    """h = tanh(tanh(x W) W) summed: one matrix used twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(FEATURES, FEATURES, bias=False)
+        self.two = nn.Linear(FEATURES, FEATURES, bias=False)
+        self.two.weight = self.one.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.tanh(self.two(torch.tanh(self.one(rows)))).sum(1)
+
+
+def test_tied_parameters_travel_once_and_stay_tied() -> None:
+    module = seeded(Tied())
+    network = ModuleNetwork(module)
+    model = network.state()
+    assert model.weights.shape == (FEATURES * FEATURES,)
+    cotangent = torch.ones(6, dtype=torch.float64)
+    gradient = network.score(model, ROWS).pullback(cotangent)
+    (expected,) = torch.autograd.grad(module(ROWS).sum(), list(module.parameters()))
+    torch.testing.assert_close(gradient, expected.flatten(), rtol=1e-12, atol=1e-12)
+    trained = network.module(run(small("cycp-pairwise"), module)[-1].state.server.shared)
+    assert trained.get_parameter("one.weight") is trained.get_parameter("two.weight")
+    assert not torch.equal(trained.get_parameter("one.weight"), module.get_parameter("one.weight"))
+
+
+class OnlyFirst(nn.Module):
+    """A spare layer that the output does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(FEATURES, 1)
+        self.spare = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.used(rows)
+        return found
+
+
+def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
+    network = ModuleNetwork(seeded(OnlyFirst()))
+    gradient = network.score(network.state(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
+    assert gradient.shape == (5 + 6,)
+    assert bool((gradient[5:] == 0).all())
+    assert bool((gradient[:5] != 0).all())
+
+
+def test_dropout_is_keyed_by_the_seed_and_not_by_the_callers_generator() -> None:
+    module = seeded(nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, 1)))
+    states = []
+    for caller in (1, 2):
+        torch.manual_seed(caller)
+        before = torch.get_rng_state()
+        states.append(run(small("cycp-fedavg"), module)[-1].state.server)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert same_bits(states[0], states[1])
+    plain = run(small("cycp-fedavg"), nn.Sequential(nn.Identity(), module[1]))  # type: ignore[index]
+    assert not torch.equal(plain[-1].state.server.shared.weights, states[0].shared.weights)
+
+
+# ------------------------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -> None:
+    network = ModuleNetwork(normed(), dtype)
+    assert {leaf.dtype for leaf in network.state()} == {dtype}
+    assert network.cast(ROWS).dtype == dtype
+    assert network.predict(network.state(), ROWS).dtype == dtype
+
+
+def test_integer_inputs_stay_integers() -> None:
+    images = torch.arange(8, dtype=torch.uint8).reshape(2, 4)
+    assert ModuleNetwork(linear()).cast(images).dtype == torch.uint8
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+class Wrong(nn.Module):
+    """Returns a fixed shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.scale * torch.ones(self.shape)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 1), (1, 6), (6, 2, 2), (6, 1, 1)])
+def test_a_wrong_output_shape_is_named(shape: tuple[int, ...]) -> None:
+    network = ModuleNetwork(Wrong(shape))
+    message = f"the model's output has shape {shape} for 6 rows; it must be"
+    for call in (network.score, network.predict):
+        with pytest.raises(ValueError) as caught:
+            call(network.state(), ROWS.float())
+        assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((6,), (6,)), ((6, 1), (6,)), ((6, 3), (6, 3))])
+def test_right_output_shapes_pass(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    network = ModuleNetwork(Wrong(shape))
+    assert network.score(network.state(), ROWS.float()).outputs.shape == expected
+    assert network.predict(network.state(), ROWS.float()).shape == expected
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0 trainable parameters; .*requires_grad"):
+        ModuleNetwork(linear().requires_grad_(False))
+
+
+def test_mixed_precision_parameters_are_refused_unless_a_dtype_is_asked_for() -> None:
+    module = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1).double())
+    with pytest.raises(ValueError, match=r"dtypes \['torch.float32', 'torch.float64'\]; use one: model.to\(dtype\)"):
+        ModuleNetwork(module)
+    assert ModuleNetwork(module, torch.float32).dtype == torch.float32
