@@ -11,8 +11,9 @@ from torch import nn
 
 from fedauc.data.clients import Clients, Examples
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
-from fedauc.interfaces import Cohort, Engine, Order, Tree, Upload, Visits, tree_leaves
+from fedauc.interfaces import Cohort, Engine, Order, Upload, Visits
 from fedauc.training import Round
+from fedauc.trees import Tree, tree_leaves
 
 POSITIVES = (3, 0, 0, 4, 2, 1, 5, 0)
 NEGATIVES = (5, 6, 0, 0, 7, 1, 5, 3)
@@ -48,7 +49,7 @@ def held_out(separation: float = 1.0, rows: int = 200) -> Examples:
 
 
 def linear(seed: int = 0, bias: bool = True) -> nn.Linear:
-    """A linear scorer in float64 with keyed weights; the global generator is left alone."""
+    """A linear scorer in float64 with keyed weights."""
     module = nn.Linear(FEATURES, 1, bias=bias, dtype=torch.float64)
     rng = np.random.default_rng([seed, 1])
     with torch.no_grad():

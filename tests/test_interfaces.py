@@ -10,26 +10,12 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms import algorithms
-from fedauc.interfaces import (
-    BatchSize,
-    Cohort,
-    GapObjective,
-    PairObjective,
-    PointObjective,
-    Setting,
-    Tree,
-    Upload,
-    is_empty,
-    mean_last,
-    reduce,
-    tree_at,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-)
+from fedauc.interfaces import BatchSize, Cohort, GapObjective, PairObjective, PointObjective, Setting, Upload, mean_last
 from fedauc.objectives import objectives
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
+from fedauc.training import reduce
+from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
 from small_federations import HOLDING, federation, same_bits
 
 

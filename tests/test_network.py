@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedauc.engines.draws import Draws
 from fedauc.experiments.recipe import assemble
-from fedauc.interfaces import Model, tree_at
+from fedauc.interfaces import Model
 from fedauc.network import ModuleNetwork
+from fedauc.trees import tree_at
 from small_federations import FEATURES, federation, held_out, linear, listen, run, same_bits, small
 
 ROWS = held_out().inputs[:6]

@@ -80,10 +80,14 @@ def test_milestones_fall_at_their_shares() -> None:
 
 
 def test_a_milestone_stretch_without_cycles_vanishes_but_still_decays() -> None:
-    # Of 4 cycles, 0.5 and 0.55 both round to 2: the step falls twice there.
-    stages = Milestones(at=(0.5, 0.55), decay=0.1).stages(budget(cycles=4))
+    # Of 4 cycles, shares of 0.3 and 0.5 both reach into the second: the step falls twice after it.
+    stages = Milestones(at=(0.3, 0.5), decay=0.1).stages(budget(cycles=4))
     assert [stage.cycles for stage in stages] == [2, 2]
     np.testing.assert_allclose([stage.step_size for stage in stages], [0.1, 0.001], rtol=1e-12)
+
+
+def test_even_one_cycle_runs_at_the_full_step() -> None:
+    assert Milestones().stages(budget(cycles=1)) == [Stage(1, 0.1, 4)]
 
 
 def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple[int, float, int]]:

@@ -7,11 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Algorithm, Phase, Tree, tree_leaves
+from fedauc.interfaces import Algorithm, Phase
 from fedauc.objectives.minimax import Minimax
+from fedauc.trees import Tree, tree_leaves
 
 DUAL_LIMIT = 1e3
 """At the saddle α is minus the gap between the classes' mean scores, about the margin; far beyond, it has run away."""
+
+
+SATURATED = 1e-10
+"""A link whose slope is below this everywhere passes no gradient on: float32 sigmoid scores are then 0 or 1."""
 
 
 class TrainingStopped(RuntimeError):
@@ -37,9 +42,12 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
         broken = int((~torch.isfinite(outputs)).sum())
         what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
-    scores, _ = algorithm.objective.link(outputs)
+    scores, slopes = algorithm.objective.link(outputs)
     if bool((scores == scores[:1]).all()):
         what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
+        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+    if float(slopes.max()) < SATURATED:
+        what = f"the scorer is dead: all {len(scores)} evaluation scores are saturated, so no gradient flows"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
 
 

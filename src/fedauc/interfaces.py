@@ -25,14 +25,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Tree = Any
-"""A tensor, or a (named) tuple of trees; `()` is the empty tree. Every record that travels is one."""
+from fedauc.trees import Tree
 
 Draw = Literal["classes", "rows"]
 """What a batch is: so many positives then so many negatives, or so many rows whatever their label."""
@@ -348,9 +347,13 @@ class Algorithm(ABC):
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
         """What the cohort is sent."""
 
+    def blank(self, order: Order) -> Tree:
+        """What a client remembers before its first visit; `()` for algorithms without client memory."""
+        return ()
+
     @abstractmethod
     def begin(self, order: Order, memory: Tree) -> Tree:
-        """A client's local state before its first step; `memory` is `()` on a first visit."""
+        """A client's local state before its first step."""
 
     @abstractmethod
     def step(self, network: Network, order: Order, local: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
@@ -367,6 +370,10 @@ class Algorithm(ABC):
     @abstractmethod
     def model(self, shared: Tree) -> Model:
         """The model inside `shared`."""
+
+    def settle(self, last: Tree, mean: Tree) -> Tree:
+        """What an averaged stage hands on: the mean, save for what must stay the last (control variates)."""
+        return mean
 
     def vitals(self, shared: Tree) -> dict[str, float]:
         """Small numbers worth a column in the records (duals); empty for most."""
@@ -387,57 +394,3 @@ class Engine(ABC):
     @abstractmethod
     def restore(self, memories: dict[int, Tree]) -> None:
         """Put memories back."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A name from the literature for an algorithm under a participation, with defaults that train."""
-
-    name: str
-    algorithm: type[Algorithm]
-    participation: str
-    step_size: float
-    parameters: tuple[tuple[str, Any], ...] = ()
-    reference: str = ""
-
-
-# ------------------------------------------------------------------------------------------------------------ trees
-
-
-def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """Apply a function to the tensors of one tree, or of several trees of one shape."""
-    if isinstance(tree, Tensor):
-        return function(tree, *others)
-    children = [tree_map(function, *branch) for branch in zip(tree, *others, strict=True)]
-    return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
-
-
-def tree_leaves(tree: Tree) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    return [tree] if isinstance(tree, Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]
-
-
-def is_empty(tree: Tree) -> bool:
-    """Whether a tree is `()`."""
-    return isinstance(tree, tuple) and not tree
-
-
-def tree_stack(trees: Sequence[Tree]) -> Tree:
-    """Stack trees of one shape along a new leading dimension."""
-    return tree_map(lambda *leaves: torch.stack(leaves), *trees)
-
-
-def tree_at(tree: Tree, index: int) -> Tree:
-    """The given entry of every leaf's leading dimension."""
-    return tree_map(lambda leaf: leaf[index], tree)
-
-
-def reduce(upload: Upload, cohort: Cohort) -> Upload:
-    """Average `mean` with the cohort's weights, keep `pool` per client."""
-
-    def average(leaf: Tensor) -> Tensor:
-        weights = torch.tensor(cohort.weights, dtype=leaf.dtype, device=leaf.device)
-        mean: Tensor = torch.tensordot(weights, leaf, dims=1)
-        return mean
-
-    return Upload(tree_map(average, upload.mean), upload.pool)

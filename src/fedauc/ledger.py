@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedauc.interfaces import Cohort, Order, Tree, Upload, tree_leaves
+from fedauc.interfaces import Cohort, Order, Upload
+from fedauc.trees import Tree, tree_leaves
 
 
 class Traffic(NamedTuple):

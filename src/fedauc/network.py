@@ -68,7 +68,7 @@ class ModuleNetwork(Network):
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
         """Raw outputs in evaluation mode, in parts of so many rows, on the CPU."""
         module = self.module(model)
-        parts = [_scores(module(self.cast(part)), len(part)).cpu() for part in torch.split(inputs, rows)]
+        parts = [_scores(module(self.cast(part.clone())), len(part)).cpu() for part in torch.split(inputs, rows)]
         return torch.cat(parts)
 
     def cast(self, inputs: Tensor) -> Tensor:
@@ -95,11 +95,9 @@ def _cut(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _scores(outputs: Tensor, rows: int) -> Tensor:
-    if outputs.ndim == 2 and outputs.shape[1] == 1:
-        outputs = outputs[:, 0]
     if outputs.ndim not in (1, 2) or len(outputs) != rows:
         shape = tuple(outputs.shape)
         raise ValueError(
             f"the model's output has shape {shape} for {rows} rows; it must be [rows], [rows, 1] or [rows, E]"
         )
-    return outputs
+    return outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs

@@ -20,6 +20,10 @@ StageOutput = Literal["last", "cycle_mean", "round_mean"]
 """What a stage hands on: its last model, the mean over its cycles (the proof's), or over its rounds (as printed)."""
 
 
+MOST_LOCAL_STEPS = 1_000_000
+"""Beyond this a schedule has run away."""
+
+
 class Stage(NamedTuple):
     """So many learning cycles at one step size and number of local steps."""
 
@@ -104,7 +108,11 @@ class Geometric(StageRule):
         cycles, factor = float(self.initial), 1.0
         while True:
             growth = 1 / math.sqrt(factor) if self.local_steps == "adaptive" else 1.0
-            yield Stage(round(cycles), budget.step_size * factor, max(1, round(budget.local_steps * growth)))
+            local_steps = max(1, round(budget.local_steps * growth))
+            if local_steps > MOST_LOCAL_STEPS:
+                bound = f"it must be at most {MOST_LOCAL_STEPS}: raise decay or initial, or use local_steps='fixed'"
+                raise ValueError(f"local_steps grows to {local_steps} in a late stage; {bound}")
+            yield Stage(round(cycles), budget.step_size * factor, local_steps)
             cycles, factor = cycles * self.scale, factor * self.decay
 
 
@@ -122,14 +130,15 @@ class Milestones(StageRule):
 
     def __post_init__(self) -> None:
         edges = (0.0, *self.at, 1.0)
-        if any(low >= high for low, high in pairwise(edges)):
+        if any(not low < high for low, high in pairwise(edges)):
             raise ValueError(f"at is {self.at}; milestones must rise strictly between 0 and 1")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
 
     def endless(self, budget: Budget) -> Iterator[Stage]:
-        """One stage per stretch; stretches that round to no cycle vanish."""
-        ends = [round(share * budget.cycles) for share in (*self.at, 1.0)]
+        """One stage per stretch; stretches too short for a cycle vanish."""
+        # Rounded up, so that even one cycle runs at the full step size; the slack keeps 0.1 * 30 at 3.
+        ends = [math.ceil(share * budget.cycles - 1e-9) for share in (*self.at, 1.0)]
         for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > start:
                 yield Stage(end - start, budget.step_size * self.decay**index, budget.local_steps)
@@ -149,6 +158,8 @@ class Theory(StageRule):
     ell: float = 1.0
 
     def __post_init__(self) -> None:
+        if not self.ell < math.inf:
+            raise ValueError(f"ell is {self.ell}; it must be finite")
         if not 0 < self.mu <= self.ell:
             raise ValueError(f"mu is {self.mu}; it must be above 0 and at most ell ({self.ell})")
 

@@ -10,22 +10,10 @@ import torch
 from torch import Tensor
 
 from fedauc.guards import check_round
-from fedauc.interfaces import (
-    Algorithm,
-    Cohort,
-    Engine,
-    Model,
-    Phase,
-    Schedule,
-    Server,
-    Setting,
-    Tree,
-    Upload,
-    reduce,
-    tree_map,
-)
+from fedauc.interfaces import Algorithm, Cohort, Engine, Model, Phase, Schedule, Server, Setting, Upload
 from fedauc.ledger import Ledger, Traffic
 from fedauc.stages import Plan, StageOutput
+from fedauc.trees import Tree, tree_map
 
 
 class Average(NamedTuple):
@@ -105,12 +93,25 @@ class Training:
             average = _add(average, server.shared)
         if not phase.ends_stage:
             return server, average
-        mean = tree_map(lambda total: total / average.models.to(total), average.total)
-        return server._replace(shared=mean), ()
+        mean = tree_map(lambda total, last: (total / average.models).to(last), average.total, server.shared)
+        return server._replace(shared=self.algorithm.settle(server.shared, mean)), ()
 
 
 def _add(average: Tree, shared: Tree) -> Average:
     one = torch.ones((), dtype=torch.int64)
+    # In float64: a running sum in bfloat16 stands still after 256 rounds.
+    shared = tree_map(torch.Tensor.double, shared)
     if isinstance(average, Average):
         return Average(tree_map(torch.add, average.total, shared), average.models + one)
     return Average(shared, one)
+
+
+def reduce(upload: Upload, cohort: Cohort) -> Upload:
+    """Average `mean` with the cohort's weights, keep `pool` per client."""
+
+    def average(leaf: Tensor) -> Tensor:
+        weights = torch.tensor(cohort.weights, dtype=leaf.dtype, device=leaf.device)
+        mean: Tensor = torch.tensordot(weights, leaf, dims=1)
+        return mean
+
+    return Upload(tree_map(average, upload.mean), upload.pool)

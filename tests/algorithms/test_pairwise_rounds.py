@@ -244,6 +244,8 @@ class Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(FEATURES, 2, dtype=torch.float64)
+        nn.init.eye_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.layer(rows)
@@ -260,5 +262,6 @@ def test_learning_goes_on_when_the_first_pool_lacks_a_class(came: tuple[tuple[in
     rounds = run(small("cycp-pairwise", participation=trace, **settings), module)
     start, half, end = (rounds[r].state.server.shared.weights for r in (0, 5, 8))
     # A client with pairs to form learns; without any pool nobody has, until the cycle ends.
-    assert torch.equal(start, half) == (came == ())
-    assert not torch.equal(half, end)
+    # A mean of equal weights over 3 clients may still round.
+    assert torch.allclose(start, half, rtol=0, atol=1e-12) == (came == ())
+    assert not torch.allclose(half, end, rtol=0, atol=1e-6)

@@ -18,33 +18,15 @@ from fedauc.data.weighting import WEIGHTINGS
 from fedauc.experiments import checkpoint
 from fedauc.experiments.fitting import fit
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import (
-    Algorithm,
-    Batch,
-    Census,
-    Cohort,
-    Model,
-    Network,
-    Order,
-    Phase,
-    Scored,
-    Setting,
-    Tree,
-    Upload,
-    is_empty,
-    reduce,
-    tree_at,
-    tree_leaves,
-    tree_map,
-    tree_stack,
-)
+from fedauc.interfaces import Algorithm, Batch, Census, Cohort, Model, Network, Order, Phase, Scored, Setting, Upload
 from fedauc.metrics import auc
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.squared_hinge import SquaredHinge
 from fedauc.stages import Geometric, StageOutput
-from fedauc.training import Round
+from fedauc.training import Round, reduce
+from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
 from small_federations import (
     EMPTY,
     FEATURES,
@@ -327,6 +309,7 @@ class Visited(NamedTuple):
 def _visit(case: Case, order: Order, memory: Tree, batches: list[Batch]) -> Visited:
     """The client verbs in their order; `[I, ...]` follows whatever leading dimensions the batches have."""
     network, lead = LinearNetwork(case.width), batches[0].weights.ndim - 1
+    memory = case.algorithm.blank(order) if is_empty(memory) else memory
     local, emitted, values = case.algorithm.begin(order, memory), [], []
     for batch in batches:
         local, out, value = case.algorithm.step(network, order, local, batch)
@@ -356,9 +339,9 @@ def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case:
     setting = _setting()
     server = case.algorithm.init(setting, _start(case.width))
     memories: list[Tree] = [(), (), ()]
-    # A first visit, and three that find a memory, of the same period and of an ended one.
-    for number in range(4):
-        phase = _phase(number, scoring=case.algorithm.scoring_pass and number == 0)
+    # A first visit, and four that find a memory, of the same period and of an ended one.
+    for number in range(5):
+        phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0, 1, 2), (0.2, 0.3, 0.5))
         order = case.algorithm.dispatch(setting, server, cohort, phase)
         batches = _batches(number, order.own)
@@ -395,7 +378,7 @@ def test_step_can_be_traced_and_the_trace_gives_its_numbers(case: Case, stacked:
     def step(shared: Tree, anchor: Tree, local: Tree, batch: Batch) -> Tree:
         return case.algorithm.step(network, order._replace(shared=shared, anchor=anchor), local, batch)
 
-    local = case.algorithm.begin(order, ())
+    local = case.algorithm.begin(order, case.algorithm.blank(order))
     # Tracing knows inputs by identity, and at the start several zeros are one tensor: give each its own.
     example = tree_map(torch.clone, (order.shared, order.anchor, local, batches[0]))
     traced = make_fx(step)(*example)
@@ -420,8 +403,8 @@ def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
     setting = _setting()
     server = case.algorithm.init(setting, _start(case.width))
     memory: Tree = ()
-    for number in range(3):
-        phase = _phase(number, scoring=case.algorithm.scoring_pass and number == 0)
+    for number in range(4):
+        phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0,), (1.0,))
         before = tree_map(torch.clone, (server.shared, server.anchor, server.private, memory))
         order = case.algorithm.dispatch(setting, server, cohort, phase)

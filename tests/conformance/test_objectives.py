@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Active, GapObjective, Objective, PairObjective, Passive, PointObjective, tree_at, tree_map
+from fedauc.interfaces import Active, GapObjective, Objective, PairObjective, Passive, PointObjective
 from fedauc.objectives import objectives
 from fedauc.objectives.barrier_hinge import BarrierHinge
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
+from fedauc.trees import tree_at, tree_map
 
 Array = np.ndarray
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import tree_at
 from fedauc.objectives.minimax import Duals, Minimax
+from fedauc.trees import tree_at
 
 Array = np.ndarray
 

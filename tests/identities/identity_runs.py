@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
-from fedauc.interfaces import PointObjective, Tree, tree_leaves
+from fedauc.interfaces import PointObjective
 from fedauc.training import Round
+from fedauc.trees import Tree, tree_leaves
 
 
 class Rows(NamedTuple):

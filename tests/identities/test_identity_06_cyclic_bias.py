@@ -14,6 +14,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Participation
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.uniform import Uniform
+from fedauc.stages import Constant
 from fedauc.training import Round
 from identities.identity_runs import Offset, Quadratic, optima_of, path, rounds_of
 from identities.identity_twins import Local, fedavg_path, scaffold_path
@@ -45,6 +46,7 @@ def run(
         method,
         participation=participation,
         objective=Quadratic(curvature=CURVATURE),
+        stages=Constant(),
         cycles=cycles,
         step_size=step_size,
         local_steps=local_steps,

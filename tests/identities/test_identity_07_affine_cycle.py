@@ -12,6 +12,7 @@ import pytest
 from fedauc.experiments.recipe import Recipe
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
+from fedauc.stages import Constant
 from identities.identity_runs import Rows, clients_of, gaussian, linear, path, rounds_of
 
 FEATURES = 2
@@ -86,6 +87,7 @@ def run(step_size: float, local_steps: int, cycles: int) -> np.ndarray:
         "cycp-minimax",
         participation=Cyclic(given=GROUPS),
         objective=Minimax(score="identity"),
+        stages=Constant(),
         cycles=cycles,
         step_size=step_size,
         local_steps=local_steps,
@@ -143,6 +145,7 @@ def test_one_full_group_has_no_bias_with_one_local_step() -> None:
     recipe = Recipe.of(
         "coda-plus",
         objective=Minimax(score="identity"),
+        stages=Constant(),
         cycles=150,
         step_size=0.15,
         local_steps=1,

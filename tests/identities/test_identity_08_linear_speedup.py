@@ -13,6 +13,7 @@ import pytest
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.stages import Constant
 from identities.identity_runs import Offset, Quadratic, Rows, clients_of, path, stepped
 
 ROWS, CENTRE, SPREAD = 500, 3.0, 2.0
@@ -41,6 +42,7 @@ def assembly(clients: int) -> Assembly:
         "cycp-fedavg",
         groups=1,
         objective=Quadratic(curvature=CURVATURE),
+        stages=Constant(),
         cycles=ROUNDS,
         step_size=STEP,
         local_steps=1,

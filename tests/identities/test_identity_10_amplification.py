@@ -12,11 +12,12 @@ import pytest
 
 from fedauc.data.clients import Clients
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import Participation, Tree
+from fedauc.interfaces import Participation
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.uniform import Uniform
 from fedauc.stages import Constant, Geometric, StageRule
 from fedauc.training import Round
+from fedauc.trees import Tree
 from identities.identity_runs import Rows, clients_of, flat, gaussian, linear, path, stepped
 
 K, FEATURES = 3, 4
@@ -47,7 +48,14 @@ def clients() -> Clients:
 
 def run(method: str, participation: Participation, **own: Any) -> tuple[list[Round], list[dict[int, Tree]]]:
     """A run's rounds, and the clients' memories after each."""
-    settings: dict[str, Any] = {"cycles": 5, "step_size": 0.2, "local_steps": 4, "positives": 2, "negatives": 2}
+    settings: dict[str, Any] = {
+        "stages": Constant(),
+        "cycles": 5,
+        "step_size": 0.2,
+        "local_steps": 4,
+        "positives": 2,
+        "negatives": 2,
+    }
     recipe = Recipe.of(method, participation=participation, dtype="float64", seed=10, **{**settings, **own})
     training, _, start = assemble(recipe, linear([0.2, -0.1, 0.3, 0.0]), clients())
     rounds, memories = [], []
@@ -196,6 +204,7 @@ def test_a_scaffold_on_the_logistic_loss_is_its_twin_step_by_step(participation:
         "a-scaffold",
         participation=participation,
         amplify=amplify,
+        stages=Constant(),
         cycles=4,
         step_size=0.2,
         local_steps=1,

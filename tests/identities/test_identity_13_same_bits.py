@@ -19,12 +19,13 @@ from fedauc.algorithms import methods
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import Cohort, Engine, Order, Participation, Tree, Visits
+from fedauc.interfaces import Cohort, Engine, Order, Participation, Visits
 from fedauc.ledger import Traffic
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
 from fedauc.participation.uniform import Uniform
 from fedauc.stages import Geometric
+from fedauc.trees import Tree
 from identities.identity_runs import clients_of, flat, gaussian, linear, path
 
 ENGINES: tuple[str, ...] = get_args(get_type_hints(Recipe)["engine"])

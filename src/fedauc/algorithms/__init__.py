@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedauc.algorithms._method import Method
 from fedauc.discovery import members, modules
-from fedauc.interfaces import Algorithm, Method
+from fedauc.interfaces import Algorithm
 
 
 def algorithms() -> dict[str, type[Algorithm]]:

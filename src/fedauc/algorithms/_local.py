@@ -34,8 +34,8 @@ def descend(weights: Tensor, direction: Tensor, step_size: float, weight_decay: 
 
 
 def amplify(start: Model, end: Model, factor: float) -> Model:
-    """x_start + γ (x_end - x_start); the buffers are statistics of the data, so they stay at the end."""
-    return Model(start.weights + factor * (end.weights - start.weights), end.buffers)
+    """x_start + γ (x_end - x_start), written so that γ = 1 gives x_end to the bit; buffers are statistics, and stay."""
+    return Model(end.weights + (factor - 1) * (end.weights - start.weights), end.buffers)
 
 
 def check_amplify(factor: float) -> None:

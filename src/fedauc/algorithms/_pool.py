@@ -59,7 +59,7 @@ def draw(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passi
     sides = []
     for side, (scores, size) in enumerate(zip(pool, phase.batch, strict=True)):
         if len(scores) == 0:
-            sides.append(scores.new_zeros(len(cohort.clients), phase.local_steps, 0))
+            sides.append(scores.new_zeros(len(cohort.clients), phase.local_steps, *scores.shape))
             continue
         count = phase.local_steps * size
         key = (setting.seed, "passive", phase.round, side)

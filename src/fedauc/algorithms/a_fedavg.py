@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from fedauc.algorithms._local import amplify, check_amplify
+from fedauc.algorithms._method import Method
 from fedauc.algorithms.fedavg import LocalSGD
-from fedauc.interfaces import Cohort, Method, Model, Phase, Server, Setting, Upload
+from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
 
 
 @final

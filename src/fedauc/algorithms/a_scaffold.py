@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._local import amplify, check_amplify
+from fedauc.algorithms._method import Method
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
-from fedauc.interfaces import Cohort, Method, Model, Order, Phase, Server, Setting, Tree, Upload, is_empty
+from fedauc.interfaces import Cohort, Model, Order, Phase, Server, Setting, Upload
+from fedauc.trees import Tree, is_empty
 
 
 class Memory(NamedTuple):
@@ -60,12 +62,18 @@ class AScaffold(CorrectedSGD):
         shared = Shared(model, torch.zeros_like(model.weights))
         return Server(shared=shared, anchor=shared, private=Private(model, torch.zeros_like(model.weights)))
 
-    def begin(self, order: Order, memory: Tree) -> Local:
+    def blank(self, order: Order) -> Memory:
+        """c_m is 0 at first, and nothing has been summed in this period."""
+        zero = torch.zeros_like(order.shared.variate)
+        steps = torch.zeros(zero.shape[:-1], dtype=torch.int64, device=zero.device)
+        return Memory(zero, zero, steps, torch.full_like(steps, order.phase.cycle))
+
+    def begin(self, order: Order, memory: Memory) -> Local:
         """Use the variate in force."""
         memory = _rolled(order, memory)
         return Local(order.shared.model, memory.variate, torch.zeros_like(memory.variate))
 
-    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, order: Order, memory: Memory, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """Add the visit to the period's mean, and send by how much that moves it."""
         before = _rolled(order, memory)
         after = before._replace(total=before.total + local.total, steps=before.steps + order.phase.local_steps)
@@ -86,18 +94,16 @@ class AScaffold(CorrectedSGD):
         return server._replace(shared=Shared(model, variate), private=Private(start, pending))
 
 
-def _rolled(order: Order, memory: Tree) -> Memory:
-    """The memory at this visit: fresh on a first one, rolled over when the period it speaks of has ended."""
-    like = order.shared.variate
-    period = torch.tensor(order.phase.cycle, device=like.device)
-    if is_empty(memory):
-        zero = torch.zeros_like(like)
-        return Memory(zero, zero, torch.zeros((), dtype=like.dtype, device=like.device), period)
-    ended = (memory.period != period)[..., None]
-    steps = torch.where(ended[..., 0], 0, memory.steps)
+def _rolled(order: Order, memory: Memory) -> Memory:
+    """The memory at this visit: rolled over when the period it speaks of has ended."""
+    period = torch.full_like(memory.period, order.phase.cycle)
+    ended = memory.period != period
     zero = torch.zeros_like(memory.total)
     return Memory(
-        torch.where(ended, memory.coming(), memory.variate), torch.where(ended, zero, memory.total), steps, period
+        torch.where(ended[..., None], memory.coming(), memory.variate),
+        torch.where(ended[..., None], zero, memory.total),
+        torch.where(ended, 0, memory.steps),
+        period,
     )
 
 

@@ -14,24 +14,12 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
+from fedauc.algorithms._method import Method
 from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient
 from fedauc.algorithms.minimax import Shared as Point
-from fedauc.interfaces import (
-    Batch,
-    Cohort,
-    Method,
-    Model,
-    Network,
-    Order,
-    Phase,
-    Server,
-    Setting,
-    Tree,
-    Upload,
-    is_empty,
-    tree_map,
-)
+from fedauc.interfaces import Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals
+from fedauc.trees import Tree, is_empty, tree_map
 
 
 class Variate(NamedTuple):
@@ -74,10 +62,14 @@ class Codasca(ProximalStep):
         """Send the point and c, and the stage's reference if there is a proximal term."""
         return Order(phase, server.shared, self.anchor(server.anchor.point))
 
-    def begin(self, order: Order, memory: Tree) -> Local:
+    def blank(self, order: Order) -> Variate:
         """A client's memory is its variate, 0 at first."""
-        zero = tree_map(torch.zeros_like, order.shared.variate)
-        return Local(order.shared.point, zero if is_empty(memory) else memory, zero)
+        zero: Variate = tree_map(torch.zeros_like, order.shared.variate)
+        return zero
+
+    def begin(self, order: Order, memory: Variate) -> Local:
+        """Nothing summed yet."""
+        return Local(order.shared.point, memory, tree_map(torch.zeros_like, memory))
 
     def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree, Tensor]:
         """The minimax step along g - c_m + c."""
@@ -100,6 +92,10 @@ class Codasca(ProximalStep):
         share = len(cohort.clients) / setting.clients
         variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
         return server._replace(shared=Shared(reduced.mean.point, variate))
+
+    def settle(self, last: Shared, mean: Shared) -> Shared:
+        """c stays the mean of the clients' variates."""
+        return last._replace(point=mean.point)
 
     def model(self, shared: Shared) -> Model:
         """The model, without duals and variates."""

@@ -15,11 +15,11 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.algorithms._method import Method
 from fedauc.interfaces import (
     Algorithm,
     Batch,
     Cohort,
-    Method,
     Model,
     Network,
     Order,
@@ -27,10 +27,10 @@ from fedauc.interfaces import (
     PointObjective,
     Server,
     Setting,
-    Tree,
     Upload,
 )
 from fedauc.objectives.logistic import Logistic
+from fedauc.trees import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,21 +19,10 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._local import Gradient, check_objective, descend
-from fedauc.interfaces import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Method,
-    Model,
-    Network,
-    Order,
-    Phase,
-    Server,
-    Setting,
-    Tree,
-    Upload,
-)
+from fedauc.algorithms._method import Method
+from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals, Minimax
+from fedauc.trees import Tree
 
 
 class Shared(NamedTuple):

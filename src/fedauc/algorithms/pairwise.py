@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, descend
+from fedauc.algorithms._method import Method
 from fedauc.algorithms._pool import Chunk, assemble, draw
 from fedauc.interfaces import (
     Active,
     Algorithm,
     Batch,
     Cohort,
-    Method,
     Model,
     Network,
     Order,
@@ -37,11 +37,10 @@ from fedauc.interfaces import (
     Phase,
     Server,
     Setting,
-    Tree,
     Upload,
-    is_empty,
 )
 from fedauc.objectives.sigmoid import PairwiseSigmoid
+from fedauc.trees import Tree, is_empty
 
 
 class Private(NamedTuple):

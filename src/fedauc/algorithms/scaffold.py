@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.algorithms._method import Method
 from fedauc.interfaces import (
     Algorithm,
     Batch,
     Cohort,
-    Method,
     Model,
     Network,
     Order,
@@ -27,11 +27,10 @@ from fedauc.interfaces import (
     PointObjective,
     Server,
     Setting,
-    Tree,
     Upload,
-    is_empty,
 )
 from fedauc.objectives.logistic import Logistic
+from fedauc.trees import Tree, is_empty
 
 
 class Shared(NamedTuple):
@@ -71,6 +70,10 @@ class CorrectedSGD(Algorithm):
         moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
         return moved, (), gradient.value
 
+    def settle(self, last: Shared, mean: Shared) -> Shared:
+        """c stays the mean of the clients' variates."""
+        return last._replace(model=mean.model)
+
     def model(self, shared: Shared) -> Model:
         """The model, without c."""
         return shared.model
@@ -88,10 +91,13 @@ class Scaffold(CorrectedSGD):
         shared = Shared(model, torch.zeros_like(model.weights))
         return Server(shared=shared, anchor=shared)
 
-    def begin(self, order: Order, memory: Tree) -> Local:
+    def blank(self, order: Order) -> Tensor:
         """c_m is 0 at first."""
-        zeros = torch.zeros_like(order.shared.variate)
-        return Local(order.shared.model, zeros if is_empty(memory) else memory, zeros)
+        return torch.zeros_like(order.shared.variate)
+
+    def begin(self, order: Order, memory: Tensor) -> Local:
+        """Nothing summed yet."""
+        return Local(order.shared.model, memory, torch.zeros_like(memory))
 
     def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """c_m becomes the visit's mean raw gradient; its change goes up with the model."""

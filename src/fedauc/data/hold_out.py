@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fedauc import keys
+from fedauc.data.checks import check_classes
 from fedauc.data.dataset import Rows, Table
 
 
 def hold_out(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple[Rows, Rows]:
     """The rest, and the given fraction of each class (to the nearest row, at least one), both in their old order."""
+    check_classes(rows.labels)
     held = np.zeros(len(rows.labels), dtype=bool)
     for label in (0, 1):
         members = np.flatnonzero(rows.labels == label)

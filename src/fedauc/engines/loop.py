@@ -12,21 +12,9 @@ from torch import Tensor
 from fedauc import keys
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Engine,
-    Order,
-    Setting,
-    Tree,
-    Upload,
-    Visits,
-    is_empty,
-    tree_at,
-    tree_stack,
-)
+from fedauc.interfaces import Algorithm, Batch, Cohort, Engine, Order, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
+from fedauc.trees import Tree, is_empty, tree_at, tree_stack
 
 
 @final
@@ -55,7 +43,7 @@ class LoopEngine(Engine):
         self._memories = dict(memories)
 
     def _visit(self, order: Order, client: int) -> tuple[Upload, Tensor]:
-        memory = self._memories.get(client, ())
+        memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)
         local, emitted, values = self._algorithm.begin(order, memory), [], []
         with self._keyed(order.phase.round, client):
             for batch in self._batches(order, client):

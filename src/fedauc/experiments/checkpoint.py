@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Tree
 from fedauc.ledger import Ledger, Traffic
 from fedauc.training import State
+from fedauc.trees import Tree
 
 MAGIC = b"fedauc-checkpoint-1 "
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
+from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, Examples
 from fedauc.experiments.evaluation import Evaluator, Quality
 from fedauc.experiments.recipe import Recipe, assemble
@@ -32,8 +32,8 @@ class Fitted:
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows."""
         network = ModuleNetwork(self.module)
-        outputs = network.predict(network.state(), torch.as_tensor(inputs))
-        return np.asarray(outputs.numpy())
+        outputs = network.predict(network.state(), as_inputs(inputs))
+        return np.asarray(outputs.double().numpy())
 
 
 def fit(

@@ -40,7 +40,7 @@ class RunFolder:
         """Make the folder with its configuration and first checkpoint, all at once."""
         refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
         write_atomically(part / "config.json", config.to_json().encode())

@@ -139,8 +139,8 @@ def _plain(owner: type, place: tuple[str, ...], panel: str) -> list[Option]:
 def _component(family: Family) -> list[Option]:
     place, panel = PLACES[family.kind], family.kind.capitalize()
     owners: dict[str, dict[str, Parameter]] = {}
-    for member, kind in family.members.items():
-        for found in parameters(kind):
+    for member, cls in family.members.items():
+        for found in parameters(cls):
             owners.setdefault(found.name, {})[member] = found
     own = [
         Option(

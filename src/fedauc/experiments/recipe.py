@@ -19,7 +19,7 @@ from fedauc.interfaces import Algorithm, BatchSize, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
 from fedauc.participation import participations
-from fedauc.stages import Budget, Constant, Plan, StageOutput, StageRule, Theory
+from fedauc.stages import Budget, Milestones, Plan, StageOutput, StageRule, Theory
 from fedauc.training import State, Training
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,7 +37,7 @@ class Recipe:
     method: str
     algorithm: Algorithm
     participation: Participation
-    stages: StageRule = Constant()
+    stages: StageRule = Milestones()
     output: StageOutput = "last"
     cycles: int = 30
     step_size: float = 0.1

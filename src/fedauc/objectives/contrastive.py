@@ -59,6 +59,9 @@ class Contrastive(PairObjective):
 
 def _differences(own: Tensor, passive: Tensor) -> Tensor:
     """u - v for every pair, `[..., B, P, E]`."""
+    if passive.numel() == 0:
+        # An empty pool does not know the embedding's width.
+        passive = own[..., :0, :]
     return own[..., :, None, :] - passive[..., None, :, :]
 
 

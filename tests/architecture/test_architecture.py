@@ -1,0 +1,120 @@
+"""The house rules that a machine can check: import direction, names, sizes, the light core."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedauc
+
+SRC = Path(fedauc.__file__).parent
+
+LEVELS: list[set[str]] = [
+    {"version"},
+    {"discovery", "keys", "trees"},
+    {"interfaces"},
+    {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
+    {"algorithms", "guards"},
+    {"engines"},
+    {"training"},
+    {"experiments"},
+    {"reports"},
+    {"cli"},
+    {"__main__"},
+]
+"""Rooms from the ground up. A room imports itself and rooms below it; two rooms of one level do not know each other."""
+
+PUBLIC = ["Clients", "Config", "Examples", "Fitted", "Recipe", "TrainingStopped", "__version__", "examples", "fit"]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def level(name: str) -> int:
+    return next(index for index, rooms in enumerate(LEVELS) if name in rooms)
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms of fedauc that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom) and node.module == "fedauc":
+            names = [f"fedauc.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("fedauc.")}
+    return found
+
+
+FILES = sorted(path for path in SRC.rglob("*.py") if path != SRC / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_a_file_imports_downwards_only(path: Path) -> None:
+    mine = room(path)
+    above = {name for name in imports(path) - {mine} if level(name) >= level(mine)}
+    assert above == set()
+
+
+def test_every_room_has_a_level() -> None:
+    assert {room(path) for path in FILES} == set().union(*LEVELS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_a_file_is_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_functions_are_short_and_narrow() -> None:
+    """At most 70 lines and 8 arguments each; half of them at most 8 lines of code."""
+    sizes = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                sizes.append(len({inner.lineno for inner in ast.walk(node) if isinstance(inner, ast.stmt)}))
+                arguments = len(node.args.args) + len(node.args.kwonlyargs)
+                assert (node.end_lineno or 0) - node.lineno < 70, f"{path.name}: {node.name} is long"
+                assert arguments <= 8, f"{path.name}: {node.name} is wide"
+    assert sorted(sizes)[len(sizes) // 2] <= 8
+
+
+def test_the_public_names_are_these() -> None:
+    """A name here is a promise: adding one is a decision, removing one is a breaking change."""
+    assert fedauc.__all__ == PUBLIC
+    assert all(hasattr(fedauc, name) for name in PUBLIC)
+
+
+def test_the_core_imports_torch_and_numpy_only() -> None:
+    """Packages that only an extra brings must not be loaded by `import fedauc`, nor by training a model."""
+    program = """
+import sys, numpy as np, torch
+before = set(sys.modules)
+import fedauc
+x = np.random.default_rng(0).normal(size=(40, 2)); y = np.arange(40) % 4 == 0
+clients = fedauc.Clients.from_arrays(x, y, client=np.arange(40) // 10)
+fedauc.fit(torch.nn.Linear(2, 1), clients, "cycp-pairwise", cycles=1, groups=2, dtype="float64")
+roots = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(roots & {"typer", "rich", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "click"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_nothing_touches_a_global_generator(path: Path) -> None:
+    """Randomness is keyed: no np.random.seed, no torch.manual_seed, no numpy module-level draws, no `random`."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert "random" not in {alias.name for alias in node.names}
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            assert dotted not in {"torch.manual_seed", "np.random.seed"}
+            allowed = {"np.random.Generator", "np.random.Philox"}
+            assert not dotted.startswith("np.random.") or dotted in allowed or path.name == "keys.py", dotted

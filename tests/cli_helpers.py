@@ -1,0 +1,32 @@
+"""Run the command line inside the test process, as a user's shell would see it."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from fedauc.cli import start
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def fedauc(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
+    """Exit code and output of `fedauc ARGUMENTS`."""
+    before = sys.argv
+    sys.argv = ["fedauc", *map(str, arguments)]
+    capsys.readouterr()
+    try:
+        start()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    finally:
+        sys.argv = before
+    found = capsys.readouterr()
+    return Outcome(code, found.out, found.err)

@@ -1,0 +1,38 @@
+"""What the documents show is what happens: every Python block runs, every named file exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p, "python")], ids=lambda path: path.name)
+def test_the_examples_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The blocks of a document are one program, run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    program = "\n".join(blocks(path, "python"))
+    exec(compile(program, path.name, "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_a_document_names_exists(path: Path) -> None:
+    """Names in backquotes that look like a path of the project, with or without src/fedauc/ before them."""
+    named = set(re.findall(r"`((?:[\w.-]+/)+[\w.-]*(?:\.py|\.md|/)|[\w-]+\.py)(?::[\w.]+)?`", path.read_text()))
+    roots = [ROOT, ROOT / "src", ROOT / "src" / "fedauc", ROOT / "tests"]
+    missing = {name for name in named if not any((root / name).exists() for root in roots)}
+    assert missing == set()
+
+
+def test_the_readme_example_is_short() -> None:
+    """At most 15 lines of code on the first screen."""
+    first = blocks(ROOT / "README.md", "python")[0]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 15

@@ -1,0 +1,264 @@
+"""The command line: what a user types, sees, and gets told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from fedauc.algorithms import methods
+from fedauc.experiments.codec import families
+from fedauc.experiments.config import FORMAT
+from fedauc.experiments.options import options
+
+TINY = (
+    *("--data", "synthetic", "--data.clients", "6", "--data.rows-per-client", "30"),
+    *("--cycles", "2", "--local-steps", "2"),
+)
+
+PAPER_METHODS = {
+    "cycp-minimax",
+    "cycp-pairwise",
+    "rs-minimax",
+    "rs-pairwise",
+    "cycp-fedavg",
+    "a-fedavg",
+    "a-scaffold",
+    "fedavg",
+    "scaffold",
+    "coda-plus",
+    "codasca",
+    "fedxl1",
+}
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_the_methods_are_named_as_in_the_paper() -> None:
+    assert set(methods()) == PAPER_METHODS
+
+
+def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ran = fedauc(capsys, "run", "--method", "cycp-minimax", *TINY, "--groups", "3", "--out", str(out))
+    assert ran.code == 0, ran.err
+    found = json.loads(fedauc(capsys, "show", str(out), "--json").out)
+    # 2 cycles of 3 groups, 2 clients each: 6 rounds, 12 visits.
+    assert (found["status"], found["rounds"], found["visits"]) == ("done", 6, 12)
+    # 10 weights, a bias and (a, b, α): 14 float32 values each way per visit, and no proximal reference.
+    assert found["bytes_up"] == found["bytes_down"] == 12 * 14 * 4
+    assert found["final"]["low"] < found["final"]["auc"] < found["final"]["high"]
+    assert found["best"]["auc"] >= found["final"]["auc"] or found["best_by"] == "validation_auc"
+    text = fedauc(capsys, "show", str(out)).out
+    assert f"{found['final']['auc']:.4f}" in text
+    assert {"config.json", "environment.json", "records.jsonl", "model.pt"} <= files(out)
+
+
+def test_compare_writes_a_table_and_curves(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "both"
+    named = ("--methods", "cycp-fedavg,cycp-pairwise", "--seeds", "0,1")
+    assert fedauc(capsys, "compare", *named, *TINY, "--out", str(out)).code == 0
+    assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert (out / "table.md").read_text().count("\n") == 4
+    assert {"cycp-fedavg/seed-1/result.json", "cycp-pairwise/seed-0/result.json"} <= files(out)
+    shown = fedauc(capsys, "show", str(out), "--json")
+    assert [run["method"] for run in json.loads(shown.out)] == ["cycp-fedavg"] * 2 + ["cycp-pairwise"] * 2
+
+
+def test_a_finished_comparison_resumes_to_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "both"
+    fedauc(capsys, "compare", "--methods", "cycp-fedavg,fedavg", *TINY, "--out", str(out))
+    whole = (out / "fedavg/seed-0/records.jsonl").read_bytes()
+    # As if it had been stopped before the second run had started.
+    for path in sorted((out / "fedavg").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (out / "fedavg").rmdir()
+    assert fedauc(capsys, "resume", str(out)).code == 0
+    assert (out / "fedavg/seed-0/records.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "what", ["methods", "objectives", "participation", "data", "models", "partitions", "algorithms", "stages"]
+)
+def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    listed = fedauc(capsys, "list", what)
+    by_kind = {family.kind: set(family.members) for family in families()}
+    expected = PAPER_METHODS if what == "methods" else by_kind.get(what.removesuffix("s"), by_kind.get(what, set()))
+    assert listed.code == 0
+    assert expected
+    assert expected <= set(listed.out.split())
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "show", "list"])
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    helped = fedauc(capsys, command, "--help")
+    assert helped.code == 0
+    assert f"Example: fedauc {command}" in " ".join(helped.out.split())
+
+
+def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON of a run has no leaf without an option, besides the format, the names and tuples of tuples."""
+    from fedauc.experiments.codec import encode
+    from fedauc.experiments.config import Config
+    from fedauc.experiments.recipe import Recipe
+
+    def leaves(tree: object, place: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+        if isinstance(tree, dict):
+            return {leaf for key, value in tree.items() for leaf in leaves(value, (*place, key))}
+        return {place}
+
+    known = {option.place for option in options()} | {("recipe", "method")}
+    found = leaves(encode(Config(recipe=Recipe.of("cycp-pairwise"))))
+    named = {place for place in found if place[-1] == "name"}
+    assert found - named - known == {("recipe", "participation", "given")}
+
+
+def test_a_configuration_file_gives_the_same_records_as_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    chosen = ("--method", "rs-pairwise", "--objective", "squared-hinge", "--lr", "0.02")
+    fedauc(capsys, "run", *TINY, *chosen, "--out", str(first))
+    again = fedauc(capsys, "run", "--config", str(first / "config.json"), "--out", str(second))
+    assert again.code == 0, again.err
+    assert (second / "config.json").read_text() == (first / "config.json").read_text()
+    assert (second / "records.jsonl").read_bytes() == (first / "records.jsonl").read_bytes()
+
+
+def test_options_override_a_configuration_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    fedauc(capsys, "run", "--method", "rs-pairwise", *TINY, "--out", str(first))
+    changes = ("--method", "a-fedavg", "--seed", "4")
+    fedauc(capsys, "run", "--config", str(first / "config.json"), *changes, "--out", str(second))
+    recipe = json.loads((second / "config.json").read_text())["recipe"]
+    assert (recipe["method"], recipe["algorithm"]["name"]) == ("a-fedavg", "a-fedavg")
+    assert (recipe["seed"], recipe["cycles"]) == (4, 2)
+
+
+def table(path: Path, **changes: np.ndarray) -> str:
+    """A small .npz with one array changed."""
+    rows = np.arange(40)
+    arrays = {"x": np.linspace(-1, 1, 80).reshape(40, 2), "y": rows % 4 == 0, "client": rows // 10} | changes
+    np.savez(path, allow_pickle=False, **{key: np.asarray(value) for key, value in arrays.items()})
+    return str(path)
+
+
+NAN = np.where(np.arange(80).reshape(40, 2) == 7, np.nan, 0.5)
+
+BAD_INPUT = {
+    "labels": (["--data", "table", "--data.path", "{labels}"], ["2", "0"]),
+    "nan": (["--data", "table", "--data.path", "{nan}"], ["nan", "row 3", "column 1"]),
+    "no positives": (["--data", "table", "--data.path", "{negative}"], ["positive"]),
+    "groups": ([*TINY, "--groups", "7"], ["7", "6"]),
+    "per round": ([*TINY, "--groups", "3", "--per-round", "5"], ["5", "2"]),
+    "method": (["--method", "cycp-minmax"], ["cycp-minmax", "cycp-minimax"]),
+    "objective": (["--objective", "sigmod"], ["sigmod", "sigmoid"]),
+    "participation": (["--participation", "cyclical"], ["cyclical", "cyclic"]),
+    "data": (["--data", "creditcards"], ["creditcards", "creditcard"]),
+    "model": (["--model", "liner"], ["liner", "linear"]),
+    "weighting": ([*TINY, "--weighting", "client"], ["client", "clients"]),
+    "foreign parameter": ([*TINY, "--objective.margin", "2"], ["objective.margin", "sigmoid", "scale"]),
+    "number": ([*TINY, "--cycles", "many"], ["cycles", "many", "whole number"]),
+    "bound": ([*TINY, "--cycles", "0"], ["cycles", "0", "at least 1"]),
+    "step": ([*TINY, "--lr", "-1"], ["step_size", "-1", "above 0"]),
+    "file": (["--config", "{missing}"], ["does not exist"]),
+    "newer": (["--config", "{newer}"], [str(FORMAT + 1), "upgrade"]),
+    "not json": (["--config", "{broken}"], ["not JSON"]),
+    "unknown field": (["--config", "{typo}"], ["cycels", "cycles"]),
+    "kind of objective": ([*TINY, "--method", "cycp-fedavg", "--objective", "sigmoid"], ["sigmoid", "logistic"]),
+    "device": ([*TINY, "--device", "tpu"], ["tpu", "cpu"]),
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    for name, text in {
+        "newer": json.dumps({"format": FORMAT + 1, "recipe": {}}),
+        "broken": '{"recipe": ',
+        "typo": json.dumps({"recipe": {"cycels": 3}}),
+    }.items():
+        (inputs / name).write_text(text)
+    return {
+        "labels": table(inputs / "labels.npz", y=np.arange(40) % 3),
+        "nan": table(inputs / "nan.npz", x=NAN),
+        "negative": table(inputs / "negative.npz", y=np.zeros(40)),
+        **{name: str(inputs / name) for name in ("missing", "newer", "broken", "typo")},
+    }
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, places: dict[str, str], case: str
+) -> None:
+    arguments, expected = BAD_INPUT[case]
+    before = files(tmp_path)
+    out = tmp_path / "deep" / "out"
+    found = fedauc(capsys, "run", *(argument.format(**places) for argument in arguments), "--out", str(out))
+    message = found.err.strip().splitlines()[-1]
+    assert found.code == 2
+    assert message.startswith("error: ")
+    assert found.err.count("error: ") == 1
+    assert all(word in message for word in expected), message
+    assert files(tmp_path) == before
+
+
+def test_an_existing_folder_is_never_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("dear")
+    for command in (["run"], ["compare", "--methods", "fedavg"]):
+        found = fedauc(capsys, *command, *TINY, "--out", str(tmp_path / "mine"))
+        assert found.code == 2
+        assert "exists already" in found.err
+    assert files(tmp_path) == {"mine", "mine/thesis.txt"}
+
+
+@pytest.mark.parametrize("cut", [0, 10, 200, -1])
+def test_a_truncated_checkpoint_is_named_and_the_one_before_it_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, cut: int
+) -> None:
+    out = tmp_path / "run"
+    fedauc(capsys, "run", "--method", "a-scaffold", *TINY, "--out", str(out))
+    whole = (out / "records.jsonl").read_bytes()
+    (out / "result.json").unlink()
+    last = sorted((out / "checkpoints").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:cut])
+    found = fedauc(capsys, "resume", str(out))
+    assert found.code == 2
+    assert last.name in found.err
+    assert (out / "records.jsonl").read_bytes() == whole
+    last.unlink()
+    assert fedauc(capsys, "resume", str(out)).code == 0
+    assert (out / "records.jsonl").read_bytes() == whole
+
+
+def test_resume_and_show_refuse_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for command in ("resume", "show"):
+        found = fedauc(capsys, command, str(tmp_path))
+        assert (found.code, "not a run folder" in found.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--method", "cycp-minimax", "--score", "identity", "--lr", "50"], ["round", "step size"]),
+        (["--method", "cycp-fedavg", "--dtype", "float16", "--lr", "6e4"], ["NaN or infinite", "round", "step size"]),
+        (["--method", "cycp-pairwise", "--score", "sigmoid", "--lr", "1e6"], ["dead", "round", "step size"]),
+    ],
+)
+def test_a_run_that_cannot_go_on_says_where_and_what_to_try(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], expected: list[str]
+) -> None:
+    found = fedauc(capsys, "run", *TINY, *arguments, "--out", str(tmp_path / "run"))
+    message = found.err.strip().splitlines()[-1]
+    assert found.code == 3
+    assert message.startswith("stopped in round ")
+    assert all(word in message for word in expected), message
+    shown = json.loads(fedauc(capsys, "show", str(tmp_path / "run"), "--json").out)
+    assert shown["status"] == message

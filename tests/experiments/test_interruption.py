@@ -1,0 +1,77 @@
+"""Killed at any instant and resumed, a run yields the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
+
+ARGUMENTS = [
+    *("--data", "synthetic", "--data.clients", "8", "--data.rows-per-client", "40", "--cycles", "12"),
+    *("--local-steps", "4", "--stages", "geometric", "--stages.initial", "3", "--output", "cycle_mean"),
+]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "fedauc", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "src"}
+
+
+def finished(*arguments: str) -> None:
+    subprocess.run(command(*arguments), check=True, capture_output=True, env=environment())
+
+
+def killed(out: Path, moment: float, *arguments: str) -> bool:
+    """Start, kill -9 at a moment after the folder appears; False if the run was done before."""
+    process = subprocess.Popen(
+        command(*arguments), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not out.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    try:
+        process.wait(moment)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+    return process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    arguments = ["run", "--method", method, *ARGUMENTS]
+    finished(*arguments, "--out", str(whole))
+    kills = [killed(torn, 0.01, *arguments, "--out", str(torn))]
+    # Each sitting is longer than the last, so that the kills fall on different instants of a round.
+    for sitting in range(1, 4):
+        kills.append(killed(torn, 0.08 * sitting, "resume", str(torn)))
+    finished("resume", str(torn))
+    assert kills[0], "the first kill came too late to test anything"
+    assert (torn / "records.jsonl").read_bytes() == (whole / "records.jsonl").read_bytes()
+    assert json.loads((torn / "result.json").read_text()) == json.loads((whole / "result.json").read_text())
+    assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
+
+
+def test_a_torn_record_is_left_out_and_written_again(tmp_path: Path) -> None:
+    """A kill in the middle of a write leaves half a line: the run goes on from the checkpoint before it."""
+    out = tmp_path / "run"
+    arguments = ["run", "--method", "cycp-fedavg", *ARGUMENTS, "--out", str(out)]
+    finished(*arguments)
+    records, whole = out / "records.jsonl", (out / "records.jsonl").read_bytes()
+    (out / "result.json").unlink()
+    sorted((out / "checkpoints").iterdir())[-1].unlink()
+    records.write_bytes(whole[:-20])
+    finished("resume", str(out))
+    assert records.read_bytes() == whole
