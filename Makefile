@@ -21,20 +21,20 @@ demo: $(STAMP)  ## train three methods on the embedded fraud data and print the 
 test: lint types unit  ## lint, types, doctests and tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests recipes
+	$(BIN)/ruff format --check src tests recipes
 
 types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)  ## tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --only slow
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests
+	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

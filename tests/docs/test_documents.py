@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ def blocks(path: Path, language: str) -> list[str]:
 def test_the_examples_run(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The blocks of a document are one program, run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    program = "\n".join(blocks(path, "python"))
-    exec(compile(program, path.name, "exec"), {"__name__": "example"})
+    program = tmp_path / "example.py"
+    program.write_text("\n".join(blocks(path, "python")))
+    runpy.run_path(str(program), run_name="example")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -1,0 +1,27 @@
+"""Tests that need minutes or a GPU are skipped aloud unless asked for: the summary says how to run them."""
+
+from __future__ import annotations
+
+import pytest
+
+REASONS = {
+    "slow": "takes minutes; run it with `make test-slow`",
+    "gpu": "needs a CUDA device; run it with `make test-gpu`",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--only slow` and `--only gpu` run just those."""
+    parser.addoption("--only", choices=list(REASONS), help="run only the tests with this mark")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the marked tests, or everything but them."""
+    only = config.getoption("--only")
+    if only:
+        items[:] = [item for item in items if item.get_closest_marker(only)]
+        return
+    for item in items:
+        for mark, reason in REASONS.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
