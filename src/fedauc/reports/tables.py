@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from fedauc.reports.summary import Line
@@ -25,22 +24,31 @@ def size(amount: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
+def share(value: float, digits: int) -> str:
+    """A number between 0 and 1 without its leading zero, so that a row fits 80 columns.
+
+    >>> share(0.98123, 4), share(1.0, 3)
+    ('.9812', '1.000')
+    """
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
 def cells(line: Line) -> list[str]:
     """A line's cells: AUC with its DeLong interval, or with its spread over several seeds."""
-    auc = f"{line.auc:.4f}"
+    auc = share(line.auc, 4)
     if line.seeds > 1:
-        auc += f" ± {line.spread:.4f}"
+        auc += f" ± {share(line.spread, 4)}"
     elif line.low is not None and line.high is not None:
-        auc += f" [{line.low:.3f}, {line.high:.3f}]"
-    precision = "-" if line.average_precision is None else f"{line.average_precision:.3f}"
-    p_value = "-" if line.p_value is None else "<.001" if line.p_value < 0.001 else f"{line.p_value:.3f}"
+        auc += f" [{share(line.low, 3)}, {share(line.high, 3)}]"
+    precision = "-" if line.average_precision is None else share(line.average_precision, 3)
+    p_value = "-" if line.p_value is None else "<.001" if line.p_value < 0.001 else share(line.p_value, 3)
     traffic = [size(line.bytes_up), size(line.bytes_down)]
     return [line.method, auc, precision, str(line.rounds), *traffic, f"{line.seconds:.1f}", p_value]
 
 
 def comparison(lines: Sequence[Line]) -> Table:
     """The comparison, for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for header in HEADERS:
         table.add_column(header, justify="left" if header in HEADERS[:2] else "right", no_wrap=True)
     for line in lines:
