@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedauc.algorithms import algorithms
+from fedauc.algorithms.minimax import origin
 from fedauc.experiments.fitting import fit
 from fedauc.guards import DUAL_LIMIT, TrainingStopped, check_round, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
@@ -17,6 +18,7 @@ from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.square import PairwiseSquare
+from fedauc.trees import Tree
 from small_federations import FEATURES, federation, held_out, linear, small
 
 PHASE = Phase(round=17, cycle=5, stage=2, step_size=0.1, local_steps=1, batch=BatchSize(1, 1))
@@ -42,7 +44,7 @@ def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
         fit(linear(), federation(), recipe)
     message = str(caught.value)
     assert message.startswith("stopped in round ")
-    assert "of the 5 shared values are NaN or infinite" in message
+    assert "of the 5 trained values are NaN or infinite" in message
     assert "try a smaller step size (now 1e+06, say 100000)" in message
     assert "\n" not in message
 
@@ -85,31 +87,34 @@ def test_the_rounds_before_the_stop_were_handed_out() -> None:
 
 
 def shared(*values: float) -> Model:
-    return Model(torch.tensor(values), torch.zeros(1))
+    return Model(torch.tensor(values), torch.tensor([-math.inf]))
+
+
+def point(*values: float) -> Tree:
+    return origin(shared(*values))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_value_that_is_not_finite_is_enough(value: float) -> None:
-    with pytest.raises(TrainingStopped, match=r"round 17 \(cycle 5, stage 2\): 1 of the 4 shared values"):
+    with pytest.raises(TrainingStopped, match=r"round 17 \(cycle 5, stage 2\): 1 of the 3 trained values"):
         check_round(FEDAVG, PHASE, shared(1.0, value, 2.0), {})
     check_round(FEDAVG, PHASE, shared(1.0, 3e38, 2.0), {})
 
 
-def test_buffers_are_checked_too() -> None:
-    with pytest.raises(TrainingStopped, match="1 of the 2 shared values"):
-        check_round(FEDAVG, PHASE, Model(torch.ones(1), torch.tensor([math.nan])), {})
+def test_a_buffer_may_hold_a_mask_of_infinities() -> None:
+    check_round(FEDAVG, PHASE, shared(1.0), {})
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_a_dual_may_reach_its_limit_and_not_pass_it(sign: int) -> None:
-    check_round(RAW, PHASE, shared(1.0), {"alpha": sign * DUAL_LIMIT})
+    check_round(RAW, PHASE, point(1.0), {"alpha": sign * DUAL_LIMIT})
     with pytest.raises(TrainingStopped, match="the dual alpha is"):
-        check_round(RAW, PHASE, shared(1.0), {"alpha": sign * DUAL_LIMIT * 1.01})
+        check_round(RAW, PHASE, point(1.0), {"alpha": sign * DUAL_LIMIT * 1.01})
 
 
 def test_a_dual_that_is_not_finite_is_reported_as_such() -> None:
-    with pytest.raises(TrainingStopped, match="1 of the 2 shared values are NaN"):
-        check_round(RAW, PHASE, shared(math.nan), {"alpha": math.nan})
+    with pytest.raises(TrainingStopped, match="2 of the 2 trained values are NaN"):
+        check_round(RAW, PHASE, point(math.nan), {"alpha": math.nan})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_a_dual_that_is_not_finite_is_reported_as_such() -> None:
 )
 def test_the_remedy_fits_the_algorithm(kind: Algorithm, remedy: str) -> None:
     with pytest.raises(TrainingStopped, match=f"smaller step size .now 0.1, say 0.01.*{remedy}"):
-        check_round(kind, PHASE, shared(math.nan), {})
+        check_round(kind, PHASE, (shared if kind is FEDAVG else point)(math.nan), {})
 
 
 def test_scores_that_only_saturate_are_dead_where_the_link_squashes_them() -> None:

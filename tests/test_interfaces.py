@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms import algorithms
-from fedauc.interfaces import BatchSize, Cohort, GapObjective, PairObjective, PointObjective, Setting, Upload, mean_last
+from fedauc.interfaces import BatchSize, Setting
 from fedauc.objectives import objectives
+from fedauc.objectives.kinds import GapObjective, PairObjective, PointObjective, mean_last
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
-from fedauc.training import reduce
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
 from small_federations import HOLDING, federation, same_bits
 
@@ -65,21 +65,6 @@ def test_only_the_empty_tuple_is_empty() -> None:
     assert not is_empty(pair(0.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_reduce_averages_the_mean_with_the_cohorts_weights_and_keeps_the_pool(dtype: torch.dtype) -> None:
-    values = np.arange(12, dtype=float).reshape(3, 4)
-    upload = Upload(
-        mean=(torch.from_numpy(values).to(dtype), torch.tensor([1.0, 2.0, 4.0], dtype=dtype)), pool=torch.ones(3, 2)
-    )
-    reduced = reduce(upload, Cohort(0, (5, 6, 7), (0.5, 0.25, 0.25)))
-    assert reduced.mean[0].dtype == dtype
-    # Halves and quarters of small integers are exact.
-    assert reduced.mean[0].tolist() == (np.array([0.5, 0.25, 0.25]) @ values).tolist()
-    assert reduced.mean[1].item() == 2.0
-    assert reduced.pool is upload.pool
-    assert reduce(Upload(), Cohort(0, (1,), (1.0,))) == Upload()
-
-
 def test_mean_of_nothing_is_zero() -> None:
     assert mean_last(torch.ones(2, 0)).tolist() == [0, 0]
     assert mean_last(torch.tensor([[1.0, 3.0]])).tolist() == [2.0]
@@ -112,7 +97,9 @@ def test_slopes_come_by_autograd_where_an_objective_gives_none() -> None:
 @pytest.mark.parametrize("score", ["identity", "sigmoid"])
 def test_the_link_gives_scores_and_their_derivative(score: str) -> None:
     raw = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
-    scores, slope = Logistic().link(raw) if score == "identity" else Cube(score="sigmoid").link(raw)
+    objective: PointObjective | GapObjective = Logistic() if score == "identity" else Cube(score="sigmoid")
+    scores = objective.link(raw)
+    slope = objective.unlink(scores, torch.ones_like(scores))
     expected = raw.numpy() if score == "identity" else 1 / (1 + np.exp(-raw.numpy()))
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
     ahead = (raw + 1e-6).numpy() if score == "identity" else 1 / (1 + np.exp(-(raw.numpy() + 1e-6)))

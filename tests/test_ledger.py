@@ -65,7 +65,7 @@ def order(stage: int = 0, anchor: bool = True) -> Order:
     return Order(phase, (torch.zeros(3),), torch.zeros(2, dtype=torch.float64) if anchor else (), own)
 
 
-UPLOAD = Upload(mean=torch.zeros(2, 3), pool=(torch.zeros(2, 5, dtype=torch.float64),))
+UPLOAD = Upload(mean=torch.zeros(3), pool=(torch.zeros(2, 5, dtype=torch.float64),))
 TWO = Cohort(0, (4, 7), (0.5, 0.5), absent=(1, 2, 3))
 
 

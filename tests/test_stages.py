@@ -133,9 +133,10 @@ def random_plan(seed: int) -> tuple[Plan, list[Stage], int, list[bool]]:
 def phases_twin(stages: list[Stage], length: int, scoring: list[bool]) -> list[Phase]:
     """Round after round, by counting."""
     found: list[Phase] = []
-    cycle = 0
+    cycle = learned = 0
     for index, (stage, opens) in enumerate(zip(stages, scoring, strict=True)):
         for inside in range(stage.cycles + opens):
+            learned += not (opens and inside == 0)
             for place in range(length):
                 ends_cycle = place == length - 1
                 found.append(
@@ -150,6 +151,7 @@ def phases_twin(stages: list[Stage], length: int, scoring: list[bool]) -> list[P
                         starts_stage=inside == 0 and place == 0,
                         ends_cycle=ends_cycle,
                         ends_stage=ends_cycle and inside == stage.cycles + opens - 1,
+                        learned=learned,
                     )
                 )
             cycle += 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedauc.interfaces import Algorithm, Phase
 from fedauc.objectives.minimax import Minimax
-from fedauc.trees import Tree, tree_leaves
+from fedauc.trees import Tree
 
 DUAL_LIMIT = 1e3
 """At the saddle α is minus the gap between the classes' mean scores, about the margin; far beyond, it has run away."""
@@ -24,15 +24,15 @@ class TrainingStopped(RuntimeError):
 
 
 def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
-    """Stop on a diverging dual, then on anything that is not finite."""
+    """Stop on a diverging dual, then on weights or duals that are not finite (a buffer may hold a mask of -inf)."""
     alpha = vitals.get("alpha", 0.0)
     if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
         limit = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}"
         raise TrainingStopped(f"{_where(phase)}: {limit}: it diverges; {_remedy(algorithm, phase)}")
-    broken = sum(int((~torch.isfinite(leaf)).sum()) for leaf in tree_leaves(shared))
+    weights = algorithm.model(shared).weights
+    broken = int((~torch.isfinite(weights)).sum()) + sum(not math.isfinite(value) for value in vitals.values())
     if broken:
-        size = sum(leaf.numel() for leaf in tree_leaves(shared))
-        what = f"{broken} of the {size} shared values are NaN or infinite"
+        what = f"{broken} of the {len(weights) + len(vitals)} trained values are NaN or infinite"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
 
 
@@ -42,7 +42,8 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
         broken = int((~torch.isfinite(outputs)).sum())
         what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
-    scores, slopes = algorithm.objective.link(outputs)
+    scores = algorithm.objective.link(outputs)
+    slopes = algorithm.objective.unlink(scores, torch.ones_like(scores))
     if bool((scores == scores[:1]).all()):
         what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")

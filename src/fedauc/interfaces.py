@@ -5,12 +5,12 @@ One round of any algorithm, on any engine (`training.py` holds the real loop):
     phase   = plan.phase(round)                               # when: stage, step size, local steps
     cohort  = participation.cohort(round)                     # who
     order   = algorithm.dispatch(setting, server, cohort, phase)
-    visits  = engine.visit(order, cohort)                     # ---- client side
+    visits  = engine.visit(order, cohort)                     # ---- client side, for each client:
         local = algorithm.begin(order, memory)
-        repeat local_steps times: local, emitted, value = algorithm.step(network, order, local, batch)
+        repeat local_steps times: local, emitted = algorithm.step(network, order, local, batch)
         upload, memory = algorithm.finish(order, memory, local, emitted)
-    reduced = reduce(visits.upload, cohort)                   # `mean` averaged, `pool` kept per client
-    server  = algorithm.merge(setting, server, reduced, cohort, phase)
+                                                              # `mean` averaged, `pool` kept per client
+    server  = algorithm.merge(setting, server, visits.upload, cohort, phase)
 
 Configuration is a frozen dataclass that validates itself; state is a NamedTuple of tensors. They never mix.
 
@@ -95,6 +95,8 @@ class Phase(NamedTuple):
     starts_stage: bool = False
     ends_cycle: bool = False
     ends_stage: bool = False
+    learned: int = 0
+    """Learning cycles begun so far, this one included."""
 
 
 # -------------------------------------------------------------------------------------------- the records that travel
@@ -140,7 +142,8 @@ class Order(NamedTuple):
 class Upload(NamedTuple):
     """What comes back: `mean` is averaged over the cohort; `pool` is kept per client, so the leak shows in the type.
 
-    As made by `Engine.visit`, leaves have one leading entry per client; `reduce` takes it off `mean` only.
+    `mean` is always a change, of the shape of `order.shared`: what a mechanism clips, quantises or adds noise to is the
+    same for every algorithm. As returned by an engine it is the cohort's mean; `pool` has a leading entry per client.
     """
 
     mean: Tree = ()
@@ -161,10 +164,13 @@ class Batch(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """What an engine returns for a cohort: the uploads, and each client's mean monitored value `[M]` (never sent)."""
+    """What an engine returns: the cohort's reduced upload, and its mean loss before the first step.
+
+    The loss is telemetry of a simulation: an engine across machines may return None instead of asking for it.
+    """
 
     upload: Upload
-    value: Tensor
+    value: Tensor | None
 
 
 # ------------------------------------------------------------------------------------------------- the abstractions
@@ -205,88 +211,13 @@ class Objective(ABC):
         """Which batches the objective needs."""
         return "classes"
 
-    def link(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and their derivative with respect to the raw outputs."""
-        if self.score == "identity":
-            return raw, torch.ones_like(raw)
-        scores = torch.sigmoid(raw)
-        return scores, scores * (1 - scores)
+    def link(self, raw: Tensor) -> Tensor:
+        """Scores from raw outputs."""
+        return raw if self.score == "identity" else torch.sigmoid(raw)
 
-
-class PointObjective(Objective):
-    """A loss of one example, `value(scores, labels)`: the baselines'."""
-
-    @property
-    def draw(self) -> Draw:
-        """Rows whatever their label."""
-        return "rows"
-
-    @abstractmethod
-    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each example, non-negative, the shape of `scores`."""
-
-    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The derivative of `value` with respect to `scores`; by autograd unless a subclass knows it."""
-        return _derivative(lambda s: self.value(s, labels), scores)
-
-
-class Active(NamedTuple):
-    """A step's own scores by class, `[..., B1]` and `[..., B2]` (embeddings: one dimension more), and their weights."""
-
-    positives: Tensor
-    negatives: Tensor
-    positive_weights: Tensor
-    negative_weights: Tensor
-
-
-class Passive(NamedTuple):
-    """Scores of other clients from an earlier cycle, constants in every gradient: `[..., P1]` and `[..., P2]`."""
-
-    positives: Tensor
-    negatives: Tensor
-
-
-class PairObjective(Objective):
-    """A loss that couples active with passive scores."""
-
-    @abstractmethod
-    def couple(self, active: Active, passive: Passive) -> tuple[Tensor, Active]:
-        """The monitored value `[...]`, non-negative, and the derivative with respect to the active scores."""
-
-
-class GapObjective(PairObjective):
-    """A surrogate of the gap t = h - h' between a positive's and a negative's score: give `value`, perhaps `slope`."""
-
-    @abstractmethod
-    def value(self, gap: Tensor) -> Tensor:
-        """The surrogate psi(t), elementwise, non-negative."""
-
-    def slope(self, gap: Tensor) -> Tensor:
-        """psi'(t); by autograd unless a subclass knows it."""
-        return _derivative(self.value, gap)
-
-    def couple(self, active: Active, passive: Passive) -> tuple[Tensor, Active]:
-        """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
-        first = active.positives[..., :, None] - passive.negatives[..., None, :]
-        second = passive.positives[..., None, :] - active.negatives[..., :, None]
-        slopes = active._replace(
-            positives=active.positive_weights * mean_last(self.slope(first)),
-            negatives=-active.negative_weights * mean_last(self.slope(second)),
-        )
-        terms = (active.positive_weights * mean_last(self.value(first))).sum(-1)
-        terms = terms + (active.negative_weights * mean_last(self.value(second))).sum(-1)
-        return terms / 2, slopes
-
-
-def mean_last(values: Tensor) -> Tensor:
-    """Mean over the last dimension; zero when it is empty (a pool that lacks a class contributes nothing)."""
-    return values.sum(-1) / max(values.shape[-1], 1)
-
-
-def _derivative(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """The derivative of an elementwise function, traceable by torch.func and torch.compile."""
-    gradient: Tensor = torch.func.grad(lambda x: function(x).sum())(point)
-    return gradient
+    def unlink(self, scores: Tensor, slopes: Tensor) -> Tensor:
+        """Derivatives with respect to the raw outputs, from those with respect to the scores."""
+        return slopes if self.score == "identity" else slopes * (scores * (1 - scores))
 
 
 @dataclass(frozen=True)
@@ -356,8 +287,12 @@ class Algorithm(ABC):
         """A client's local state before its first step."""
 
     @abstractmethod
-    def step(self, network: Network, order: Order, local: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
-        """One local step: the new local state, what it emits (the engine stacks it over steps), the monitored value."""
+    def step(self, network: Network, order: Order, local: Tree, batch: Batch) -> tuple[Tree, Tree]:
+        """One local step: the new local state, and what it emits (the engine stacks it over steps)."""
+
+    @abstractmethod
+    def monitor(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
+        """The loss `[...]` of a local state on a batch, non-negative; engines ask for it at the first step."""
 
     @abstractmethod
     def finish(self, order: Order, memory: Tree, local: Tree, emitted: Tree) -> tuple[Upload, Tree]:
@@ -383,9 +318,11 @@ class Algorithm(ABC):
 class Engine(ABC):
     """Owns client data and client memory, and runs the client verbs for a cohort."""
 
+    name: ClassVar[str]
+
     @abstractmethod
     def visit(self, order: Order, cohort: Cohort) -> Visits:
-        """Run the cohort's local steps."""
+        """Run the cohort's local steps and average what comes back with the cohort's weights."""
 
     @abstractmethod
     def memories(self) -> dict[int, Tree]:

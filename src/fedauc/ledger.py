@@ -37,14 +37,14 @@ class Ledger:
         self._add(rounds=1, absences=len(cohort.absent))
 
     def record(self, order: Order, upload: Upload, cohort: Cohort) -> None:
-        """A round: the order as dispatched, the uploads as returned for the whole cohort."""
+        """A round: the order as dispatched, the upload as reduced; every client sent a `mean` of that size."""
         visits = len(cohort.clients)
         fresh = self._fresh(order, cohort)
         down = [
             visits * n + fresh * m + k
             for n, m, k in zip(_size(order.shared), _size(order.anchor), _size(order.own), strict=True)
         ]
-        up = _size(upload)
+        up = [visits * mean + pool for mean, pool in zip(_size(upload.mean), _size(upload.pool), strict=True)]
         self._add(
             rounds=1,
             visits=visits,

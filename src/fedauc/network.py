@@ -37,7 +37,7 @@ class ModuleNetwork(Network):
 
     def state(self) -> Model:
         """The module's present parameters and buffers as flat vectors."""
-        return Model(self._flat(self._parameters), self._flat(self._buffers))
+        return Model(self._flat(self._parameters, self.dtype), self._statistics(self._buffers))
 
     def module(self, model: Model) -> nn.Module:
         """A copy of the module with the given state, in evaluation mode."""
@@ -61,7 +61,7 @@ class ModuleNetwork(Network):
             return gradient
 
         # BatchNorm writes its statistics into the tensors it was given, which are copies of ours.
-        buffers = self._flat({name: tensors[name] for name in self._buffers})
+        buffers = self._statistics({name: tensors[name] for name in self._buffers})
         return Scored(outputs.detach(), buffers, pullback)
 
     @torch.no_grad()
@@ -75,9 +75,13 @@ class ModuleNetwork(Network):
         """Inputs on the model's device; floats in the model's dtype, integers (uint8 images) as they are."""
         return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
 
-    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        parts = [t.detach().reshape(-1).to(self.dtype) for t in tensors.values()]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=self.dtype, device=self.device)
+    def _statistics(self, buffers: Mapping[str, Tensor]) -> Tensor:
+        # At least float32: a count or an index kept in bfloat16 stands still at 256.
+        return self._flat(buffers, torch.promote_types(self.dtype, torch.float32) if buffers else self.dtype)
+
+    def _flat(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        parts = [t.detach().reshape(-1).to(dtype) for t in tensors.values()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=dtype, device=self.device)
 
     def _named(self, model: Model) -> dict[str, Tensor]:
         named = _cut(model.weights, self._parameters)
@@ -94,7 +98,9 @@ def _cut(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
-def _scores(outputs: Tensor, rows: int) -> Tensor:
+def _scores(outputs: object, rows: int) -> Tensor:
+    if not isinstance(outputs, Tensor):
+        raise ValueError(f"the model's output is a {type(outputs).__name__}; it must be one tensor of scores")
     if outputs.ndim not in (1, 2) or len(outputs) != rows:
         shape = tuple(outputs.shape)
         raise ValueError(

@@ -227,4 +227,5 @@ class Plan:
             starts_stage=cycle == first and place == 0,
             ends_cycle=last_of_cycle,
             ends_stage=last_of_cycle and cycle == self._ends[index] - 1,
+            learned=cycle + 1 - sum(self._scoring[: index + 1]),
         )

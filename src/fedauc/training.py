@@ -83,7 +83,7 @@ class Training:
         order = self.algorithm.dispatch(self.setting, server, cohort, phase)
         visits = self.engine.visit(order, cohort)
         self.ledger.record(order, visits.upload, cohort)
-        return reduce(visits.upload, cohort), None if phase.scoring else float(visits.value.mean())
+        return visits.upload, None if visits.value is None else float(visits.value)
 
     def _average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
         """Collect what the stage's output needs, and put it in place of the last model when the stage ends."""
@@ -104,14 +104,3 @@ def _add(average: Tree, shared: Tree) -> Average:
     if isinstance(average, Average):
         return Average(tree_map(torch.add, average.total, shared), average.models + one)
     return Average(shared, one)
-
-
-def reduce(upload: Upload, cohort: Cohort) -> Upload:
-    """Average `mean` with the cohort's weights, keep `pool` per client."""
-
-    def average(leaf: Tensor) -> Tensor:
-        weights = torch.tensor(cohort.weights, dtype=leaf.dtype, device=leaf.device)
-        mean: Tensor = torch.tensordot(weights, leaf, dims=1)
-        return mean
-
-    return Upload(tree_map(average, upload.mean), upload.pool)

@@ -30,6 +30,16 @@ def is_empty(tree: Tree) -> bool:
     return isinstance(tree, tuple) and not tree
 
 
+def tree_add(tree: Tree, other: Tree) -> Tree:
+    """The sum, leaf by leaf."""
+    return tree_map(torch.add, tree, other)
+
+
+def tree_sub(tree: Tree, other: Tree) -> Tree:
+    """The difference, leaf by leaf."""
+    return tree_map(torch.sub, tree, other)
+
+
 def tree_stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of one shape along a new leading dimension."""
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)

@@ -13,8 +13,9 @@ from torch import nn
 from fedauc import keys
 from fedauc.algorithms._pool import draw
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import Cohort, GapObjective, Passive, Phase, Setting
+from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.contrastive import Contrastive
+from fedauc.objectives.kinds import GapObjective, Passive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.squared_hinge import SquaredHinge
 from fedauc.participation.cyclic import Cyclic
@@ -63,7 +64,7 @@ def scales_twin(counts: Sequence[Array], client: int, weighting: str) -> tuple[f
 
 
 def visit_twin(start: Array, visit: Visit, psi: Surrogate, step_size: float) -> tuple[Array, Array, Array, float]:
-    """I local steps: the client's weights, its scores by class, and its mean monitored value."""
+    """I local steps: the client's weights, its scores by class, and the loss before its first step."""
     w, first, second, values = start.copy(), [], [], []
     for rows, others, alike, unlike in zip(
         visit.positives, visit.negatives, visit.passive_positives, visit.passive_negatives, strict=True
@@ -83,7 +84,7 @@ def visit_twin(start: Array, visit: Visit, psi: Surrogate, step_size: float) -> 
                 value += share * psi.value(passive - x @ w) / 2
         w = w - step_size * gradient
         values.append(value)
-    return w, np.array(first), np.array(second), float(np.mean(values))
+    return w, np.array(first), np.array(second), float(values[0])
 
 
 def pool_twin(entries: list[tuple[int, Array]], held: Array, offset: float | None) -> Array:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._pool import Chunk, assemble, draw, systematic
-from fedauc.interfaces import BatchSize, Census, Cohort, Passive, Phase, Setting
+from fedauc.interfaces import BatchSize, Census, Cohort, Phase, Setting
+from fedauc.objectives.kinds import Passive
 
 BATCH = BatchSize(2, 3)
 CENSUS = Census(np.array([4, 0, 1, 0]), np.array([2, 8, 0, 0]))

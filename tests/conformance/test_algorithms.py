@@ -25,7 +25,7 @@ from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.squared_hinge import SquaredHinge
 from fedauc.stages import Geometric, StageOutput
-from fedauc.training import Round, reduce
+from fedauc.training import Round
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
 from small_federations import (
     EMPTY,
@@ -164,7 +164,7 @@ def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dt
     for order, cohort, upload in exchanges:
         for place, client in enumerate(cohort.clients):
             down += _arrays((order.shared, tree_at(order.own, place)))
-            up += _arrays(tree_at(upload, place))
+            up += _arrays((upload.mean, tree_at(upload.pool, place)))
             if (order.phase.stage, client) not in anchored:
                 anchored.add((order.phase.stage, client))
                 down += _arrays(order.anchor)
@@ -298,6 +298,12 @@ def _batches(number: int, own: Tree) -> list[Batch]:
     ]
 
 
+def mean_of(upload: Upload, cohort: Cohort) -> Upload:
+    """A stacked cohort's upload as an engine returns it."""
+    weights = torch.tensor(cohort.weights, dtype=torch.float64)
+    return upload._replace(mean=tree_map(lambda leaf: torch.tensordot(weights, leaf, dims=1), upload.mean))
+
+
 class Visited(NamedTuple):
     """What a visit yields."""
 
@@ -312,11 +318,13 @@ def _visit(case: Case, order: Order, memory: Tree, batches: list[Batch]) -> Visi
     memory = case.algorithm.blank(order) if is_empty(memory) else memory
     local, emitted, values = case.algorithm.begin(order, memory), [], []
     for batch in batches:
-        local, out, value = case.algorithm.step(network, order, local, batch)
+        if not order.phase.scoring:
+            values.append(case.algorithm.monitor(network, order, local, batch))
+        local, out = case.algorithm.step(network, order, local, batch)
         emitted.append(out)
-        values.append(value)
     together = tree_map(lambda *leaves: torch.stack(leaves, dim=lead), *emitted)
-    return Visited(*case.algorithm.finish(order, memory, local, together), torch.stack(values, dim=lead))
+    value = torch.stack(values, dim=lead) if values else torch.zeros(batches[0].weights.shape[:-1])
+    return Visited(*case.algorithm.finish(order, memory, local, together), value)
 
 
 def _widen(order: Order) -> Order:
@@ -355,7 +363,7 @@ def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case:
         _close(stacked.value, together.value)
         _close(stacked.memory, together.memory)
         memories = [visited.memory for visited in alone]
-        server = case.algorithm.merge(setting, server, reduce(together.upload, cohort), cohort, phase)
+        server = case.algorithm.merge(setting, server, mean_of(together.upload, cohort), cohort, phase)
     assert not torch.equal(case.algorithm.model(server.shared).weights, _start(case.width).weights)
 
 
@@ -412,7 +420,7 @@ def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
         visited = _visit(case, order._replace(own=tree_at(order.own, 0)), memory, batches)
         upload: Upload = tree_stack([visited.upload])
         sent = tree_map(torch.clone, upload)
-        merged = case.algorithm.merge(setting, server, reduce(upload, cohort), cohort, phase)
+        merged = case.algorithm.merge(setting, server, mean_of(upload, cohort), cohort, phase)
         assert same_bits(before, (server.shared, server.anchor, server.private, memory))
         assert same_bits(sent, upload)
         server, memory = merged, visited.memory

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
-from fedauc.interfaces import PointObjective
+from fedauc.objectives.kinds import PointObjective
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves
 

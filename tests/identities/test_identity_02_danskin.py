@@ -43,7 +43,8 @@ def exact(scorer: nn.Module, margin: float, score: Score) -> tuple[Tensor, ...]:
 def chained(scorer: nn.Module, objective: Minimax, offset: float) -> tuple[Tensor, ...]:
     """The library's slopes pulled back by hand, with the duals moved off their best by `offset`."""
     raw = raw_outputs(scorer)
-    scores, rate = objective.link(raw.detach())
+    scores = objective.link(raw.detach())
+    rate = objective.unlink(scores, torch.ones_like(scores))
     labels = (torch.arange(len(scores)) < POSITIVES).double()
     by_class = labels / POSITIVES + (1 - labels) / NEGATIVES
     weights = by_class if objective.draw == "classes" else torch.full_like(scores, 1 / len(scores))

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedauc.interfaces import Active, GapObjective, PairObjective, Passive, Score
+from fedauc.interfaces import Score
 from fedauc.objectives import objectives
 from fedauc.objectives.contrastive import Contrastive
+from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive
 
 POSITIVES, NEGATIVES, FEATURES = 4, 9, 5
 
@@ -33,10 +34,12 @@ def examples() -> Tensor:
 
 def active_passive(objective: PairObjective, model: nn.Module, raw: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The value, and G1 + G2 pulled back through the model, when all active scores are also the whole pool."""
-    scores, rate = objective.link(raw.detach())
+    scores = objective.link(raw.detach())
+    rate = objective.unlink(scores, torch.ones_like(scores))
     shares = [torch.full((count,), 1 / count, dtype=torch.float64) for count in (POSITIVES, NEGATIVES)]
     pool = Passive(scores[:POSITIVES], scores[POSITIVES:])
-    value, slopes = objective.couple(Active(*pool, *shares), pool)
+    active = Active(*pool, *shares)
+    value, slopes = objective.monitored(active, pool), objective.couple(active, pool)
     cotangent = torch.cat([slopes.positives, slopes.negatives]) * rate
     return value, torch.autograd.grad(raw, tuple(model.parameters()), cotangent, retain_graph=True)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.interfaces import GapObjective
 from fedauc.objectives import objectives
+from fedauc.objectives.kinds import GapObjective
 
 POSITIVES, NEGATIVES, SCORERS = 6, 10, 8
 

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedauc.interfaces import Algorithm, Batch, Model, Network, Objective, PointObjective
+from fedauc.interfaces import Algorithm, Batch, Model, Network, Objective, Upload
+from fedauc.objectives.kinds import PointObjective
+from fedauc.trees import Tree, is_empty, tree_add
 
 
 class Gradient(NamedTuple):
-    """A gradient with respect to the weights, the buffers after the forward pass, and the monitored value."""
+    """A gradient with respect to the weights, and the buffers after the forward pass."""
 
     weights: Tensor
     buffers: Tensor
-    value: Tensor
 
 
 def point_gradient(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Gradient:
     """The gradient of sum_i weights_i · loss(score_i, label_i)."""
     scored = network.score(model, batch.inputs)
-    scores, link = objective.link(scored.outputs)
-    gradient = scored.pullback(batch.weights * objective.slope(scores, batch.labels) * link)
-    value = (batch.weights * objective.value(scores, batch.labels)).sum(-1)
-    return Gradient(gradient, scored.buffers, value)
+    scores = objective.link(scored.outputs)
+    slopes = batch.weights * objective.slope(scores, batch.labels)
+    return Gradient(scored.pullback(objective.unlink(scores, slopes)), scored.buffers)
+
+
+def point_loss(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Tensor:
+    """sum_i weights_i · loss(score_i, label_i)."""
+    scores = objective.link(network.score(model, batch.inputs).outputs)
+    return (batch.weights * objective.value(scores, batch.labels)).sum(-1)
 
 
 def descend(weights: Tensor, direction: Tensor, step_size: float, weight_decay: float) -> Tensor:
     """w - η (g + decay · w)."""
     if weight_decay:
         direction = direction + weight_decay * weights
-    return weights - step_size * direction
+    return torch.sub(weights, direction, alpha=step_size)
+
+
+def moved(shared: Tree, reduced: Upload) -> Tree:
+    """What all share after the mean change, if there is one."""
+    return shared if is_empty(reduced.mean) else tree_add(shared, reduced.mean)
 
 
 def amplify(start: Model, end: Model, factor: float) -> Model:

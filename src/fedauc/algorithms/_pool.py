@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
-from fedauc.interfaces import Cohort, Passive, Phase, Setting
+from fedauc.interfaces import Cohort, Phase, Setting
+from fedauc.objectives.kinds import Passive
 
 
 class Chunk(NamedTuple):

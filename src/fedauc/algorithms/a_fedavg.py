@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from fedauc.algorithms._local import amplify, check_amplify
+from fedauc.algorithms._local import amplify, check_amplify, moved
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.fedavg import LocalSGD
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
@@ -37,7 +37,7 @@ class AFedAvg(LocalSGD):
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Average; amplify at the end of a cycle. A stage may have moved the model, so its first period starts anew."""
         start = server.anchor if phase.starts_stage else server.private
-        shared = reduced.mean or server.shared
+        shared = moved(server.shared, reduced)
         if phase.ends_cycle:
             start = shared = amplify(start, shared, self.amplify)
         return server._replace(shared=shared, private=start)

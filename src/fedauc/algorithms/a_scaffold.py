@@ -21,7 +21,7 @@ from fedauc.algorithms._local import amplify, check_amplify
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
 from fedauc.interfaces import Cohort, Model, Order, Phase, Server, Setting, Upload
-from fedauc.trees import Tree, is_empty
+from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
 
 class Memory(NamedTuple):
@@ -77,7 +77,8 @@ class AScaffold(CorrectedSGD):
         """Add the visit to the period's mean, and send by how much that moves it."""
         before = _rolled(order, memory)
         after = before._replace(total=before.total + local.total, steps=before.steps + order.phase.local_steps)
-        return Upload(mean=Shared(local.model, after.coming() - before.coming())), after
+        change = tree_sub(local.model, order.shared.model)
+        return Upload(mean=Shared(change, after.coming() - before.coming())), after
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Average and collect; at the end of a cycle c moves and the progress is amplified."""
@@ -86,7 +87,7 @@ class AScaffold(CorrectedSGD):
             start = server.anchor.model
         model, variate = server.shared
         if not is_empty(reduced.mean):
-            model = reduced.mean.model
+            model = tree_add(model, reduced.mean.model)
             pending = pending + len(cohort.clients) / setting.clients * reduced.mean.variate
         if phase.ends_cycle:
             start = model = amplify(start, model, self.amplify)

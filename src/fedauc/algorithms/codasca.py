@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._method import Method
-from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient
+from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient, square_loss
 from fedauc.algorithms.minimax import Shared as Point
 from fedauc.interfaces import Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals
-from fedauc.trees import Tree, is_empty, tree_map
+from fedauc.trees import Tree, is_empty, tree_add, tree_map, tree_sub
 
 
 class Variate(NamedTuple):
@@ -30,7 +30,7 @@ class Variate(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The point and the server's variate; also the shape of an upload: a point and a change of c_m."""
+    """The point and the server's variate; an upload holds the changes of the point and of c_m."""
 
     point: Point
     variate: Variate
@@ -71,19 +71,24 @@ class Codasca(ProximalStep):
         """Nothing summed yet."""
         return Local(order.shared.point, memory, tree_map(torch.zeros_like, memory))
 
-    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree, Tensor]:
+    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree]:
         """The minimax step along g - c_m + c."""
         gradient, duals = saddle_gradient(self.objective, network, local.point, batch)
         raw = Variate(gradient.weights, duals)
         direction = tree_map(lambda g, own, all_: g - own + all_, raw, local.variate, order.shared.variate)
         point = self.move(order, local.point, gradient._replace(weights=direction.weights), direction.duals)
-        total = tree_map(torch.add, local.total, raw)
-        return Local(point, local.variate, total), (), gradient.value
+        total = tree_add(local.total, raw)
+        return Local(point, local.variate, total), ()
+
+    def monitor(self, network: Network, order: Order, local: Local, batch: Batch) -> Tensor:
+        """The non-negative square loss."""
+        return square_loss(self.objective, network, local.point, batch)
 
     def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """c_m becomes the visit's mean raw gradient; its change goes up with the point."""
         variate = tree_map(lambda total: total / order.phase.local_steps, local.total)
-        return Upload(mean=Shared(local.point, tree_map(torch.sub, variate, local.variate))), variate
+        changes = Shared(tree_sub(local.point, order.shared.point), tree_sub(variate, local.variate))
+        return Upload(mean=changes), variate
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """c keeps being the mean of every client's variate."""
@@ -91,7 +96,7 @@ class Codasca(ProximalStep):
             return server
         share = len(cohort.clients) / setting.clients
         variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
-        return server._replace(shared=Shared(reduced.mean.point, variate))
+        return server._replace(shared=Shared(tree_add(server.shared.point, reduced.mean.point), variate))
 
     def settle(self, last: Shared, mean: Shared) -> Shared:
         """c stays the mean of the clients' variates."""

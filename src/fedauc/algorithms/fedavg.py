@@ -14,23 +14,12 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.algorithms._local import check_objective, descend, moved, point_gradient, point_loss
 from fedauc.algorithms._method import Method
-from fedauc.interfaces import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Model,
-    Network,
-    Order,
-    Phase,
-    PointObjective,
-    Server,
-    Setting,
-    Upload,
-)
+from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
-from fedauc.trees import Tree
+from fedauc.trees import Tree, tree_sub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +41,19 @@ class LocalSGD(Algorithm):
         model: Model = order.shared
         return model
 
-    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree, Tensor]:
+    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree]:
         """w ← w - η ∇ℓ."""
         gradient = point_gradient(self.objective, network, local, batch)
         weights = descend(local.weights, gradient.weights, order.phase.step_size, self.weight_decay)
-        return Model(weights, gradient.buffers), (), gradient.value
+        return Model(weights, gradient.buffers), ()
+
+    def monitor(self, network: Network, order: Order, local: Model, batch: Batch) -> Tensor:
+        """The loss of the batch."""
+        return point_loss(self.objective, network, local, batch)
 
     def finish(self, order: Order, memory: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
-        """Send the model back; remember nothing."""
-        return Upload(mean=local), ()
+        """Send the change back; remember nothing."""
+        return Upload(mean=tree_sub(local, order.shared)), ()
 
     def model(self, shared: Model) -> Model:
         """All of it."""
@@ -79,8 +72,8 @@ class FedAvg(LocalSGD):
         return Server(shared=model, anchor=model)
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """The mean is the new model."""
-        return server._replace(shared=reduced.mean or server.shared)
+        """Move by the mean change."""
+        return server._replace(shared=moved(server.shared, reduced))
 
 
 METHODS = (

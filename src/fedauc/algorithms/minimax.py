@@ -18,11 +18,11 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import Gradient, check_objective, descend
+from fedauc.algorithms._local import Gradient, check_objective, descend, moved
 from fedauc.algorithms._method import Method
 from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals, Minimax
-from fedauc.trees import Tree
+from fedauc.trees import Tree, tree_sub
 
 
 class Shared(NamedTuple):
@@ -41,12 +41,17 @@ class Anchor(NamedTuple):
 
 
 def saddle_gradient(objective: Minimax, network: Network, point: Shared, batch: Batch) -> tuple[Gradient, Duals]:
-    """∇_w f and ∂f/∂(a, b, α) at one point, and the non-negative square loss of the batch."""
+    """∇_w f and ∂f/∂(a, b, α) at one point."""
     scored = network.score(point.model, batch.inputs)
-    scores, link = objective.link(scored.outputs)
+    scores = objective.link(scored.outputs)
     slopes, duals = objective.slopes(scores, batch.labels, batch.weights, point.duals)
-    value = objective.monitored(scores, batch.labels, batch.weights, point.duals)
-    return Gradient(scored.pullback(slopes * link), scored.buffers, value), duals
+    return Gradient(scored.pullback(objective.unlink(scores, slopes)), scored.buffers), duals
+
+
+def square_loss(objective: Minimax, network: Network, point: Shared, batch: Batch) -> Tensor:
+    """The non-negative square AUC loss of the batch."""
+    scores = objective.link(network.score(point.model, batch.inputs).outputs)
+    return objective.monitored(scores, batch.labels, batch.weights, point.duals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,18 +110,22 @@ class MinimaxAlgorithm(ProximalStep):
         point: Shared = order.shared
         return point
 
-    def step(self, network: Network, order: Order, local: Shared, batch: Batch) -> tuple[Shared, Tree, Tensor]:
+    def step(self, network: Network, order: Order, local: Shared, batch: Batch) -> tuple[Shared, Tree]:
         """Simultaneous descent in (w, a, b) and ascent in α."""
         gradient, duals = saddle_gradient(self.objective, network, local, batch)
-        return self.move(order, local, gradient, duals), (), gradient.value
+        return self.move(order, local, gradient, duals), ()
+
+    def monitor(self, network: Network, order: Order, local: Shared, batch: Batch) -> Tensor:
+        """The non-negative square loss, not the bare saddle value."""
+        return square_loss(self.objective, network, local, batch)
 
     def finish(self, order: Order, memory: Tree, local: Shared, emitted: Tree) -> tuple[Upload, Tree]:
-        """Send the point back; remember nothing."""
-        return Upload(mean=local), ()
+        """Send the change back; remember nothing."""
+        return Upload(mean=tree_sub(local, order.shared)), ()
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """The mean is the new point."""
-        return server._replace(shared=reduced.mean or server.shared)
+        """Move by the mean change."""
+        return server._replace(shared=moved(server.shared, reduced))
 
     def model(self, shared: Shared) -> Model:
         """The model, without the duals."""

@@ -21,26 +21,13 @@ from typing import ClassVar, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend
+from fedauc.algorithms._local import check_objective, descend, moved
 from fedauc.algorithms._method import Method
 from fedauc.algorithms._pool import Chunk, assemble, draw
-from fedauc.interfaces import (
-    Active,
-    Algorithm,
-    Batch,
-    Cohort,
-    Model,
-    Network,
-    Order,
-    PairObjective,
-    Passive,
-    Phase,
-    Server,
-    Setting,
-    Upload,
-)
+from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.objectives.kinds import Active, PairObjective, Passive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
-from fedauc.trees import Tree, is_empty
+from fedauc.trees import Tree, is_empty, tree_sub
 
 
 class Private(NamedTuple):
@@ -84,26 +71,32 @@ class Pairwise(Algorithm):
         model: Model = order.shared
         return model
 
-    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Passive, Tensor]:
+    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Passive]:
         """w ← w - η (G1 + G2); the active scores are emitted as they are computed."""
         scored = network.score(local, batch.inputs)
-        scores, link = self.objective.link(scored.outputs)
+        scores = self.objective.link(scored.outputs)
         active = _by_class(scores, batch.weights, order.phase.batch.positives)
         emitted = Passive(active.positives, active.negatives)
         if order.phase.scoring:
-            return local, emitted, torch.zeros_like(batch.weights[..., 0])
-        value, slopes = self.objective.couple(active, batch.own)
-        rows = batch.weights.ndim - 1
-        gradient = scored.pullback(torch.cat([slopes.positives, slopes.negatives], dim=rows) * link)
+            return local, emitted
+        coupled = self.objective.couple(active, batch.own)
+        slopes = torch.cat([coupled.positives, coupled.negatives], dim=batch.weights.ndim - 1)
+        gradient = scored.pullback(self.objective.unlink(scores, slopes))
         weights = descend(local.weights, gradient, order.phase.step_size, self.weight_decay)
-        return Model(weights, scored.buffers), emitted, value
+        return Model(weights, scored.buffers), emitted
+
+    def monitor(self, network: Network, order: Order, local: Model, batch: Batch) -> Tensor:
+        """The loss of the step's active-passive pairs."""
+        scores = self.objective.link(network.score(local, batch.inputs).outputs)
+        active = _by_class(scores, batch.weights, order.phase.batch.positives)
+        return self.objective.monitored(active, batch.own)
 
     def finish(self, order: Order, memory: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
-        """Send the model (unless only scoring) and the scores `[I, B]`; remember nothing."""
-        return Upload(mean=() if order.phase.scoring else local, pool=emitted), ()
+        """Send the change (unless only scoring) and the scores `[I, B]`; remember nothing."""
+        return Upload(mean=() if order.phase.scoring else tree_sub(local, order.shared), pool=emitted), ()
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """The mean is the new model; the scores wait until the cycle ends, or slide through the window."""
+        """Move by the mean change; the scores wait until the cycle ends, or slide through the window."""
         pool, recent = server.private
         if not is_empty(reduced.pool):
             clients = torch.tensor(cohort.clients, device=pool.positives.device)
@@ -113,7 +106,7 @@ class Pairwise(Algorithm):
             pool = assemble(setting, recent, phase, pool)
         elif phase.ends_cycle:
             pool, recent = assemble(setting, recent, phase, pool), ()
-        return server._replace(shared=reduced.mean or server.shared, private=Private(pool, recent))
+        return server._replace(shared=moved(server.shared, reduced), private=Private(pool, recent))
 
     def model(self, shared: Model) -> Model:
         """All of it."""

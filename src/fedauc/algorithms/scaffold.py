@@ -14,27 +14,16 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend, point_gradient
+from fedauc.algorithms._local import check_objective, descend, point_gradient, point_loss
 from fedauc.algorithms._method import Method
-from fedauc.interfaces import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Model,
-    Network,
-    Order,
-    Phase,
-    PointObjective,
-    Server,
-    Setting,
-    Upload,
-)
+from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
-from fedauc.trees import Tree, is_empty
+from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
 
 class Shared(NamedTuple):
-    """The model and the server's control variate, c; also the shape of an upload: a model and a change of c_m."""
+    """The model and the server's control variate, c; an upload holds the changes of the model and of c_m."""
 
     model: Model
     variate: Tensor
@@ -62,13 +51,17 @@ class CorrectedSGD(Algorithm):
         """Send the model and c."""
         return Order(phase, server.shared)
 
-    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree, Tensor]:
+    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree]:
         """w ← w - η (g - c_m + c)."""
         gradient = point_gradient(self.objective, network, local.model, batch)
         direction = gradient.weights - local.variate + order.shared.variate
         weights = descend(local.model.weights, direction, order.phase.step_size, self.weight_decay)
         moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
-        return moved, (), gradient.value
+        return moved, ()
+
+    def monitor(self, network: Network, order: Order, local: Local, batch: Batch) -> Tensor:
+        """The loss of the batch."""
+        return point_loss(self.objective, network, local.model, batch)
 
     def settle(self, last: Shared, mean: Shared) -> Shared:
         """c stays the mean of the clients' variates."""
@@ -102,7 +95,8 @@ class Scaffold(CorrectedSGD):
     def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """c_m becomes the visit's mean raw gradient; its change goes up with the model."""
         variate = local.total / order.phase.local_steps
-        return Upload(mean=Shared(local.model, variate - local.variate)), variate
+        change = tree_sub(local.model, order.shared.model)
+        return Upload(mean=Shared(change, variate - local.variate)), variate
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """c keeps being the mean of every client's variate."""
@@ -110,7 +104,7 @@ class Scaffold(CorrectedSGD):
             return server
         share = len(cohort.clients) / setting.clients
         variate = server.shared.variate + share * reduced.mean.variate
-        return server._replace(shared=Shared(reduced.mean.model, variate))
+        return server._replace(shared=Shared(tree_add(server.shared.model, reduced.mean.model), variate))
 
 
 METHODS = (Method("scaffold", Scaffold, "uniform", 0.1, reference="Karimireddy et al. 2020"),)

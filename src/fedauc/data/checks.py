@@ -12,6 +12,9 @@ from torch import Tensor
 SHOWN = 5
 """How many offending values an error shows."""
 
+EVALUABLE = 2
+"""How many rows of each class an evaluation needs: DeLong's interval takes a variance over each."""
+
 
 def as_array(values: Any, what: str) -> np.ndarray:
     """A numpy array of a tensor, an array, a pandas column or a nested list."""
@@ -67,12 +70,38 @@ def as_labels(values: Any, rows: int) -> np.ndarray:
     return numbers.astype(np.int8)
 
 
+def as_float32(inputs: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
+    """Finite inputs in float32, none of them too large for it."""
+    with np.errstate(over="ignore"):
+        narrow: np.ndarray = inputs.astype(np.float32, copy=False)
+    beyond = np.isinf(narrow)
+    if beyond.any():
+        index = np.argwhere(beyond)[0].tolist()
+        raise ValueError(
+            f"inputs holds {beyond.sum()} values beyond float32, the first {inputs[tuple(index)]:g} at "
+            f"{_location(index, columns)}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
+        )
+    return narrow
+
+
 def check_classes(labels: np.ndarray) -> None:
     """Refuse labels of one class: no AUC is defined."""
     for value, name in ((1, "positives"), (0, "negatives")):
         if not (labels == value).any():
             raise ValueError(
                 f"labels holds no {name} in {len(labels)} rows; an AUC needs both classes: add some {name}"
+            )
+
+
+def check_evaluable(labels: np.ndarray) -> None:
+    """Refuse labels with fewer than `EVALUABLE` rows of a class: the AUC would have no confidence interval."""
+    check_classes(labels)
+    for value, name in ((1, "positives"), (0, "negatives")):
+        count = int((labels == value).sum())
+        if count < EVALUABLE:
+            raise ValueError(
+                f"labels holds {count} of the at least {EVALUABLE} {name} that an AUC's confidence interval needs: "
+                f"add {EVALUABLE - count} or more"
             )
 
 
@@ -99,13 +128,17 @@ def _check_finite(inputs: Tensor, columns: Sequence[str]) -> None:
     count = int(wrong.sum())
     if count == 0:
         return
-    row, *index = wrong.nonzero()[0].tolist()
-    value = inputs[(row, *index)].item()
-    column = repr(columns[index[0]]) if columns else index[0] if len(index) == 1 else tuple(index)
+    index = wrong.nonzero()[0].tolist()
     raise ValueError(
-        f"inputs holds {count} values that are not finite, the first {value} at row {row}, column {column}: "
-        "fill them in or drop their rows"
+        f"inputs holds {count} values that are not finite, the first {inputs[tuple(index)].item()} at "
+        f"{_location(index, columns)}: fill them in or drop their rows"
     )
+
+
+def _location(index: Sequence[int], columns: Sequence[str]) -> str:
+    row, *place = index
+    column = repr(columns[place[0]]) if columns else place[0] if len(place) == 1 else tuple(place)
+    return f"row {row}, column {column}"
 
 
 def _numbers(labels: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedauc.data import frames
-from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, label_tensor
+from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
 from fedauc.data.items import stack_items
 from fedauc.data.names import as_names, enumerate_names, groups_of_clients
 from fedauc.interfaces import Census, Roster
@@ -33,14 +33,14 @@ class Examples(NamedTuple):
 
 
 def examples(inputs: Any, labels: Any, clients: Any = None) -> Examples:
-    """Checked examples from arrays, tensors or nested lists; both classes must be there.
+    """Checked examples from arrays, tensors or nested lists; two rows of each class must be there.
 
-    >>> examples([[0.5], [1.5]], [0, 1]).labels
-    tensor([0., 1.], dtype=torch.float64)
+    >>> examples([[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]).labels
+    tensor([0., 1., 0., 1.], dtype=torch.float64)
     """
     rows = as_inputs(inputs)
     classes = as_labels(labels, len(rows))
-    check_classes(classes)
+    check_evaluable(classes)
     names = None if clients is None else as_names(clients, "client", len(rows))
     return Examples(rows, label_tensor(classes, rows), names)
 

@@ -26,6 +26,9 @@ class Columns(NamedTuple):
 def resolve(frame: pd.DataFrame, columns: Columns) -> Columns:
     """The same columns with the features spelled out, all of them known to be there and numeric."""
     _check_names(frame)
+    if len(frame) == 0:
+        # An empty column has no type, so any later complaint would be about that.
+        raise ValueError("the table has no rows; give at least one positive and one negative")
     for name in (columns.label, columns.client, columns.group, *columns.features):
         if name:
             lookup("column", name, dict.fromkeys(frame.columns, True))

@@ -5,21 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from fedauc import keys
-from fedauc.data.checks import check_classes
+from fedauc.data.checks import EVALUABLE, check_classes
 from fedauc.data.dataset import Rows, Table
 
 
 def hold_out(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple[Rows, Rows]:
-    """The rest, and the given fraction of each class (to the nearest row, at least one), both in their old order."""
+    """The rest, and the given fraction of each class, both in their old order.
+
+    The fraction is taken to the nearest row, and of either class enough rows are held out to evaluate on.
+    """
     check_classes(rows.labels)
     held = np.zeros(len(rows.labels), dtype=bool)
     for label in (0, 1):
         members = np.flatnonzero(rows.labels == label)
-        count = max(1, round(fraction * len(members)))
+        _check_enough(len(members), label, purpose)
+        count = max(EVALUABLE, round(fraction * len(members)))
         if count >= len(members):
             raise ValueError(
-                f"{purpose} fraction {fraction} of the {len(members)} rows labelled {label} leaves none to train on; "
-                "add rows of that class or lower it"
+                f"{purpose}_fraction is {fraction}; it takes all {len(members)} rows labelled {label} and leaves none "
+                "to train on: lower it"
             )
         held[members[keys.sample(len(members), count, seed, purpose, label)]] = True
     return rows.take(np.flatnonzero(~held)), rows.take(np.flatnonzero(held))
@@ -32,3 +36,12 @@ def split(rows: Rows, test: float, validation: float, seed: int) -> Table:
         return Table(rest, None, test_rows, "")
     train, validation_rows = hold_out(rest, validation, seed, "validation")
     return Table(train, validation_rows, test_rows, "")
+
+
+def _check_enough(rows: int, label: int, purpose: str) -> None:
+    needed = EVALUABLE + 1
+    if rows < needed:
+        raise ValueError(
+            f"{rows} of the at least {needed} needed rows labelled {label} are there to split: {EVALUABLE} for the "
+            f"{purpose} part and 1 to train on; add {needed - rows} or more"
+        )

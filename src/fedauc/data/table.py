@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from fedauc.data import bounds
-from fedauc.data.checks import as_labels
 from fedauc.data.dataset import Dataset, Rows, Table
 from fedauc.data.frames import Columns
 from fedauc.data.hold_out import hold_out, split
@@ -48,7 +45,7 @@ class TableFile(Dataset):
 
     def load(self, seed: int) -> Table:
         """Read, split by label, standardise on the training part; inputs are float32."""
-        rows, columns = _read(self.path, Columns(self.label, self.client, self.group, self.features))
+        rows, columns = read(self.path, Columns(self.label, self.client, self.group, self.features))
         table = self._split(rows, columns, seed) if self.test else self._parts(rows, seed)
         if self.standardize:
             table = standardize(table)
@@ -58,7 +55,7 @@ class TableFile(Dataset):
         return split(rows, self.test_fraction, self.validation_fraction, seed)
 
     def _split(self, rows: Rows, columns: Columns, seed: int) -> Table:
-        test, _ = _read(self.test, columns)
+        test, _ = read(self.test, columns)
         if test.inputs.shape[1:] != rows.inputs.shape[1:]:
             shapes = f"{tuple(test.inputs.shape[1:])} and path has {tuple(rows.inputs.shape[1:])}"
             raise ValueError(f"test has inputs of shape {shapes}; give both files the same features")
@@ -66,9 +63,3 @@ class TableFile(Dataset):
             return Table(rows, None, test, "")
         train, validation = hold_out(rows, self.validation_fraction, seed, "validation")
         return Table(train, validation, test, "")
-
-
-def _read(path: str, columns: Columns) -> tuple[Rows, Columns]:
-    rows, resolved = read(path, columns)
-    inputs = np.asarray(rows.inputs, dtype=np.float32)
-    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs))), resolved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.interfaces import Algorithm, Batch, Cohort, Engine, Order, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, tree_at, tree_stack
+from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_map, tree_stack
 
 
 @final
 class LoopEngine(Engine):
     """One client after another, one step after another, on the network's device."""
+
+    name: ClassVar[str] = "loop"
 
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
         self._algorithm, self._network, self._setting = algorithm, network, setting
@@ -29,10 +31,16 @@ class LoopEngine(Engine):
         self._memories: dict[int, Tree] = {}
 
     def visit(self, order: Order, cohort: Cohort) -> Visits:
-        """Visit the cohort in turn."""
-        visits = [self._visit(order._replace(own=tree_at(order.own, i)), c) for i, c in enumerate(cohort.clients)]
-        uploads, values = zip(*visits, strict=True)
-        return Visits(tree_stack(uploads), torch.stack(values))
+        """Visit the cohort in turn, keeping a running mean, so that memory does not grow with the cohort."""
+        mean, pools, values = (), [], []
+        for place, (client, weight) in enumerate(zip(cohort.clients, cohort.weights, strict=True)):
+            upload, value = self._visit(order._replace(own=tree_at(order.own, place)), client)
+            share = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
+            mean = share if is_empty(mean) else tree_add(mean, share)
+            pools.append(upload.pool)
+            values.append(value)
+        loss = None if order.phase.scoring else torch.stack(values).mean()
+        return Visits(Upload(mean, tree_stack(pools)), loss)
 
     def memories(self) -> dict[int, Tree]:
         """Every visited client's memory."""
@@ -44,16 +52,22 @@ class LoopEngine(Engine):
 
     def _visit(self, order: Order, client: int) -> tuple[Upload, Tensor]:
         memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)
-        local, emitted, values = self._algorithm.begin(order, memory), [], []
+        local, emitted, batches = self._algorithm.begin(order, memory), [], self._batches(order, client)
         with self._keyed(order.phase.round, client):
-            for batch in self._batches(order, client):
-                local, scores, value = self._algorithm.step(self._network, order, local, batch)
+            value = self._value(order, local, batches[0])
+            for batch in batches:
+                local, scores = self._algorithm.step(self._network, order, local, batch)
                 emitted.append(scores)
-                values.append(value)
         upload, memory = self._algorithm.finish(order, memory, local, tree_stack(emitted))
         if not is_empty(memory):
             self._memories[client] = memory
-        return upload, torch.stack(values).mean()
+        return upload, value
+
+    def _value(self, order: Order, local: Tree, batch: Batch) -> Tensor:
+        """The loss before the first step; a scoring visit has none."""
+        if order.phase.scoring:
+            return torch.full((), torch.nan)
+        return self._algorithm.monitor(self._network, order, local, batch)
 
     @contextmanager
     def _keyed(self, round: int, client: int) -> Iterator[None]:

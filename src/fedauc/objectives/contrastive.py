@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Active, PairObjective, Passive, mean_last
 from fedauc.objectives._checks import check_positive, check_raw
+from fedauc.objectives.kinds import Active, PairObjective, Passive, mean_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Contrastive(PairObjective):
 
     >>> one, two = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
     >>> share = torch.ones(1)
-    >>> Contrastive(margin=7.0).couple(Active(one, two, share, share), Passive(one, two))[0]
+    >>> Contrastive(margin=7.0).monitored(Active(one, two, share, share), Passive(one, two))
     tensor(2.)
 
     Reference: Hadsell et al., Dimensionality reduction by learning an invariant mapping, CVPR 2006.
@@ -36,16 +36,20 @@ class Contrastive(PairObjective):
         check_raw(self.name, self.score)
         check_positive("margin", self.margin)
 
-    def couple(self, active: Active, passive: Passive) -> tuple[Tensor, Active]:
+    def couple(self, active: Active, passive: Passive) -> Active:
         """Each active embedding meets the passive ones of its own label and of the other (no 1/2 in the derivative)."""
-        first, pull = self._meet(active.positives, passive.positives, passive.negatives)
-        second, push = self._meet(active.negatives, passive.negatives, passive.positives)
-        slopes = active._replace(
+        _, pull = self._meet(active.positives, passive.positives, passive.negatives)
+        _, push = self._meet(active.negatives, passive.negatives, passive.positives)
+        return active._replace(
             positives=active.positive_weights[..., None] * pull,
             negatives=active.negative_weights[..., None] * push,
         )
-        terms = (active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)
-        return terms / 2, slopes
+
+    def monitored(self, active: Active, passive: Passive) -> Tensor:
+        """The weighted mean loss of the pairs, halved."""
+        first, _ = self._meet(active.positives, passive.positives, passive.negatives)
+        second, _ = self._meet(active.negatives, passive.negatives, passive.positives)
+        return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
 
     def _meet(self, own: Tensor, alike: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         """Each own embedding's mean loss `[..., B]` against both passive classes, and its derivative `[..., B, E]`."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import PointObjective
 from fedauc.objectives._checks import check_raw
+from fedauc.objectives.kinds import PointObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,8 @@ class Logistic(PointObjective):
         return torch.logaddexp(-_signs(scores, labels) * scores, scores.new_zeros(()))
 
     def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """-d / (1 + e^{dz})."""
-        signs = _signs(scores, labels)
-        return -signs * torch.sigmoid(-signs * scores)
+        """1 / (1 + e^{-z}) - y."""
+        return torch.sigmoid(scores) - labels.to(scores.dtype)
 
 
 def _signs(scores: Tensor, labels: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import GapObjective
 from fedauc.objectives._checks import check_positive
+from fedauc.objectives.kinds import GapObjective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedauc.interfaces import GapObjective
 from fedauc.objectives._checks import check_between, check_positive
+from fedauc.objectives.kinds import GapObjective
 
 POWER_LIMIT = 9.0
 """Below it, a gap of 1e4 keeps its value and its slope inside float32's range."""

@@ -1,0 +1,101 @@
+"""The kinds of objective: of single rows, of pairs, and of the gap between a pair's scores."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedauc.interfaces import Draw, Objective
+
+
+class PointObjective(Objective):
+    """A loss of one example, `value(scores, labels)`: the baselines'."""
+
+    @property
+    def draw(self) -> Draw:
+        """Rows whatever their label."""
+        return "rows"
+
+    @abstractmethod
+    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each example, non-negative, the shape of `scores`."""
+
+    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The derivative of `value` with respect to `scores`; by autograd unless a subclass knows it."""
+        return _derivative(lambda s: self.value(s, labels), scores)
+
+
+class Active(NamedTuple):
+    """A step's own scores by class, `[..., B1]` and `[..., B2]` (embeddings: one dimension more), and their weights."""
+
+    positives: Tensor
+    negatives: Tensor
+    positive_weights: Tensor
+    negative_weights: Tensor
+
+
+class Passive(NamedTuple):
+    """Scores of other clients from an earlier cycle, constants in every gradient: `[..., P1]` and `[..., P2]`."""
+
+    positives: Tensor
+    negatives: Tensor
+
+
+class PairObjective(Objective):
+    """A loss that couples active with passive scores."""
+
+    @abstractmethod
+    def couple(self, active: Active, passive: Passive) -> Active:
+        """The derivative with respect to the active scores, in their places; the weights are passed on."""
+
+    @abstractmethod
+    def monitored(self, active: Active, passive: Passive) -> Tensor:
+        """The loss `[...]`, non-negative: half the sum of both sides, since each pair is met from two sides."""
+
+
+class GapObjective(PairObjective):
+    """A surrogate of the gap t = h - h' between a positive's and a negative's score: give `value`, perhaps `slope`."""
+
+    @abstractmethod
+    def value(self, gap: Tensor) -> Tensor:
+        """The surrogate psi(t), elementwise, non-negative."""
+
+    def slope(self, gap: Tensor) -> Tensor:
+        """psi'(t); by autograd unless a subclass knows it."""
+        return _derivative(self.value, gap)
+
+    def couple(self, active: Active, passive: Passive) -> Active:
+        """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
+        first, second = _gaps(active, passive)
+        return active._replace(
+            positives=active.positive_weights * mean_last(self.slope(first)),
+            negatives=-active.negative_weights * mean_last(self.slope(second)),
+        )
+
+    def monitored(self, active: Active, passive: Passive) -> Tensor:
+        """The weighted mean of psi over the pairs of G1 and of G2, halved."""
+        first, second = _gaps(active, passive)
+        terms = (active.positive_weights * mean_last(self.value(first))).sum(-1)
+        return (terms + (active.negative_weights * mean_last(self.value(second))).sum(-1)) / 2
+
+
+def _gaps(active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
+    """Every gap of G1 `[..., B1, P2]` and of G2 `[..., B2, P1]`."""
+    first = active.positives[..., :, None] - passive.negatives[..., None, :]
+    second = passive.positives[..., None, :] - active.negatives[..., :, None]
+    return first, second
+
+
+def mean_last(values: Tensor) -> Tensor:
+    """Mean over the last dimension; zero when it is empty (a pool that lacks a class contributes nothing)."""
+    return values.sum(-1) / max(values.shape[-1], 1)
+
+
+def _derivative(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """The derivative of an elementwise function, traceable by torch.func and torch.compile."""
+    gradient: Tensor = torch.func.grad(lambda x: function(x).sum())(point)
+    return gradient
