@@ -20,7 +20,7 @@ from fedauc.experiments.codec import families
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.options import build, describe, options, parameters, shown
+from fedauc.experiments.options import build, build_each, describe, options, parameters, shown
 from fedauc.experiments.runner import Observer, Run
 from fedauc.guards import TrainingStopped
 from fedauc.reports.progress import Bars
@@ -32,7 +32,6 @@ from fedauc.version import VERSION
 SHORT = {
     "participation.groups": ["--groups"],
     "participation.per-round": ["--per-round"],
-    "participation.rounds-per-cycle": ["--rounds-per-cycle"],
     "objective.score": ["--score"],
     "step-size": ["--step-size", "--lr"],
 }
@@ -40,7 +39,8 @@ SHORT = {
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""The base of every usage error, wherever the installed typer keeps it."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,13 +54,18 @@ app = typer.Typer(
 def start() -> None:
     """Run the command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3."""
     try:
-        app()
-    except ValueError as error:
+        code = app(standalone_mode=False)
+    except USAGE as error:
+        _fail(f"error: {error.format_message()} See `fedauc COMMAND --help`.", 2)
+    except (ValueError, OSError) as error:
         _fail(f"error: {error}", 2)
     except TrainingStopped as stopped:
         _fail(str(stopped), 3)
     except KeyboardInterrupt:
         _fail("interrupted; go on with: fedauc resume DIR", 130)
+    except typer.Abort:
+        _fail("interrupted; go on with: fedauc resume DIR", 130)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def configurable(command: Callable[..., None]) -> Callable[..., None]:
@@ -124,7 +129,7 @@ def compare(
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
     base = Config.read(config) if config else None
-    configs = [build(name, base, texts) for name in _names("methods", methods_)]
+    configs = build_each(_names("methods", methods_), base, texts)
     _go(Comparison.create(out, configs, _seeds(seeds, texts)))
 
 
@@ -188,13 +193,18 @@ def _go(found: Comparison) -> None:
     from fedauc.reports.curves import draw
 
     with Bars() as bars:
-        found.go(lambda place: _each(bars, place))
+        stopped = found.go(lambda place: _each(bars, place))
     lines = summarize_all(found.folders())
     draw(found.folders(), found.path / "curves.png")
     (found.path / "table.md").write_text(markdown(lines))
     console, picture = Console(), found.path / "curves.png"
     console.print(comparison(lines))
-    console.print(f"p: paired DeLong test against {lines[0].method}. Curves: {picture}", soft_wrap=True)
+    test = f"p: paired DeLong test against {lines[0].method}. " if len(lines) > 1 else ""
+    console.print(f"{test}Curves: {picture}", soft_wrap=True)
+    for place, reason in stopped.items():
+        print(f"{place}: {reason}", file=sys.stderr)
+    if stopped:
+        raise typer.Exit(3)
 
 
 def _each(bars: Bars, place: str) -> Observer:

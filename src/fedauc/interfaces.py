@@ -200,6 +200,9 @@ class Objective(ABC):
     """A loss of scores. `score` says how raw outputs become scores; `draw` says which batches it needs."""
 
     name: ClassVar[str]
+    vectors: ClassVar[bool] = False
+    """Whether it takes embeddings instead of scores."""
+
     score: Score = "identity"
 
     def __post_init__(self) -> None:

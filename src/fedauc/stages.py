@@ -57,6 +57,9 @@ class StageRule(ABC):
         found: list[Stage] = []
         left = budget.cycles
         for stage in self.endless(budget):
+            if stage.local_steps > MOST_LOCAL_STEPS:
+                bound = f"it must be at most {MOST_LOCAL_STEPS}: let the step size fall less"
+                raise ValueError(f"local_steps is {stage.local_steps} in stage {len(found)}; {bound}")
             found.append(stage._replace(cycles=min(stage.cycles, left)))
             left -= found[-1].cycles
             if left == 0:
@@ -108,11 +111,7 @@ class Geometric(StageRule):
         cycles, factor = float(self.initial), 1.0
         while True:
             growth = 1 / math.sqrt(factor) if self.local_steps == "adaptive" else 1.0
-            local_steps = max(1, round(budget.local_steps * growth))
-            if local_steps > MOST_LOCAL_STEPS:
-                bound = f"it must be at most {MOST_LOCAL_STEPS}: raise decay or initial, or use local_steps='fixed'"
-                raise ValueError(f"local_steps grows to {local_steps} in a late stage; {bound}")
-            yield Stage(round(cycles), budget.step_size * factor, local_steps)
+            yield Stage(round(cycles), budget.step_size * factor, max(1, round(budget.local_steps * growth)))
             cycles, factor = cycles * self.scale, factor * self.decay
 
 

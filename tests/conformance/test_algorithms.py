@@ -116,10 +116,10 @@ def test_resumes_from_any_round_with_the_same_bits(
     whole: list[tuple[Round, dict[int, Tree]]] = []
     training, _, state = assembled(recipe)
     paths = [tmp_path / f"{number}" for number in range(training.plan.rounds)]
-    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.memories(), training.ledger))
+    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.memories(), training.ledger, []))
     for finished, path in zip(training.rounds(state), [*paths[1:], tmp_path / "end"], strict=True):
         whole.append((finished, training.engine.memories()))
-        checkpoint.save(path, checkpoint.Checkpoint(finished.state, training.engine.memories(), training.ledger))
+        checkpoint.save(path, checkpoint.Checkpoint(finished.state, training.engine.memories(), training.ledger, []))
     for number, path in enumerate(paths):
         again = assembled(recipe).training
         loaded = checkpoint.load(path, "cpu")

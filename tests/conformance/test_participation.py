@@ -41,7 +41,7 @@ EXAMPLES: dict[str, dict[str, Participation]] = {
         "reshuffled": Cyclic(groups=5, per_round=3, assignment="random", order="reshuffled"),
         "given": Cyclic(given=(tuple(range(12)), tuple(range(12, 30))), per_round=3),
     },
-    "uniform": {"default": Uniform(), "few": Uniform(per_round=2), "cycle": Uniform(rounds_per_cycle=9)},
+    "uniform": {"default": Uniform(), "few": Uniform(per_round=2), "cycle": Uniform(groups=9)},
     "full": {"default": Full()},
     "trace": {
         "alone": Trace(rows=RECORDED, cycle_length=6),

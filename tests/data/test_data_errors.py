@@ -50,6 +50,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: examples(X, [0, 1]), "inputs has 3 rows and labels has 2; give one label per row"),
     (lambda: examples(X, [0, 0, 0]), "labels holds no positives in 3 rows; an AUC needs both classes"),
     (lambda: examples(X, [1, 1, 1]), "labels holds no negatives in 3 rows; an AUC needs both classes"),
+    (
+        lambda: examples(X, [0, 1, 0]),
+        "labels holds 1 of the at least 2 positives that an AUC's confidence interval needs",
+    ),
+    (
+        lambda: examples(X, [1, 0, 1]),
+        "labels holds 1 of the at least 2 negatives that an AUC's confidence interval needs",
+    ),
     (lambda: examples(HOLES, Y), "inputs holds 2 values that are not finite, the first nan at row 1, column 1: fill"),
     (lambda: examples(torch.full((1, 2, 2), torch.inf), [1]), "the first inf at row 0, column (0, 0)"),
     (lambda: examples(np.zeros((0, 2)), []), "inputs has no rows; give at least one positive and one negative"),
@@ -58,8 +66,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: examples([[0.0], [1.0, 2.0], [3.0]], Y), "inputs is a ragged list; give every row the same length"),
     (lambda: examples([["u"], ["v"], ["w"]], Y), "inputs has dtype <U1; it must be numbers"),
     (
-        lambda: examples(X, Y, clients=["a"]),
-        "client has shape (1,) and inputs has 3 rows; give one client name per row",
+        lambda: examples([*X, X[0]], [0, 1, 0, 1], clients=["a"]),
+        "client has shape (1,) and inputs has 4 rows; give one client name per row",
     ),
     *[
         (lambda m=m: Clients.from_arrays(X, Y, m), "client is missing in 1 rows, the first row 1; name a")
@@ -100,6 +108,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         "column 'y' is missing in 1 rows, the first",
     ),
     (lambda: Clients.from_frame(FRAME.rename(columns={"x": "y"}), "y", "who"), "column 'y' appears twice"),
+    (lambda: Clients.from_frame(FRAME.iloc[:0], "y", "who"), "the table has no rows; give at least one positive"),
     (lambda: Clients.from_frame(pd.DataFrame([[1.0, 2.0]]), "y", "who"), "column 0 has no text for a name"),
 ]
 
@@ -112,5 +121,6 @@ def test_wrong_data_is_refused_in_one_line(build: Callable[[], Any], message: st
 
 
 def test_bool_labels_are_fine() -> None:
-    assert examples(X, [False, True, False]).labels.tolist() == [0.0, 1.0, 0.0]
-    assert examples(X, torch.tensor([0, 1, 0], dtype=torch.bfloat16)).labels.tolist() == [0.0, 1.0, 0.0]
+    inputs, labels = [*X, X[0]], [False, True, False, True]
+    assert examples(inputs, labels).labels.tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert examples(inputs, torch.tensor(labels, dtype=torch.bfloat16)).labels.tolist() == [0.0, 1.0, 0.0, 1.0]

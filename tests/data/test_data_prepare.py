@@ -83,6 +83,14 @@ def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
     [
         ({"train": Rows(np.zeros((2, 1)), np.array([0, 2]))}, "train part: labels holds 2"),
         ({"test": Rows(np.zeros((2, 1)), np.array([0, 0]))}, "test part: labels holds no positives"),
+        (
+            {"test": Rows(np.zeros((3, 1)), np.array([0, 0, 1]))},
+            "test part: labels holds 1 of the at least 2 positives",
+        ),
+        (
+            {"validation": Rows(np.zeros((3, 1)), np.array([0, 1, 1]))},
+            "validation part: labels holds 1 of the at least 2 negatives",
+        ),
         ({"validation": Rows(np.full((2, 1), np.nan), np.array([0, 1]))}, "validation part: inputs holds 2 values"),
     ],
 )

@@ -88,7 +88,7 @@ def test_client_column_may_be_absent(tmp_path: Path) -> None:
         ({"client": "banks"}, "unknown column 'banks': did you mean 'bank'?"),
         ({"features": ("land",)}, "feature column 'land' is"),
         ({"label": "age"}, "labels holds 2, 3, 4, 5, 6; labels must be 0 or 1"),
-        ({"test_fraction": 0.99}, "leaves none to train on; add rows of that class or lower it"),
+        ({"test_fraction": 0.99}, "takes all 30 rows labelled 0 and leaves none to train on: lower it"),
         ({"path": "rows.npz", "label": "froud"}, "unknown array 'froud': did you mean 'fraud'?"),
         ({"path": "rows.npz", "features": ("age",)}, "an .npz file has no column names: leave features empty"),
         ({"path": "text.npz"}, "it is no .npz archive: write it with numpy.savez"),

@@ -60,7 +60,7 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
     state = assembly.start
     for _ in range(assembly.training.plan.rounds):
         finished = next(assembly.training.rounds(state))
-        save(path, Checkpoint(finished.state, assembly.training.engine.memories(), assembly.training.ledger))
+        save(path, Checkpoint(finished.state, assembly.training.engine.memories(), assembly.training.ledger, []))
         assembly = assemble(recipe, model(), federation())
         loaded = load(path, "cuda")
         assembly.training.engine.restore(loaded.memories)

@@ -171,7 +171,20 @@ BAD_INPUT = {
     "not json": (["--config", "{broken}"], ["not JSON"]),
     "unknown field": (["--config", "{typo}"], ["cycels", "cycles"]),
     "kind of objective": ([*TINY, "--method", "cycp-fedavg", "--objective", "sigmoid"], ["sigmoid", "logistic"]),
+    "no method": (["--config", "{nameless}"], ["recipe", "method"]),
     "device": ([*TINY, "--device", "tpu"], ["tpu", "cpu"]),
+    "engine": ([*TINY, "--engine", "lopp"], ["lopp", "loop"]),
+    "unknown option": ([*TINY, "--cycels", "3"], ["--cycels"]),
+    "path needed": (["--data", "table"], ["path"]),
+    "a file as parent": ([*TINY, "--out", "{typo}/run"], ["typo"]),
+    "too much work": ([*TINY, "--local-steps", "100000000000"], ["local_steps", "1000000"]),
+    "scores for embeddings": ([*TINY, "--objective", "contrastive"], ["contrastive", "at least 2"]),
+    "embeddings for scores": ([*TINY, "--model", "mlp", "--model.outputs", "4"], ["4 numbers", "'sigmoid'", "1"]),
+    "a trace that ends": (
+        [*TINY, "--participation", "trace", "--participation.path", "{trace.csv}", "--participation.cycle-length", "2"],
+        ["trace", "1"],
+    ),
+    "too few test positives": (["--data", "table", "--data.path", "{few}"], ["1", "needed"]),
 }
 
 
@@ -182,14 +195,17 @@ def places(tmp_path: Path) -> dict[str, str]:
     for name, text in {
         "newer": json.dumps({"format": FORMAT + 1, "recipe": {}}),
         "broken": '{"recipe": ',
-        "typo": json.dumps({"recipe": {"cycels": 3}}),
+        "typo": json.dumps({"recipe": {"method": "fedavg", "cycels": 3}}),
+        "nameless": json.dumps({"recipe": {"cycles": 3}}),
+        "trace.csv": "round,client\n0,1\n1,2\n",
     }.items():
         (inputs / name).write_text(text)
     return {
         "labels": table(inputs / "labels.npz", y=np.arange(40) % 3),
         "nan": table(inputs / "nan.npz", x=NAN),
         "negative": table(inputs / "negative.npz", y=np.zeros(40)),
-        **{name: str(inputs / name) for name in ("missing", "newer", "broken", "typo")},
+        "few": table(inputs / "few.npz", y=np.arange(40) < 2),
+        **{name: str(inputs / name) for name in ("missing", "newer", "broken", "typo", "nameless", "trace.csv")},
     }
 
 
@@ -200,7 +216,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     arguments, expected = BAD_INPUT[case]
     before = files(tmp_path)
     out = tmp_path / "deep" / "out"
-    found = fedauc(capsys, "run", *(argument.format(**places) for argument in arguments), "--out", str(out))
+    filled = [places.get(argument.strip("{}"), argument) if argument[0] == "{" else argument for argument in arguments]
+    filled = [argument.replace("{typo}", places["typo"]) for argument in filled]
+    found = fedauc(capsys, "run", "--out", str(out), *filled)
     message = found.err.strip().splitlines()[-1]
     assert found.code == 2
     assert message.startswith("error: ")
@@ -262,3 +280,97 @@ def test_a_run_that_cannot_go_on_says_where_and_what_to_try(
     assert all(word in message for word in expected), message
     shown = json.loads(fedauc(capsys, "show", str(tmp_path / "run"), "--json").out)
     assert shown["status"] == message
+
+
+def test_a_method_over_a_file_keeps_what_the_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Explicit groups can only come from a file, so a comparison must keep them."""
+    groups = {"name": "cyclic", "given": [[0, 1], [2, 3, 4, 5]]}
+    recipe = {"method": "cycp-pairwise", "participation": groups, "step_size": 0.003, "cycles": 2, "local_steps": 2}
+    data = {"name": "synthetic", "clients": 6, "rows_per_client": 30}
+    (tmp_path / "mine.json").write_text(json.dumps({"recipe": recipe, "data": data}))
+    out = tmp_path / "both"
+    named = ("--methods", "cycp-pairwise,cycp-fedavg,cycp-minimax")
+    assert fedauc(capsys, "compare", "--config", str(tmp_path / "mine.json"), *named, "--out", str(out)).code == 0
+    for method, step_size in (("cycp-pairwise", 0.003), ("cycp-fedavg", 0.003), ("cycp-minimax", 0.01)):
+        found = json.loads((out / method / "seed-0" / "config.json").read_text())["recipe"]
+        assert found["participation"]["given"] == groups["given"]
+        # FedAvg and Pairwise have the same default, so the file's step stays; Minimax brings its own.
+        assert found["step_size"] == step_size
+
+
+def test_a_comparison_gives_options_to_the_methods_that_have_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "both"
+    arguments = ("--methods", "cycp-minimax,rs-minimax,cycp-fedavg", "--groups", "3", "--algorithm.prox", "0.1")
+    assert fedauc(capsys, "compare", *TINY, *arguments, "--out", str(out)).code == 0
+    algorithms = {
+        method: json.loads((out / method / "seed-0" / "config.json").read_text())["recipe"]["algorithm"]
+        for method in ("cycp-minimax", "rs-minimax", "cycp-fedavg")
+    }
+    assert algorithms["rs-minimax"]["prox"] == 0.1
+    assert "prox" not in algorithms["cycp-fedavg"]
+    refused = fedauc(capsys, "compare", *TINY, "--methods", "fedavg,cycp-fedavg", "--algorithm.prox", "1", "--out", "x")
+    assert (refused.code, "algorithm.prox is not a parameter" in refused.err) == (2, True)
+
+
+def test_a_comparison_survives_a_run_that_cannot_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "both"
+    arguments = ("--methods", "cycp-minimax,cycp-pairwise", "--score", "identity", "--lr", "50")
+    for command in (["compare", *TINY, *arguments, "--out", str(out)], ["resume", str(out)]):
+        found = fedauc(capsys, *command)
+        assert found.code == 3
+        assert "cycp-minimax/seed-0: stopped in round" in found.err
+        assert "cycp-pairwise" in found.out
+    assert (out / "curves.png").is_file()
+
+
+def test_resume_leaves_a_finished_run_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedauc(capsys, "run", *TINY, "--out", str(out))
+    sorted((out / "checkpoints").iterdir())[-1].unlink()
+    before = {name: (out / name).read_bytes() for name in ("records.jsonl", "timing.jsonl", "result.json")}
+    assert fedauc(capsys, "resume", str(out)).code == 0
+    assert {name: (out / name).read_bytes() for name in before} == before
+
+
+def test_resume_refuses_other_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, out = Path(table(tmp_path / "rows.npz", y=np.arange(40) % 3 == 0)), tmp_path / "run"
+    data = ("--data", "table", "--data.path", str(path))
+    assert fedauc(capsys, "run", *data, "--cycles", "2", "--local-steps", "2", "--out", str(out)).code == 0
+    table(path, x=np.linspace(-1, 1, 80).reshape(40, 2) ** 3, y=np.arange(40) % 3 == 0)
+    found = fedauc(capsys, "resume", str(out))
+    assert (found.code, "fingerprint" in found.err) == (2, True)
+
+
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-fedavg"])
+def test_evaluation_and_checkpoints_count_learning_cycles(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str
+) -> None:
+    """Every 2 and every 3 of 7 cycles, and the last; the scoring cycle of the pairwise method is not one."""
+    out, every = tmp_path / "run", ("--evaluate-every", "2", "--checkpoint-every", "3")
+    fedauc(capsys, "run", *TINY, "--cycles", "7", "--groups", "3", "--method", method, *every, "--out", str(out))
+    scoring = 3 if method == "cycp-pairwise" else 0
+    records = [json.loads(line)["rounds"] for line in (out / "records.jsonl").read_text().splitlines()]
+    assert records == [scoring + 3 * cycles for cycles in (2, 4, 6, 7)]
+    saved = [int(path.stem.removeprefix("round-")) for path in sorted((out / "checkpoints").iterdir())]
+    assert saved == [scoring + 3 * cycles for cycles in (6, 7)]
+
+
+def test_a_short_configuration_file_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(
+        json.dumps({"recipe": {"method": "rs-minimax", "participation": {"groups": 3}}})
+    )
+    found = fedauc(capsys, "run", "--config", str(tmp_path / "mine.json"), *TINY, "--out", str(tmp_path / "run"))
+    assert found.code == 0, found.err
+    recipe = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
+    assert (recipe["participation"]["name"], recipe["participation"]["groups"]) == ("uniform", 3)
+
+
+def test_the_theorys_schedule_brings_its_proximal_weight(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The reference then travels: d + 2 = 13 floats per client and stage, beside 14 each visit."""
+    for stages, floats in (("constant", 12 * 14), ("theory", 12 * 14 + 6 * 13)):
+        out = tmp_path / stages
+        chosen = ("--method", "cycp-minimax", "--groups", "3", "--stages", stages)
+        assert fedauc(capsys, "run", *TINY, *chosen, "--out", str(out)).code == 0
+        assert json.loads(fedauc(capsys, "show", str(out), "--json").out)["floats_down"] == floats

@@ -31,7 +31,7 @@ CYCLIC = Cyclic(given=GROUPS)
 PARTICIPATIONS: dict[str, Participation] = {
     "full groups": CYCLIC,
     "one of two": Cyclic(given=GROUPS, per_round=1),
-    "uniform": Uniform(per_round=3, rounds_per_cycle=K),
+    "uniform": Uniform(per_round=3, groups=K),
 }
 
 steps = pytest.mark.parametrize(("step_size", "local_steps"), [(0.1, 1), (0.05, 4), (0.2, 3)])

@@ -29,7 +29,7 @@ HOLDING = [0, 1, 2, 4, 5, 6]
 PARTICIPATIONS: dict[str, Participation] = {
     "full groups": Cyclic(given=((0, 1), (2, 4), (5, 6))),
     "one of two": Cyclic(given=((0, 1), (2, 4), (5, 6)), per_round=1),
-    "uniform": Uniform(per_round=3, rounds_per_cycle=K),
+    "uniform": Uniform(per_round=3, groups=K),
 }
 STAGES: dict[str, StageRule] = {"one stage": Constant(), "several stages": Geometric(initial=2, decay=0.5, scale=1)}
 

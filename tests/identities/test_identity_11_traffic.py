@@ -36,7 +36,7 @@ GROUPS = ((0, 1, 2), (3, 4, 5))
 PARTICIPATIONS: dict[str, tuple[Participation, int, int]] = {
     "full groups": (Cyclic(given=GROUPS), 2, 3),
     "two of three": (Cyclic(given=GROUPS, per_round=2), 2, 2),
-    "uniform": (Uniform(per_round=2, rounds_per_cycle=3), 3, 2),
+    "uniform": (Uniform(per_round=2, groups=3), 3, 2),
     "full": (Full(), 1, CLIENTS),
 }
 """Who takes part, K and M."""
@@ -237,7 +237,7 @@ def test_a_window_holds_the_last_rounds_of_a_cycles_length(
     ("method", "participation", "visits"),
     [
         ("cycp-pairwise", Cyclic(groups=3, per_round=2), 3 * 2),
-        ("rs-pairwise", Uniform(per_round=2, rounds_per_cycle=3), 3 * 2),
+        ("rs-pairwise", Uniform(per_round=2, groups=3), 3 * 2),
         ("fedxl1", Full(), CLIENTS),
     ],
     ids=["cycp-pairwise", "rs-pairwise", "fedxl1"],

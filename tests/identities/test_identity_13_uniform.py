@@ -30,7 +30,7 @@ ONE_GROUP: dict[str, tuple[Roster, Cyclic]] = {
 def test_one_group_is_uniform_sampling(kind: str, per_round: int, seed: int) -> None:
     clients, whole = ONE_GROUP[kind]
     cyclic = replace(whole, per_round=per_round).bind(clients, seed)
-    uniform = Uniform(per_round=per_round, rounds_per_cycle=1).bind(clients, seed)
+    uniform = Uniform(per_round=per_round, groups=1).bind(clients, seed)
     assert cyclic.cycle_length == uniform.cycle_length == 1
     assert [g.tolist() for g in cyclic.groups] == [g.tolist() for g in uniform.groups]
     assert [cyclic.cohort(r) for r in range(20)] == [uniform.cohort(r) for r in range(20)]
@@ -39,5 +39,5 @@ def test_one_group_is_uniform_sampling(kind: str, per_round: int, seed: int) -> 
 def test_two_groups_are_not_uniform_sampling() -> None:
     clients = Roster(SIZES)
     cyclic = Cyclic(groups=2, per_round=5).bind(clients, 0)
-    uniform = Uniform(per_round=5, rounds_per_cycle=2).bind(clients, 0)
+    uniform = Uniform(per_round=5, groups=2).bind(clients, 0)
     assert [cyclic.cohort(r) for r in range(20)] != [uniform.cohort(r) for r in range(20)]

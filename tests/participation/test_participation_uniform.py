@@ -25,11 +25,11 @@ SIZES = np.array([0] + [4] * 25)
         (Uniform(), None, 10, 3),
         # Four labels: four rounds a cycle, ceil(25 / 4) = 7 clients each.
         (Uniform(), np.arange(26) % 4, 4, 7),
-        (Uniform(rounds_per_cycle=5), np.arange(26) % 4, 5, 5),
+        (Uniform(groups=5), np.arange(26) % 4, 5, 5),
         (Uniform(per_round=6), np.arange(26) % 4, 4, 6),
         # A cycle may have more rounds than there are clients: one client each.
-        (Uniform(rounds_per_cycle=40), None, 40, 1),
-        (Uniform(per_round=25, rounds_per_cycle=1), None, 1, 25),
+        (Uniform(groups=40), None, 40, 1),
+        (Uniform(per_round=25, groups=1), None, 1, 25),
     ],
 )
 def test_open_parameters_match_a_cyclic_schedule(
@@ -57,7 +57,7 @@ def test_every_subset_is_equally_likely() -> None:
     assert stats.chisquare(list(seen.values())).pvalue > RARE
 
 
-@pytest.mark.parametrize("name", ["per_round", "rounds_per_cycle"])
+@pytest.mark.parametrize("name", ["per_round", "groups"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_counts_below_one_are_refused(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=rf"^{name} is {value}; it must be a Python int of at least 1: change {name}$"):

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -113,9 +113,9 @@ def _csv(file: Path, columns: Columns) -> pd.DataFrame:
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text: save the table as CSV in UTF-8") from None
     except pd.errors.ParserError as error:
-        reason = str(error).rpartition("C error: ")[2]
+        reason = str(error).rpartition("C error: ")[2].strip()
         raise ValueError(f"it is no regular CSV ({reason}): give every line as many values as the first") from error
-    if not isinstance(frame.index, pd.RangeIndex):
+    if len(frame) and not isinstance(frame.index, pd.RangeIndex):
         # The reader takes values without a column name for row names, which moves every other value one column on.
         raise ValueError("its lines hold more values than its first line has names: name every column")
     return frame
@@ -129,7 +129,8 @@ def _npz(file: Path, columns: Columns) -> tuple[Rows, Columns]:
         raise ValueError(f"features is {columns.features}; an .npz file has no column names: leave features empty")
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no .npz archive: write it with numpy.savez")
-    with _archive(file) as arrays:
+    # The file is opened here because numpy leaves it open when the archive is damaged.
+    with file.open("rb") as stream, _archive(stream) as arrays:
         inputs = as_inputs(_array(arrays, "x")).numpy()
         client = _array(arrays, columns.client) if columns.client else None
         wanted = columns.group or ("group" if "group" in arrays.files else "")
@@ -137,9 +138,9 @@ def _npz(file: Path, columns: Columns) -> tuple[Rows, Columns]:
         return Rows(inputs, _array(arrays, columns.label), client, group), columns
 
 
-def _archive(file: Path) -> np.lib.npyio.NpzFile:
+def _archive(stream: BinaryIO) -> np.lib.npyio.NpzFile:
     try:
-        arrays: np.lib.npyio.NpzFile = np.load(file, allow_pickle=False)
+        arrays: np.lib.npyio.NpzFile = np.load(stream, allow_pickle=False)
     except Exception as error:
         raise ValueError(f"it is a damaged .npz archive ({error}): write it again with numpy.savez") from error
     return arrays

@@ -10,25 +10,16 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
-from fedauc.data.clients import Clients
-from fedauc.engines.draws import Draws
-from fedauc.interfaces import Algorithm, Batch, Cohort, Engine, Order, Setting, Upload, Visits
-from fedauc.network import ModuleNetwork
+from fedauc.engines.simulator import Simulator
+from fedauc.interfaces import Batch, Cohort, Order, Upload, Visits
 from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_map, tree_stack
 
 
 @final
-class LoopEngine(Engine):
+class LoopEngine(Simulator):
     """One client after another, one step after another, on the network's device."""
 
     name: ClassVar[str] = "loop"
-
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
-        self._algorithm, self._network, self._setting = algorithm, network, setting
-        self._inputs = network.cast(clients.inputs)
-        self._labels = clients.labels.to(network.device, network.dtype)
-        self._draws = Draws(clients, setting, algorithm.objective.draw)
-        self._memories: dict[int, Tree] = {}
 
     def visit(self, order: Order, cohort: Cohort) -> Visits:
         """Visit the cohort in turn, keeping a running mean, so that memory does not grow with the cohort."""
@@ -41,14 +32,6 @@ class LoopEngine(Engine):
             values.append(value)
         loss = None if order.phase.scoring else torch.stack(values).mean()
         return Visits(Upload(mean, tree_stack(pools)), loss)
-
-    def memories(self) -> dict[int, Tree]:
-        """Every visited client's memory."""
-        return dict(self._memories)
-
-    def restore(self, memories: dict[int, Tree]) -> None:
-        """Put memories back."""
-        self._memories = dict(memories)
 
     def _visit(self, order: Order, client: int) -> tuple[Upload, Tensor]:
         memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)

@@ -24,11 +24,12 @@ MAGIC = b"fedauc-checkpoint-1 "
 
 
 class Checkpoint(NamedTuple):
-    """The training state, every client's memory, and the ledger."""
+    """The training state, every client's memory, the ledger, and the losses since the last record."""
 
     state: State
     memories: dict[int, Tree]
     ledger: Ledger
+    losses: list[float]
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -43,7 +44,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
-    state, memories, ledger = checkpoint
+    state, memories, ledger, losses = checkpoint
     content = {
         "round": state.round,
         "server": _pack(state.server),
@@ -52,6 +53,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "traffic": list(ledger.traffic),
         "stage": ledger.stage,
         "anchored": sorted(ledger.anchored),
+        "losses": losses,
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -69,7 +71,7 @@ def load(path: Path, device: str) -> Checkpoint:
     state = State(content["round"], _unpack(content["server"]), _unpack(content["average"]))
     memories = {client: _unpack(memory) for client, memory in content["memories"].items()}
     ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
-    return Checkpoint(state, memories, ledger)
+    return Checkpoint(state, memories, ledger, content["losses"])
 
 
 def _pack(tree: Tree) -> Any:

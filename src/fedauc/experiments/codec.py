@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from fedauc.algorithms import algorithms
@@ -71,11 +71,13 @@ def convert(kind: Any, data: Any, where: str) -> Any:
         if data is None and type(None) in arguments:
             return None
         return decode(next(a for a in arguments if a is not type(None)), data, where)
-    if origin is typing.Literal:
-        return lookup(where, data, {choice: choice for choice in arguments})
+    if origin is typing.Literal and isinstance(data, (str, int)):
+        return lookup(where, data, {choice: choice for choice in arguments})  # type: ignore[arg-type]
     if origin is tuple and isinstance(data, (list, tuple)):
         item = arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else None
         kinds = [item] * len(data) if item else arguments
+        if len(kinds) != len(data):
+            raise ValueError(f"{where} is {data!r}; it must have {len(kinds)} entries")
         return tuple(decode(each, value, where) for each, value in zip(kinds, data, strict=True))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
@@ -108,7 +110,7 @@ def _dataclass(kind: type, data: Any, where: str) -> Any:
     given = {key: value for key, value in data.items() if key != "name" or "name" in known}
     for key in given:
         lookup(f"field of {where}", key, known)
-    try:
-        return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})
-    except TypeError as error:
-        raise ValueError(f"{where} is incomplete: {error}") from error
+    required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    if missing := sorted(required - set(given)):
+        raise ValueError(f"{where} lacks {', '.join(missing)}; give a value for it")
+    return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})

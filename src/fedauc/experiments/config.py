@@ -61,6 +61,7 @@ class Config:
         found = data.pop("format", FORMAT)
         if not isinstance(found, int) or found > FORMAT:
             raise ValueError(f"{where} has format {found}; this version reads up to {FORMAT}: upgrade fedauc")
+        data["recipe"] = _filled(data.get("recipe"), where)
         config: Config = decode(Config, data, where)
         return config
 
@@ -70,3 +71,19 @@ class Config:
         if not path.is_file():
             raise ValueError(f"configuration {path} does not exist; give the path of a JSON file")
         return Config.from_json(path.read_text(encoding="utf-8"), f"configuration {path}")
+
+
+def _filled(recipe: Any, where: str) -> Any:
+    """A recipe that leaves things out gets its method's defaults."""
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
+        raise ValueError(f"{where}.recipe is {recipe!r}; it must be an object with a method, such as 'cycp-pairwise'")
+    return _merged(encode(Recipe.of(recipe["method"])), recipe)
+
+
+def _merged(default: Any, given: Any) -> Any:
+    """What is given, over defaults of the same member."""
+    if not isinstance(default, dict) or not isinstance(given, dict):
+        return given
+    if given.get("name", default.get("name")) != default.get("name"):
+        return given
+    return default | {key: _merged(default.get(key), value) for key, value in given.items()}

@@ -36,15 +36,15 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: Config, first: Checkpoint) -> RunFolder:
-        """Make the folder with its configuration and first checkpoint, all at once."""
+    def create(path: Path, config: Config, first: Checkpoint, fingerprint: str) -> RunFolder:
+        """Make the folder with its configuration, the data's fingerprint and the first checkpoint, all at once."""
         refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
         write_atomically(part / "config.json", config.to_json().encode())
-        write_atomically(part / "environment.json", _json(environment()))
+        write_atomically(part / "environment.json", _json({**environment(), "data": fingerprint}))
         RunFolder(part).checkpoint(first)
         part.rename(path)
         return RunFolder(path)
@@ -62,6 +62,13 @@ class RunFolder:
     def config(self) -> Config:
         """What was asked for."""
         return Config.read(self.path / "config.json")
+
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse to go on with other data than the run began with."""
+        began = json.loads((self.path / "environment.json").read_text())["data"]
+        if began != fingerprint:
+            found = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
+            raise ValueError(f"{found}: put the old data back, or start a new run")
 
     @property
     def done(self) -> bool:
@@ -157,4 +164,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole]
+    return [_line(path, number, line) for number, line in enumerate(whole, 1)]
+
+
+def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line and resume") from error
+    return found

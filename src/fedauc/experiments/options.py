@@ -31,6 +31,14 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 """Where each component stands in a configuration."""
 
 
+class Foreign(ValueError):
+    """An option that the chosen member has no parameter for."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
 class Parameter(NamedTuple):
     """A plain field of a dataclass: its name, type and default (`MISSING` where one must be given)."""
 
@@ -66,14 +74,37 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
     else:
         tree = encode(base)
         if method is not None:
-            chosen = encode(Recipe.of(method))
-            tree["recipe"] |= {key: chosen[key] for key in ("method", "algorithm", "participation", "step_size")}
+            tree["recipe"] |= _changes(base.recipe.method, method)
     known = {option.name: option for option in options()}
     given = {name: lookup("option", name, known) for name in texts}
     # A component's name comes before its parameters, since it brings fresh ones.
     for name in sorted(given, key=lambda name: "." in name):
         _place(tree, given[name], texts[name])
     return Config.from_json(json.dumps(tree), "options")
+
+
+def build_each(methods: list[str], base: Config | None, texts: Mapping[str, str]) -> list[Config]:
+    """One configuration per method; an option goes to the methods that have it, and at least one must."""
+    found, used = [], set()
+    for method in methods:
+        mine, refusal = dict(texts), None
+        while True:
+            try:
+                found.append(build(method, base, mine))
+                break
+            except Foreign as foreign:
+                refusal = foreign
+                del mine[foreign.option]
+        used |= set(mine)
+        if refusal is not None and method == methods[-1] and set(texts) - used:
+            raise refusal
+    return found
+
+
+def _changes(old: str, new: str) -> dict[str, Any]:
+    """What differs between two methods' defaults: the rest of a configuration stays as the file has it."""
+    before, after = encode(Recipe.of(old)), encode(Recipe.of(new))
+    return {key: value for key, value in after.items() if value != before[key]}
 
 
 def parse(kind: Any, text: str, where: str) -> Any:
@@ -202,5 +233,5 @@ def _kind_of(family: Family, member: str, option: str, parameter: str) -> Any:
     known = {found.name: found.kind for found in parameters(lookup(family.kind, member, family.members))}
     if parameter not in known:
         has = ", ".join(known) or "none"
-        raise ValueError(f"{option} is not a parameter of the {family.kind} {member!r}, which has: {has}")
+        raise Foreign(option, f"{option} is not a parameter of the {family.kind} {member!r}, which has: {has}")
     return known[parameter]

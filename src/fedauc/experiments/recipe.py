@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -14,12 +16,22 @@ from fedauc.algorithms import methods
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
-from fedauc.engines.loop import LoopEngine
+from fedauc.engines import engines
 from fedauc.interfaces import Algorithm, BatchSize, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
+from fedauc.objectives import objectives
 from fedauc.participation import participations
-from fedauc.stages import Budget, Milestones, Plan, StageOutput, StageRule, Theory
+from fedauc.stages import (
+    MOST_LOCAL_STEPS,
+    STAGE_RULES,
+    Budget,
+    Milestones,
+    Plan,
+    StageOutput,
+    StageRule,
+    Theory,
+)
 from fedauc.training import State, Training
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,24 +60,25 @@ class Recipe:
     seed: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
-    engine: Literal["loop"] = "loop"
+    engine: str = "loop"
 
     def __post_init__(self) -> None:
+        for name in ("cycles", "local_steps", "positives", "negatives", "seed"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
         for name in ("cycles", "local_steps", "positives", "negatives"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        if not 0 < self.step_size < math.inf:
-            raise ValueError(f"step_size is {self.step_size}; it must be above 0 and finite")
+            _check_count(name, getattr(self, name))
+        if not isinstance(self.step_size, (int, float)) or not 0 < self.step_size < math.inf:
+            raise ValueError(f"step_size is {self.step_size!r}; it must be a number above 0 and finite")
         lookup("dtype", self.dtype, DTYPES)
         lookup("stage output", self.output, dict.fromkeys(("last", "cycle_mean", "round_mean")))
-        lookup("engine", self.engine, {"loop": LoopEngine})
+        lookup("engine", self.engine, engines())
         lookup("weighting", self.weighting, WEIGHTINGS)
         check_device(self.device)
-        if isinstance(self.stages, Theory) and getattr(self.algorithm, "prox", None) == 0:
-            # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
-            prox: dict[str, Any] = {"prox": self.stages.prox}
-            object.__setattr__(self, "algorithm", dataclasses.replace(self.algorithm, **prox))
+        for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}, such as Recipe.of makes"
+                )
 
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
@@ -73,6 +86,7 @@ class Recipe:
         found = lookup("method", method, methods())
         own = {field.name for field in fields(Recipe)}
         recipe = {name: settings.pop(name) for name in own & set(settings)}
+        _name_members(recipe, settings)
         participation = recipe.pop("participation", None) or participations()[found.participation]()
         participation = _replace(participation, settings)
         algorithm = recipe.pop("algorithm", None) or found.algorithm(**dict(found.parameters))
@@ -104,14 +118,39 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     setting = Setting(recipe.seed, schedule.cycle_length, recipe.batch, clients.census, recipe.weighting)
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.step_size, recipe.local_steps, schedule.cycle_length, per_round)
-    stages = recipe.stages.stages(budget)
+    stages, algorithm = recipe.stages.stages(budget), _with_prox(recipe)
     averaged = recipe.output != "last"
-    scoring = [recipe.algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
+    scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
+    # A recorded trace may end early; better to hear of it now than in its last round.
+    schedule.cohort(plan.rounds - 1)
     network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device)
-    engine = LoopEngine(recipe.algorithm, network, clients, setting)
-    training = Training(recipe.algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
+    _check_model(algorithm, network, clients)
+    engine = engines()[recipe.engine](algorithm, network, clients, setting)
+    training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
     return Assembly(training, network, training.start(network.state()))
+
+
+def _with_prox(recipe: Recipe) -> Algorithm:
+    """The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along."""
+    if isinstance(recipe.stages, Theory) and getattr(recipe.algorithm, "prox", None) == 0:
+        prox: dict[str, Any] = {"prox": recipe.stages.prox}
+        return dataclasses.replace(recipe.algorithm, **prox)
+    return recipe.algorithm
+
+
+def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:
+    """Run two rows through the model, so that what does not fit is said before anything is written."""
+    rows, objective = clients.inputs[:2], algorithm.objective
+    try:
+        outputs = network.predict(network.state(), rows)
+    except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+        shape = tuple(rows.shape[1:])
+        raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {error}") from error
+    if (outputs.ndim == 2) != objective.vectors:
+        found = outputs.shape[1] if outputs.ndim == 2 else 1
+        needs = "at least 2 (an embedding)" if objective.vectors else "1 (a score), or objective 'contrastive'"
+        raise ValueError(f"the model gives {found} numbers per row; objective {objective.name!r} needs {needs}")
 
 
 def check_device(device: str) -> None:
@@ -123,11 +162,40 @@ def check_device(device: str) -> None:
         raise ValueError(f"device is {device!r}, but torch sees no CUDA device here; use 'cpu'")
 
 
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number") from error
+
+
+def _check_count(name: str, value: int) -> None:
+    most = MOST_LOCAL_STEPS if name == "local_steps" else math.inf
+    if not 1 <= value <= most:
+        bound = f" and at most {most}" if most < math.inf else ""
+        raise ValueError(f"{name} is {value}; it must be at least 1{bound}")
+
+
+def _name_members(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Members given by name become members with their defaults."""
+    folders: dict[str, Mapping[str, type]] = {
+        "participation": participations(),
+        "stages": STAGE_RULES,
+        "objective": objectives(),
+    }
+    for name, members in folders.items():
+        for given in (recipe, settings):
+            if isinstance(given.get(name), str):
+                given[name] = lookup(name, given[name], members)()
+
+
 def _names(member: Any) -> set[str]:
     return {field.name for field in fields(member)}
 
 
 def _replace(member: Any, settings: dict[str, Any]) -> Any:
     """The member with those settings that are its fields, which are taken off the list."""
+    if not dataclasses.is_dataclass(member) or isinstance(member, type):
+        return member
     mine = {name: settings.pop(name) for name in _names(member) & set(settings)}
     return dataclasses.replace(member, **mine)

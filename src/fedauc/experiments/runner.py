@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedauc.data.dataset import Dataset
-from fedauc.data.prepare import Preparation, Split, prepare
+from fedauc.data.prepare import Split, prepare
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
@@ -45,26 +44,30 @@ class Run:
     split: Split
     assembly: Assembly
     state: State
+    losses: list[float] = field(default_factory=list)
     spent: float = 0.0
 
     @staticmethod
-    def create(config: Config, path: Path) -> Run:
+    def create(config: Config, path: Path, load: Loader | None = None) -> Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         refuse_existing(path)
-        split, assembly = _prepare(config)
-        folder = RunFolder.create(path, config, Checkpoint(assembly.start, {}, Ledger()))
-        return Run(config, folder, split, assembly, assembly.start)
+        split, assembly = _prepare(config, load or Loader())
+        first = Checkpoint(assembly.start, {}, Ledger(), [])
+        return Run(config, RunFolder.create(path, config, first, fingerprint(split)), split, assembly, assembly.start)
 
     @staticmethod
-    def resume(path: Path) -> Run:
-        """Go on from the last checkpoint of a folder."""
+    def resume(path: Path, load: Loader | None = None) -> Run:
+        """Go on from the last checkpoint of a folder; a finished run is left as it is."""
         folder = RunFolder.open(path)
         config = folder.config
-        split, assembly = _prepare(config)
-        state, memories, ledger = folder.rewind(config.recipe.device)
+        split, assembly = _prepare(config, load or Loader())
+        folder.check_data(fingerprint(split))
+        if folder.done:
+            return Run(config, folder, split, assembly, assembly.start)
+        state, memories, ledger, losses = folder.rewind(config.recipe.device)
         assembly.training.engine.restore(memories)
         assembly.training.ledger.resume(ledger)
-        return Run(config, folder, split, assembly, state, folder.seconds())
+        return Run(config, folder, split, assembly, state, losses, folder.seconds())
 
     def go(self, observer: Observer | None = None) -> dict[str, Any]:
         """Train to the end, and return the result."""
@@ -78,17 +81,16 @@ class Run:
         return self._finish()
 
     def _train(self, observer: Observer) -> None:
-        training, losses = self.assembly.training, []
+        training = self.assembly.training
         record, since = None, time.perf_counter()
         observer(Progress(self.state.round, training.plan.rounds, None))
         for finished in training.rounds(self.state):
             self.state = finished.state
-            losses.append(finished.value)
+            self.losses += [] if finished.value is None else [finished.value]
             if self._due(finished, self.config.evaluate_every):
-                record = self._record(finished, [value for value in losses if value is not None])
-                losses = []
+                record, self.losses = self._record(finished), []
                 self.folder.append(record, self.spent + time.perf_counter() - since)
-            if self._due(finished, self.config.checkpoint_every) and not losses:
+            if self._due(finished, self.config.checkpoint_every):
                 self._checkpoint()
             observer(Progress(self.state.round, training.plan.rounds, record))
 
@@ -96,20 +98,20 @@ class Run:
         """Whether the round ends a learning cycle that is due; the last one always is."""
         phase = finished.phase
         last = phase.round == self.assembly.training.plan.rounds - 1
-        return last or (phase.ends_cycle and not phase.scoring and (phase.cycle + 1) % every == 0)
+        return last or (phase.ends_cycle and not phase.scoring and phase.learned % every == 0)
 
     def _checkpoint(self) -> None:
         training = self.assembly.training
-        self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger))
+        self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger, self.losses))
 
-    def _record(self, finished: Round, losses: list[float]) -> dict[str, Any]:
+    def _record(self, finished: Round) -> dict[str, Any]:
         phase, quality = finished.phase, self._evaluate(self._model, finished)
         return {
             "round": phase.round,
             "cycle": phase.cycle,
             "stage": phase.stage,
             "step_size": phase.step_size,
-            "loss": float(np.mean(losses)) if losses else None,
+            "loss": float(np.mean(self.losses)) if self.losses else None,
             **quality,
             **finished.vitals,
             **finished.traffic._asdict(),
@@ -147,22 +149,44 @@ class Run:
             for c in members
         }
         mine = np.array([groups.get(str(owner), -1) for owner in owners])
-        found["group_auc"] = {str(key): value for key, value in group_auc(labels, outputs, mine).items()}
+        known = mine >= 0
+        by_group = group_auc(labels[known], outputs[known], mine[known])
+        found["group_auc"] = {str(key): value for key, value in by_group.items()}
         return found
 
 
-@lru_cache(maxsize=1)
-def load_split(data: Dataset, preparation: Preparation, seed: int) -> Split:
-    """The prepared data; the last one is kept, since runs that are compared share it."""
-    return prepare(data.load(seed), preparation, seed)
+class Loader:
+    """Prepares data, and keeps the last: runs that are compared share it."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._split: Split | None = None
+
+    def __call__(self, config: Config) -> Split:
+        """The prepared data of a configuration."""
+        key = (config.data, config.preparation, config.data_seed)
+        if self._split is None or self._key != key:
+            table = config.data.load(config.data_seed)
+            self._key, self._split = key, prepare(table, config.preparation, config.data_seed)
+        return self._split
 
 
-def check(config: Config) -> None:
+def fingerprint(split: Split) -> str:
+    """A short hash of the prepared data, to notice when it changes under a run."""
+    digest = hashlib.blake2b(digest_size=8)
+    tensors = (split.train.inputs, split.train.labels, split.test.inputs, split.test.labels)
+    arrays = [split.train.rows, split.train.offsets, *(tensor.cpu().numpy() for tensor in tensors)]
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def check(config: Config, load: Loader) -> None:
     """Raise what a run of the configuration would raise before its first round."""
-    _prepare(config)
+    _prepare(config, load)
 
 
-def _prepare(config: Config) -> tuple[Split, Assembly]:
-    split = load_split(config.data, config.preparation, config.data_seed)
+def _prepare(config: Config, load: Loader) -> tuple[Split, Assembly]:
+    split = load(config)
     module = config.model.build(tuple(split.train.inputs.shape[1:]), config.recipe.seed)
     return split, assemble(config.recipe, module, split.train)

@@ -29,6 +29,7 @@ class Contrastive(PairObjective):
     """
 
     name: ClassVar[str] = "contrastive"
+    vectors: ClassVar[bool] = True
     margin: float = 1.0
 
     def __post_init__(self) -> None:

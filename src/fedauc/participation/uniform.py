@@ -16,8 +16,8 @@ from fedauc.participation._cohorts import checked, draw, equal_cohort
 class Uniform(Participation):
     """M clients uniformly without replacement from all N, every round.
 
-    `rounds_per_cycle` is the cycle length that stands for K (None: the number of group labels, or min(10, N) without);
-    `per_round` is M (None: ceil(N / rounds_per_cycle), what a cyclic schedule of whole groups visits on average).
+    `groups` is the cycle length, what K groups would give (None: the number of group labels, or min(10, N) without);
+    `per_round` is M (None: ceil(N / groups), what a cyclic schedule of whole groups visits on average).
 
     >>> schedule = Uniform(per_round=2).bind(Roster(sizes=np.array([5, 5, 0, 5])), seed=0)
     >>> len(schedule.cohort(0).clients), schedule.cycle_length
@@ -27,16 +27,16 @@ class Uniform(Participation):
     name: ClassVar[str] = "uniform"
 
     per_round: int | None = None
-    rounds_per_cycle: int | None = None
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         check_count("per_round", self.per_round)
-        check_count("rounds_per_cycle", self.rounds_per_cycle)
+        check_count("groups", self.groups)
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Fill what is left open from the clients and check M against N."""
         holding = present(clients)
-        cycle_length = self.rounds_per_cycle or default_groups(clients)
+        cycle_length = self.groups or default_groups(clients)
         per_round = self.per_round or -(-len(holding) // cycle_length)
         if per_round > len(holding):
             raise ValueError(
