@@ -35,6 +35,16 @@ class ModuleNetwork(Network):
         (self.dtype,) = wide
         self.device = torch.device(device)
 
+    @property
+    def plain(self) -> nn.Module:
+        """The module itself, for engines that take it apart."""
+        return self._module
+
+    def call(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs in training mode as a pure function of flat weights, for modules without buffers."""
+        self._module.train()
+        return _scores(functional_call(self._module, _cut(weights, self._parameters), (inputs,)), len(inputs))
+
     def state(self) -> Model:
         """The module's present parameters and buffers as flat vectors."""
         return Model(self._flat(self._parameters, self.dtype), self._statistics(self._buffers))

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedauc.algorithms import algorithms, methods
 from fedauc.data.weighting import WEIGHTINGS
+from fedauc.engines import engines
 from fedauc.experiments import checkpoint
 from fedauc.experiments.fitting import fit
 from fedauc.experiments.recipe import Recipe, assemble
@@ -41,7 +42,7 @@ from small_federations import (
     small,
 )
 
-ENGINES = ("loop",)
+ENGINES = sorted(engines())
 OUTPUTS: tuple[StageOutput, ...] = ("last", "cycle_mean", "round_mean")
 
 every_method = pytest.mark.parametrize("method", sorted(methods()))
@@ -85,7 +86,7 @@ def test_same_seed_same_bits_and_another_seed_other_bits(method: str, engine: st
 
 
 @every_method
-@every_engine
+@pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_leaves_its_inputs_and_every_global_generator_alone(method: str, engine: str) -> None:
     clients, test = federation(), held_out()
     # Dropout draws from torch's global generator unless the engine keys it; BatchNorm has buffers to spoil.
@@ -427,7 +428,7 @@ def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
 
 
 def test_a_recipe_says_which_engines_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: loop"):
+    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: auto, batched, loop"):
         Recipe.of("fedavg", engine="nothing")
 
 

@@ -99,7 +99,7 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
         np.testing.assert_array_equal(memory, other.memories[client])
 
 
-@engines
+@pytest.mark.parametrize("engine", ["loop", "auto"])
 @every_method
 def test_same_seed_gives_the_same_bits_whatever_the_global_generators(engine: str, method: str) -> None:
     """Dropout included: a module's own randomness is keyed as well."""
@@ -114,12 +114,18 @@ def test_same_seed_gives_the_same_bits_whatever_the_global_generators(engine: st
 
 @engines
 @every_method
+def test_an_engine_gives_the_same_bits_twice(engine: str, method: str) -> None:
+    assert_same_bits(*(outcome(recipe_of(method, engine=engine, seed=4), network()) for _ in range(2)))
+
+
+@engines
+@every_method
 def test_another_seed_gives_other_bits(engine: str, method: str) -> None:
     one, other = (outcome(recipe_of(method, engine=engine, seed=seed), network()) for seed in (4, 5))
     assert np.abs(one.path[-1] - other.path[-1]).max() > 1e-6
 
 
-@engines
+@pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_a_run_leaves_the_global_generators_alone(engine: str) -> None:
     module = network(dropout=0.3)
     before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the global generator is the point

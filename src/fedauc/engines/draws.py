@@ -40,7 +40,8 @@ class Draws:
         return VisitRows(np.concatenate(index, axis=1), weights)
 
     def _any(self, client: int, phase: Phase) -> VisitRows:
-        rows = np.concatenate([self._clients.positives(client), self._clients.negatives(client)])
+        start, end = self._clients.offsets[client : client + 2]
+        rows = self._clients.rows[start:end]
         size = phase.batch.total
         return VisitRows(self._take(rows, size, client, phase, 2), np.full(size, self._scales[client] / size))
 

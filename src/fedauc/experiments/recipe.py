@@ -16,7 +16,7 @@ from fedauc.algorithms import methods
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
-from fedauc.engines import engines
+from fedauc.engines import check_engine, make_engine
 from fedauc.interfaces import Algorithm, BatchSize, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
@@ -60,7 +60,7 @@ class Recipe:
     seed: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
-    engine: str = "loop"
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("cycles", "local_steps", "positives", "negatives", "seed"):
@@ -71,7 +71,7 @@ class Recipe:
             raise ValueError(f"step_size is {self.step_size!r}; it must be a number above 0 and finite")
         lookup("dtype", self.dtype, DTYPES)
         lookup("stage output", self.output, dict.fromkeys(("last", "cycle_mean", "round_mean")))
-        lookup("engine", self.engine, engines())
+        check_engine(self.engine)
         lookup("weighting", self.weighting, WEIGHTINGS)
         check_device(self.device)
         for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):
@@ -126,7 +126,7 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     schedule.cohort(plan.rounds - 1)
     network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device)
     _check_model(algorithm, network, clients)
-    engine = engines()[recipe.engine](algorithm, network, clients, setting)
+    engine = make_engine(recipe.engine, algorithm, network, clients, setting)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
     return Assembly(training, network, training.start(network.state()))
 

@@ -1,0 +1,42 @@
+"""jax: clients mapped by vmap, local steps in one scan, a round one jitted function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness.jax_models import join, logistic, split
+from harness.work import Work
+
+
+def main(work: Work, serve: Callable[..., None]) -> None:
+    """The data stay on the device; each round gets its row numbers."""
+    inputs, labels = jnp.asarray(work.inputs), jnp.asarray(work.labels)
+    start = split(work.workload, jnp.asarray(work.start))
+    slope = jax.grad(logistic(work.workload))
+
+    def visit(parts: Any, batches: Any, inputs: Any, labels: Any) -> Any:
+        def step(parts: Any, chosen: Any) -> tuple[Any, None]:
+            slopes = slope(parts, inputs[chosen], labels[chosen])
+            return [part - work.step_size * each for part, each in zip(parts, slopes, strict=True)], None
+
+        return jax.lax.scan(step, parts, batches)[0]
+
+    @jax.jit
+    def one_round(parts: Any, cohort: Any, inputs: Any, labels: Any) -> Any:
+        visited = jax.vmap(visit, in_axes=(None, 0, None, None))(parts, cohort, inputs, labels)
+        return [part.mean(0) for part in visited]
+
+    rows = work.rows.astype(np.int32)
+
+    def run(rounds: int) -> np.ndarray:
+        parts = start
+        for cohort in rows[:rounds]:
+            parts = one_round(parts, cohort, inputs, labels)
+        return np.asarray(join(parts))
+
+    serve(run)

@@ -1,0 +1,1 @@
+"""What drives the contenders: the work, their environments, their processes, and the table."""

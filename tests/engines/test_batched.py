@@ -1,0 +1,187 @@
+"""The batched engine: kernels against autograd, whole runs against the loop, and what it cannot run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedauc import Clients, Recipe, fit
+from fedauc.algorithms import methods
+from fedauc.engines import batched, engines
+from fedauc.engines.batched import BatchedEngine
+from fedauc.engines.kernels import Unsupported, kernels
+from fedauc.engines.stacked import KernelNetwork, VmapNetwork
+from fedauc.experiments.recipe import assemble
+from fedauc.interfaces import Model, Network
+from fedauc.models.model import Scale
+from fedauc.network import ModuleNetwork
+from fedauc.objectives.contrastive import Contrastive
+from fedauc.trees import Tree, tree_leaves
+
+CLIENTS, ROWS, FEATURES = 3, 5, 4
+
+
+def keyed(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module whose weights do not depend on other tests."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return make().double()
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(FEATURES, 1),
+    "linear without bias": lambda: nn.Linear(FEATURES, 1, bias=False),
+    "embedding": lambda: nn.Linear(FEATURES, 3),
+    "mlp": lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.ReLU(), nn.Linear(6, 1)),
+    "deep": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(FEATURES, 6, bias=False), nn.Tanh(), nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 2)
+    ),
+    "wrapped": lambda: Scale(nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 3), nn.ReLU(), nn.Linear(3, 1))),
+}
+
+MAPPED: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 1)),
+    "subclass": lambda: nn.Sequential(nn.Linear(FEATURES, 2), nn.Softplus(), nn.Linear(2, 1)),
+}
+
+
+def stack(network: ModuleNetwork) -> tuple[Model, Tensor]:
+    """Three clients' weights around the module's, and rows of their own."""
+    rng = np.random.default_rng(0)
+    start = network.state()
+    weights = start.weights + torch.from_numpy(rng.normal(scale=0.3, size=(CLIENTS, len(start.weights))))
+    return Model(weights, start.buffers.expand(CLIENTS, 0)), torch.from_numpy(
+        rng.normal(size=(CLIENTS, ROWS, FEATURES))
+    )
+
+
+def agree(network: ModuleNetwork, together: Network) -> None:
+    """Outputs and pullback of the stack are each client's own."""
+    model, inputs = stack(network)
+    scored = together.score(model, inputs)
+    cotangent = torch.from_numpy(np.random.default_rng(1).normal(size=scored.outputs.shape))
+    gradient = scored.pullback(cotangent)
+    for client in range(CLIENTS):
+        alone = network.score(Model(model.weights[client], model.buffers[client]), inputs[client])
+        torch.testing.assert_close(scored.outputs[client], alone.outputs, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradient[client], alone.pullback(cotangent[client]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_kernels_give_autograds_numbers(chain: str) -> None:
+    network = ModuleNetwork(keyed(CHAINS[chain]))
+    agree(network, KernelNetwork(network.plain))
+
+
+@pytest.mark.parametrize("chain", [*CHAINS, *MAPPED])
+def test_mapped_networks_give_autograds_numbers(chain: str) -> None:
+    network = ModuleNetwork(keyed((CHAINS | MAPPED)[chain]))
+    agree(network, VmapNetwork(network))
+
+
+def test_kernels_take_images_of_bytes() -> None:
+    network = ModuleNetwork(keyed(lambda: Scale(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)))))
+    images = torch.arange(CLIENTS * ROWS * 12, dtype=torch.uint8).view(CLIENTS, ROWS, 3, 2, 2)
+    model = Model(network.state().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
+    together = KernelNetwork(network.plain).score(model, images)
+    alone = network.score(network.state(), images[1])
+    torch.testing.assert_close(together.outputs[1], alone.outputs, rtol=1e-12, atol=1e-12)
+
+
+def federation() -> Clients:
+    """Six clients of unequal size, one without positives and one without negatives."""
+    rng = np.random.default_rng(2)
+    client = np.repeat(np.arange(6), [4, 30, 9, 14, 6, 17])
+    labels = (rng.random(80) < 0.4) & (client != 0) | (client == 4)
+    return Clients.from_arrays(rng.normal(size=(80, FEATURES)) + labels[:, None], labels, client=client)
+
+
+def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list[Tree]:
+    chosen = {"cycles": 3, "local_steps": 3, "positives": 3, "negatives": 4, "dtype": "float64", "groups": 2}
+    if methods()[method].participation == "full":
+        del chosen["groups"]
+    recipe = Recipe.of(method, engine=engine, **{**chosen, **settings})
+    assembly = assemble(recipe, module, federation())
+    return [finished.state.server for finished in assembly.training.rounds(assembly.start)]
+
+
+@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("chain", ["mlp", "layer norm"])
+def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
+    """To 1e-9 in float64, over stages, single-class clients and memories, by kernels and by vmap."""
+    module = keyed((CHAINS | MAPPED)[chain])
+    loop, other = (states(engine, module, method, output="cycle_mean") for engine in ("loop", "batched"))
+    for one, two in zip(loop, other, strict=True):
+        for left, right in zip(tree_leaves(one), tree_leaves(two), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+
+
+def test_embeddings_run_stacked() -> None:
+    loop, other = (
+        states(engine, keyed(CHAINS["embedding"]), "cycp-pairwise", objective=Contrastive())
+        for engine in ("loop", "batched")
+    )
+    torch.testing.assert_close(other[-1].shared.weights, loop[-1].shared.weights, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = keyed(CHAINS["mlp"])
+    whole = states("batched", module, "cycp-pairwise")
+    monkeypatch.setattr(batched, "GATHER", 0)
+    parts = states("batched", module, "cycp-pairwise")
+    assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), "buffers"),
+        (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.Dropout(0.5), nn.Linear(4, 1)), "random operation"),
+    ],
+    ids=["BatchNorm", "Dropout"],
+)
+def test_a_module_that_resists_runs_in_the_loop_and_that_is_said_once(
+    make: Callable[[], nn.Module], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = keyed(make)
+    with pytest.raises(Unsupported, match=f"cannot run this model.*{reason}.*use engine='auto' or 'loop'"):
+        states("batched", module, "fedavg")
+    with caplog.at_level(logging.INFO, logger="fedauc"):
+        auto, loop = (states(engine, module, "fedavg") for engine in ("auto", "loop"))
+        states("auto", module, "fedavg")
+    assert torch.equal(auto[-1].shared.weights, loop[-1].shared.weights)
+    assert sum(reason in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_auto_stacks_what_can_be_stacked_and_leaves_convolutions_to_the_loop() -> None:
+    def chosen(module: nn.Module, shape: tuple[int, ...]) -> type:
+        rows = np.random.default_rng(0).normal(size=(40, *shape))
+        clients = Clients.from_arrays(rows, np.arange(40) % 4 == 0, client=np.arange(40) // 10)
+        return type(assemble(Recipe.of("fedavg"), module, clients).training.engine)
+
+    assert chosen(nn.Linear(FEATURES, 1), (FEATURES,)) is BatchedEngine
+    assert chosen(keyed(MAPPED["layer norm"]), (FEATURES,)) is BatchedEngine
+    image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1))
+    assert chosen(image, (1, 4, 4)) is engines()["loop"]
+
+
+def test_frozen_weights_have_no_kernel_but_can_be_mapped() -> None:
+    module = keyed(CHAINS["mlp"])
+    module.get_parameter("0.weight").requires_grad_(False)
+    with pytest.raises(Unsupported, match=r"0\.weight is frozen"):
+        kernels(module)
+    loop, other = (states(engine, module, "cycp-minimax") for engine in ("loop", "batched"))
+    torch.testing.assert_close(other[-1].shared.model.weights, loop[-1].shared.model.weights, rtol=1e-9, atol=1e-9)
+
+
+def test_the_result_can_be_trained_on_with_autograd() -> None:
+    """Tensors of a batched run are ordinary ones: the loop can go on from them."""
+    fitted = fit(keyed(CHAINS["mlp"]), federation(), "cycp-pairwise", engine="batched", cycles=1, groups=2)
+    again = fit(fitted.module, federation(), "cycp-pairwise", engine="loop", cycles=1, groups=2)
+    assert all(parameter.isfinite().all() for parameter in again.module.parameters())
