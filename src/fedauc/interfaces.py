@@ -81,6 +81,7 @@ class Setting:
 class Phase(NamedTuple):
     """What the plan says of one round. Both sides derive it from the configuration, so it never travels.
 
+    The plan's `step_size` is a number; a compiling engine may hand its steps a tensor instead.
     `scoring` rounds compute and share scores without learning (the first pool of the pairwise methods).
     The scoring cycle that opens a stage counts among its rounds and cycles.
     """
@@ -88,7 +89,7 @@ class Phase(NamedTuple):
     round: int
     cycle: int
     stage: int
-    step_size: float
+    step_size: float | Tensor
     local_steps: int
     batch: BatchSize
     scoring: bool = False

@@ -51,7 +51,8 @@ def sample(size: int, count: int, *key: Hashable) -> np.ndarray:
         return _distinct(size, count, key)
     passes = -(-count // size)
     stream = words(passes * size, *key).reshape(passes, size)
-    return np.argsort(stream, axis=1, kind="stable").reshape(-1)[:count]
+    # Two equal words of 64 bits will not be seen, so an unstable sort, several times faster, gives the same order.
+    return np.argsort(stream, axis=1).reshape(-1)[:count]
 
 
 def _distinct(size: int, count: int, key: tuple[Hashable, ...]) -> np.ndarray:

@@ -146,7 +146,7 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
             else:
                 passive = (pool[0][places[0][m]], pool[1][places[1][m]])
                 visit = Visit(*rows, scales_twin(counts, client, weighting), *passive)
-                end, *scores, value = visit_twin(w, visit, psi, phase.step_size)  # type: ignore[assignment]
+                end, *scores, value = visit_twin(w, visit, psi, float(phase.step_size))  # type: ignore[assignment]
                 ends.append(end)
                 values.append(value)
             for side in range(2):

@@ -42,7 +42,8 @@ from small_federations import (
     small,
 )
 
-ENGINES = sorted(engines())
+ENGINES = sorted(set(engines()) - {"compiled"})
+"""Compiling takes seconds for every case; tests/engines/test_compiled.py has its own, fewer ones."""
 OUTPUTS: tuple[StageOutput, ...] = ("last", "cycle_mean", "round_mean")
 
 every_method = pytest.mark.parametrize("method", sorted(methods()))
@@ -428,7 +429,7 @@ def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
 
 
 def test_a_recipe_says_which_engines_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: auto, batched, loop"):
+    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: auto, batched, compiled, loop"):
         Recipe.of("fedavg", engine="nothing")
 
 

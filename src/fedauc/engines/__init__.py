@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from typing import NamedTuple
 
 from torch import nn
 
 from fedauc.data.clients import Clients
 from fedauc.discovery import lookup, members
 from fedauc.engines.batched import BatchedEngine
+from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
@@ -17,6 +19,9 @@ from fedauc.interfaces import Algorithm, Setting
 from fedauc.network import ModuleNetwork
 
 AUTO = "auto"
+
+COMPILE_FROM = 200_000
+"""Local steps of a run from which compiling, which takes some ten seconds the first time, pays."""
 
 
 def engines() -> dict[str, type[Simulator]]:
@@ -29,20 +34,31 @@ def check_engine(name: str) -> None:
     lookup("engine", name, {AUTO: None, **dict.fromkeys(engines())})
 
 
-def make_engine(
-    name: str, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting
-) -> Simulator:
-    """The named engine; `auto` stacks the cohort where that is faster, and falls back to the loop."""
+class Parts(NamedTuple):
+    """What an engine is made of, and how many local steps the plan holds."""
+
+    algorithm: Algorithm
+    network: ModuleNetwork
+    clients: Clients
+    setting: Setting
+    steps: int
+
+
+def make_engine(name: str, parts: Parts) -> Simulator:
+    """The named engine; `auto` stacks the cohort where that is faster, and compiles it for long runs."""
     if name != AUTO:
-        return engines()[name](algorithm, network, clients, setting)
-    reason = _resists(network)
-    if reason is None:
+        return engines()[name](*parts[:-1])
+    reason = _resists(parts.network)
+    candidates: list[type[Simulator]] = [] if reason else [BatchedEngine]
+    if candidates and parts.steps >= COMPILE_FROM:
+        candidates.insert(0, CompiledEngine)
+    for kind in candidates:
         try:
-            return BatchedEngine(algorithm, network, clients, setting)
+            return kind(*parts[:-1])
         except Unsupported as unsupported:
             reason = unsupported.reason
-    _say(type(network.plain).__name__, reason)
-    return LoopEngine(algorithm, network, clients, setting)
+    _say(type(parts.network.plain).__name__, str(reason))
+    return LoopEngine(*parts[:-1])
 
 
 def _resists(network: ModuleNetwork) -> str | None:

@@ -16,7 +16,7 @@ from fedauc.algorithms import methods
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
-from fedauc.engines import check_engine, make_engine
+from fedauc.engines import Parts, check_engine, make_engine
 from fedauc.interfaces import Algorithm, BatchSize, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
@@ -126,7 +126,8 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     schedule.cohort(plan.rounds - 1)
     network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device)
     _check_model(algorithm, network, clients)
-    engine = make_engine(recipe.engine, algorithm, network, clients, setting)
+    steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
+    engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
     return Assembly(training, network, training.start(network.state()))
 
