@@ -21,6 +21,7 @@ from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.options import build, build_each, describe, options, parameters, shown
+from fedauc.experiments.ranks import joined, own_folder
 from fedauc.experiments.runner import Observer, Run
 from fedauc.guards import TrainingStopped
 from fedauc.reports.progress import Bars
@@ -54,7 +55,8 @@ app = typer.Typer(
 def start() -> None:
     """Run the command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3."""
     try:
-        code = app(standalone_mode=False)
+        with joined():
+            code = app(standalone_mode=False)
     except USAGE as error:
         _fail(f"error: {error.format_message()} See `fedauc COMMAND --help`.", 2)
     except (ValueError, OSError) as error:
@@ -110,9 +112,10 @@ def run(
     Example: [bold]fedauc run --data creditcard --method cycp-pairwise --cycles 30 --seed 0 --out runs/first[/bold]
     """
     built = build(method, Config.read(config) if config else None, texts)
-    with Bars() as bars:
-        Run.create(built, out).go(bars.bar(built.recipe.method))
-    _show_run(RunFolder.open(out))
+    with own_folder(out) as folder:
+        with Bars() as bars:
+            Run.create(built, folder).go(bars.bar(built.recipe.method))
+        _show_run(RunFolder.open(folder))
 
 
 @app.command()
@@ -130,7 +133,8 @@ def compare(
     """
     base = Config.read(config) if config else None
     configs = build_each(_names("methods", methods_), base, texts)
-    _go(Comparison.create(out, configs, _seeds(seeds, texts)))
+    with own_folder(out) as folder:
+        _go(Comparison.create(folder, configs, _seeds(seeds, texts)))
 
 
 @app.command()
@@ -139,13 +143,14 @@ def resume(folder: Folder) -> None:
 
     Example: [bold]fedauc resume runs/first[/bold]
     """
-    if Comparison.is_one(folder):
-        _go(Comparison(folder))
-        return
-    run = Run.resume(folder)
-    with Bars() as bars:
-        run.go(bars.bar(run.config.recipe.method))
-    _show_run(RunFolder.open(folder))
+    with own_folder(folder) as mine:
+        if Comparison.is_one(mine):
+            _go(Comparison(mine))
+            return
+        run = Run.resume(mine)
+        with Bars() as bars:
+            run.go(bars.bar(run.config.recipe.method))
+        _show_run(RunFolder.open(mine))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fedauc.algorithms import methods
@@ -17,7 +18,8 @@ from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
 from fedauc.engines import Parts, check_engine, make_engine
-from fedauc.interfaces import Algorithm, BatchSize, Participation, Setting
+from fedauc.engines.distributed import DistributedEngine
+from fedauc.interfaces import Algorithm, BatchSize, Engine, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
 from fedauc.objectives import objectives
@@ -127,7 +129,9 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device)
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
-    engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
+    engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
+    if dist.is_available() and dist.is_initialized():
+        engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
     return Assembly(training, network, training.start(network.state()))
 

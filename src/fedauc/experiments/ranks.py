@@ -1,0 +1,55 @@
+"""The command line under `torchrun`: every rank trains, rank 0 alone writes and speaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Join the process group that `torchrun` names, if it started us; other ranks than 0 stay silent."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        with _silent():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def own_folder(path: Path) -> Iterator[Path]:
+    """The folder itself for rank 0; a throw-away copy (or a path, if there is none yet) for the others."""
+    if not dist.is_initialized():
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as spare:
+        mine = path if dist.get_rank() == 0 else Path(spare) / path.name
+        if mine != path and path.is_dir():
+            shutil.copytree(path, mine)
+        # Nobody writes before everybody has read.
+        dist.barrier()
+        yield mine
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    if dist.get_rank() == 0:
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+    sys.stdout.flush()

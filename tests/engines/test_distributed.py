@@ -1,0 +1,65 @@
+"""Two processes give the single process's result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from engines.distributed_worker import outcome
+
+HERE = Path(__file__).parent
+
+
+def torchrun(ranks: int, *command: str) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*launch, *command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "engine", "ranks"),
+    [
+        ("cycp-pairwise", "batched", 2),
+        ("a-scaffold", "batched", 2),
+        ("cycp-minimax", "loop", 2),
+        ("rs-pairwise", "loop", 3),
+    ],
+)
+def test_two_gloo_processes_give_the_single_processs_result(
+    method: str, engine: str, ranks: int, tmp_path: Path
+) -> None:
+    """To 1e-9 in float64; groups of one client leave a rank without work, which must not hang or add anything."""
+    path = tmp_path / "found.json"
+    torchrun(ranks, str(HERE / "distributed_worker.py"), method, engine, str(path))
+    alone, everywhere = outcome(method, engine), json.loads(path.read_text())
+    assert len(everywhere) == ranks
+    for found in everywhere:
+        np.testing.assert_allclose(found["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
+        assert found["traffic"] == alone["traffic"]
+        assert found["remembering"] == alone["remembering"]
+        ours, theirs = ([np.nan if v is None else v for v in values] for values in (found["values"], alone["values"]))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_the_command_line_runs_under_torchrun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rank 0 alone writes the folder; its records are the single process's, and it can be resumed by one process."""
+    arguments = ["run", "--data", "synthetic", "--data.clients", "6", "--cycles", "3", "--local-steps", "2"]
+    arguments += ["--method", "a-scaffold", "--dtype", "float64"]
+    assert fedauc(capsys, *arguments, "--out", str(tmp_path / "one")).code == 0
+    torchrun(2, "-m", "fedauc", *arguments, "--out", str(tmp_path / "two"))
+    one, two = ((tmp_path / name / "records.jsonl").read_text().splitlines() for name in ("one", "two"))
+    assert len(one) == len(two) == 3
+    for left, right in zip(one, two, strict=True):
+        assert json.loads(left) == pytest.approx(json.loads(right), rel=1e-9)
+    (tmp_path / "two" / "result.json").unlink()
+    sorted((tmp_path / "two" / "checkpoints").iterdir())[-1].unlink()
+    assert fedauc(capsys, "resume", str(tmp_path / "two")).code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
