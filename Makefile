@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-slow test-gpu clean
+.PHONY: demo test lint types unit test-slow test-gpu bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -21,8 +21,8 @@ demo: $(STAMP)  ## train three methods on the embedded fraud data and print the 
 test: lint types unit  ## lint, types, doctests and tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests recipes
-	$(BIN)/ruff format --check src tests recipes
+	$(BIN)/ruff check src tests recipes benchmarks
+	$(BIN)/ruff format --check src tests recipes benchmarks
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -35,6 +35,9 @@ test-slow: $(STAMP)  ## tests that take minutes
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
+
+bench: $(STAMP)  ## speed against peers on this CPU; makes their environments under benchmarks/.venvs
+	$(BIN)/python benchmarks/cpu.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from harness.race import TOLERANCE, Limits, Outcome, race
 from harness.report import failures, hardware, rows, table, versions, write
 from harness.work import WORKLOADS
 
-CONTENDERS = ("fedauc", "loop", "torch-loop", "jax", "fedjax", "pfl", "pfl-2", "flower")
+CONTENDERS = ("fedauc", "batched", "loop", "torch-loop", "jax", "fedjax", "pfl", "pfl-2", "flower")
 ALWAYS = ("fedauc", "torch-loop")
 """What ratios are taken to, and what results are compared with."""
 
@@ -84,7 +84,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _names(known: Sequence[str] | dict[str, object]) -> object:
+def _names(known: Collection[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         for name in names:

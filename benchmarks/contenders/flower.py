@@ -91,14 +91,15 @@ def _arrays(weights: np.ndarray) -> ArrayRecord:
 
 
 def _replies(grid: Grid, messages: list[Message]) -> list[np.ndarray]:
-    waiting, found = set(grid.push_messages(messages)), []
-    while waiting:
+    """In the cohort's order: summed as they arrive, rounding now and then tips a rectifier, and results differ."""
+    sent = list(grid.push_messages(messages))
+    found: dict[str, np.ndarray] = {}
+    while waiting := set(sent) - set(found):
         replies: list[Any] = list(grid.pull_messages(waiting))
         for reply in replies:
             if reply.has_error():
                 raise RuntimeError(f"a client failed: {reply.error.reason}")
-            waiting.discard(reply.metadata.reply_to_message_id)
-            found.append(reply.content["model"]["weights"].numpy())
+            found[reply.metadata.reply_to_message_id] = reply.content["model"]["weights"].numpy()
         if not replies:
             time.sleep(POLL)
-    return found
+    return [found[message] for message in sent]

@@ -28,8 +28,8 @@ def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
                     "contender": lane.contender,
                     "ms_per_round": round(lane.best, 4),
                     "median_ms": round(lane.median, 4),
-                    "ratio": None if own is None else round(lane.best / own.best, 3),
-                    "median_ratio": None if own is None else round(_paired(lane, own), 3),
+                    "ratio": None if own is None else _rounded(lane.best / own.best),
+                    "median_ratio": None if own is None else _rounded(_paired(lane, own)),
                     "repetitions": len(lane.times),
                     "difference": lane.difference,
                     **lane.about,
@@ -87,8 +87,15 @@ def _paired(lane: Outcome, own: Outcome) -> float:
     return median(time / base for time, base in zip(lane.times, own.times, strict=False))
 
 
+def _rounded(value: float) -> float:
+    """Four digits, whatever the size."""
+    return float(f"{value:.4g}")
+
+
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:#.3g}".rstrip(".")
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def _first_line(path: str, name: str) -> str:

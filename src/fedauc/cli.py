@@ -24,6 +24,8 @@ from fedauc.experiments.options import build, build_each, describe, options, par
 from fedauc.experiments.ranks import joined, own_folder
 from fedauc.experiments.runner import Observer, Run
 from fedauc.guards import TrainingStopped
+from fedauc.reports.profile import profiled
+from fedauc.reports.profile import table as spent_table
 from fedauc.reports.progress import Bars
 from fedauc.reports.summary import compare as summarize_all
 from fedauc.reports.summary import summarize
@@ -106,6 +108,7 @@ def run(
     out: Out,
     method: Annotated[str | None, typer.Option("--method", help="A name from `fedauc list methods`.")] = None,
     config: ConfigFile = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
 ) -> None:
     """Train one method into a run folder.
 
@@ -113,9 +116,13 @@ def run(
     """
     built = build(method, Config.read(config) if config else None, texts)
     with own_folder(out) as folder:
+        made = Run.create(built, folder)
         with Bars() as bars:
-            Run.create(built, folder).go(bars.bar(built.recipe.method))
+            observer = bars.bar(built.recipe.method)
+            spent = profiled(lambda: made.go(observer)) if profile else made.go(observer)
         _show_run(RunFolder.open(folder))
+        if isinstance(spent, list):
+            Console().print(spent_table(spent))
 
 
 @app.command()

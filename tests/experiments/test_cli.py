@@ -374,3 +374,17 @@ def test_the_theorys_schedule_brings_its_proximal_weight(capsys: pytest.CaptureF
         chosen = ("--method", "cycp-minimax", "--groups", "3", "--stages", stages)
         assert fedauc(capsys, "run", *TINY, *chosen, "--out", str(out)).code == 0
         assert json.loads(fedauc(capsys, "show", str(out), "--json").out)["floats_down"] == floats
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_profile_says_where_the_time_went(capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str) -> None:
+    chosen = ("--method", "cycp-pairwise", "--engine", engine, "--profile")
+    found = fedauc(capsys, "run", *TINY, *chosen, "--out", str(tmp_path / "run"))
+    assert found.code == 0
+    lines = found.out[found.out.index("where the time went") :].splitlines()
+    calls = {line[:20].strip(): int(line.split()[-1]) for line in lines[1:] if line.strip()}
+    # 2 learning cycles and a scoring cycle of 6 rounds with one client each, 2 steps a visit.
+    assert calls["local steps"] == 3 * 6 * 2
+    assert calls["draw passive scores"] == 2 * 6
+    shares = [int(line.split()[-2].rstrip("%")) for line in lines[1:] if line.strip() and not line.startswith("-")]
+    assert sum(shares) == pytest.approx(100, abs=5)

@@ -1,0 +1,71 @@
+"""Where a run's time went, by what the time was spent on."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.table import Table
+
+PARTS: dict[str, list[tuple[str, str]]] = {
+    "draw rows": [("engines/draws.py", "rows")],
+    "gather rows": [("engines/batched.py", "_rows"), ("engines/loop.py", "_batches")],
+    "local steps": [("algorithms/", "step"), ("engines/compiled.py", "_advance")],
+    "- forward": [("network.py", "score"), ("engines/stacked.py", "score")],
+    "- backward": [("network.py", "pullback"), ("engines/stacked.py", "pullback")],
+    "draw passive scores": [("algorithms/_pool.py", "draw")],
+    "assemble the pool": [("algorithms/_pool.py", "assemble")],
+    "evaluate": [("experiments/runner.py", "_evaluate")],
+    "save": [("experiments/folder.py", "append"), ("experiments/folder.py", "checkpoint")],
+    "check for divergence": [("guards.py", "check_round")],
+}
+"""Functions by file and name. Parts with a dash are inside the one above; the others do not contain each other."""
+
+
+class Share(NamedTuple):
+    """Seconds spent on something, and how often it was done."""
+
+    part: str
+    seconds: float
+    calls: int
+
+
+def profiled(work: Callable[[], object]) -> list[Share]:
+    """Do the work; say where the time went. The profiler itself slows Python code down, by up to a factor of two."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        work()
+    finally:
+        profiler.disable()
+    return shares(pstats.Stats(profiler))
+
+
+def shares(stats: pstats.Stats) -> list[Share]:
+    """The parts that took any time, and the rest."""
+    # `stats` maps (file, line, name) to (primitive calls, calls, own time, time with callees, callers).
+    entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = stats.stats  # type: ignore[attr-defined]
+    found = []
+    for part, functions in PARTS.items():
+        mine = [
+            (calls, seconds)
+            for (file, _, name), (_, calls, _, seconds, _) in entries.items()
+            if any(f"fedauc/{place}" in file and name == function for place, function in functions)
+        ]
+        if mine:
+            found.append(Share(part, sum(seconds for _, seconds in mine), sum(calls for calls, _ in mine)))
+    whole: float = stats.total_tt  # type: ignore[attr-defined]
+    return [*found, Share("everything else", whole - sum(s.seconds for s in found if s.part[0] != "-"), 1)]
+
+
+def table(found: list[Share]) -> Table:
+    """For a terminal."""
+    total = sum(share.seconds for share in found if share.part[0] != "-")
+    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in ("where the time went", "seconds", "share", "calls"):
+        made.add_column(header, justify="left" if header.startswith("where") else "right")
+    for share in found:
+        made.add_row(share.part, f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", str(share.calls))
+    return made
