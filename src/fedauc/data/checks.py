@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.data.blocks import row_blocks
+from fedauc.data.mapped import writable
+
 SHOWN = 5
 """How many offending values an error shows."""
+
+BLOCK = 1 << 20
+"""How many values are checked at once, so that a check takes no memory worth speaking of."""
 
 EVALUABLE = 2
 """How many rows of each class an evaluation needs: DeLong's interval takes a variance over each."""
@@ -31,21 +37,16 @@ def as_array(values: Any, what: str) -> np.ndarray:
 def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
     """Inputs `[n, ...]` as a tensor: floats keep their type, uint8 stays, other integers become float32, all finite.
 
+    Tensors, writable arrays and memory-mapped files of floats or bytes are not copied, if their rows are contiguous.
     `columns` are names for an error to use.
     """
-    tensor = values.detach() if isinstance(values, Tensor) else _from_numpy(as_array(values, "inputs"))
-    if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
-        tensor = tensor.to(torch.float32)
-    if tensor.ndim < 2 or 0 in tensor.shape[1:]:
-        shape = tuple(tensor.shape)
-        raise ValueError(
-            f"inputs has shape {shape}; it must be [rows, features...]: give each row at least one feature"
-        )
-    if len(tensor) == 0:
-        raise ValueError("inputs has no rows; give at least one positive and one negative")
-    if tensor.is_floating_point():
-        _check_finite(tensor, columns)
-    return tensor
+    if isinstance(values, Tensor):
+        return _checked(values.detach(), columns)
+    array = _plain(as_array(values, "inputs"))
+    rows = writable(array)
+    tensor = _checked(_share(rows), columns)
+    # Checking has read every page of a mapped file; a second mapping starts with none of them in memory.
+    return tensor if rows is array else _share(writable(array))
 
 
 def as_labels(values: Any, rows: int) -> np.ndarray:
@@ -74,12 +75,11 @@ def as_float32(inputs: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
     """Finite inputs in float32, none of them too large for it."""
     with np.errstate(over="ignore"):
         narrow: np.ndarray = inputs.astype(np.float32, copy=False)
-    beyond = np.isinf(narrow)
-    if beyond.any():
-        index = np.argwhere(beyond)[0].tolist()
+    count, first = _find(lambda rows: np.isinf(narrow[rows]), narrow.shape)
+    if count:
         raise ValueError(
-            f"inputs holds {beyond.sum()} values beyond float32, the first {inputs[tuple(index)]:g} at "
-            f"{_location(index, columns)}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
+            f"inputs holds {count} values beyond float32, the first {inputs[tuple(first)]:g} at "
+            f"{_location(first, columns)}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
         )
     return narrow
 
@@ -111,28 +111,55 @@ def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
     return torch.as_tensor(labels, dtype=dtype, device=inputs.device)
 
 
-def _from_numpy(array: np.ndarray) -> Tensor:
+def _checked(tensor: Tensor, columns: Sequence[str]) -> Tensor:
+    if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
+        tensor = tensor.to(torch.float32)
+    if tensor.ndim < 2 or 0 in tensor.shape[1:]:
+        shape = tuple(tensor.shape)
+        raise ValueError(
+            f"inputs has shape {shape}; it must be [rows, features...]: give each row at least one feature"
+        )
+    if len(tensor) == 0:
+        raise ValueError("inputs has no rows; give at least one positive and one negative")
+    if tensor.is_floating_point():
+        _check_finite(tensor, columns)
+    return tensor
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array in a type that torch has."""
     if array.dtype.kind not in "fiub":
         raise ValueError(f"inputs has dtype {array.dtype}; it must be numbers: encode or drop the other columns")
     if array.dtype.kind == "f":
         # Torch has no long double, and refuses foreign byte orders.
-        array = array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
-    elif array.dtype != np.uint8:
-        array = array.astype(np.float32)
+        return array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
+    return array if array.dtype == np.uint8 else array.astype(np.float32)
+
+
+def _share(array: np.ndarray) -> Tensor:
     # Torch warns about read-only memory, which pandas hands out.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _check_finite(inputs: Tensor, columns: Sequence[str]) -> None:
-    wrong = ~torch.isfinite(inputs)
-    count = int(wrong.sum())
-    if count == 0:
-        return
-    index = wrong.nonzero()[0].tolist()
-    raise ValueError(
-        f"inputs holds {count} values that are not finite, the first {inputs[tuple(index)].item()} at "
-        f"{_location(index, columns)}: fill them in or drop their rows"
-    )
+    count, first = _find(lambda rows: ~torch.isfinite(inputs[rows]).numpy(force=True), inputs.shape)
+    if count:
+        raise ValueError(
+            f"inputs holds {count} values that are not finite, the first {inputs[tuple(first)].item()} at "
+            f"{_location(first, columns)}: fill them in or drop their rows"
+        )
+
+
+def _find(wrong: Callable[[slice], np.ndarray], shape: Sequence[int]) -> tuple[int, list[int]]:
+    """How many values of an array of that shape are wrong, and the place of the first, a block of rows at a time."""
+    count, first = 0, list[int]()
+    for block in row_blocks(shape, BLOCK):
+        found = wrong(block)
+        if not count and found.any():
+            row, *place = np.argwhere(found)[0].tolist()
+            first = [block.start + row, *place]
+        count += int(found.sum())
+    return count, first
 
 
 def _location(index: Sequence[int], columns: Sequence[str]) -> str:

@@ -69,7 +69,8 @@ class Clients:
     def from_arrays(cls, inputs: Any, labels: Any, client: Any, group: Any = None) -> Clients:
         """Clients from one client name per row, and perhaps one group label, the same for all rows of a client.
 
-        Clients are numbered in the sorted order of their names.
+        Clients are numbered in the sorted order of their names. Inputs of floats or bytes are shared, not copied; for a
+        table larger than memory give `np.load(path, mmap_mode="r")`.
         """
         rows = as_inputs(inputs)
         names, place = enumerate_names(as_names(client, "client", len(rows)))
@@ -141,7 +142,9 @@ def _index(
     check_classes(labels)
     positives = np.bincount(place[labels == 1], minlength=len(names))
     sizes = np.bincount(place, minlength=len(names))
-    rows = np.lexsort((labels == 0, place))
+    # In the smallest type that holds it, the key of up to 2^15 clients is sorted in one pass per byte.
+    key = (2 * place + (labels == 0)).astype(np.min_scalar_type(2 * len(names) - 1))
+    rows = np.argsort(key, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     census = Census(positives, sizes - positives)
     return Clients(inputs, label_tensor(labels, inputs), rows, offsets, census, names, groups)

@@ -8,6 +8,9 @@ import numpy as np
 
 from fedauc.data.checks import as_array
 
+DENSE = 2
+"""Integer names whose range is below this many times the rows are counted, not sorted."""
+
 
 def as_names(values: Any, what: str, rows: int) -> np.ndarray:
     """One name per row as an array of integers or of strings; whole floats count as integers, the rest as text.
@@ -28,9 +31,28 @@ def as_names(values: Any, what: str, rows: int) -> np.ndarray:
 
 
 def enumerate_names(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct names in sorted order `[N]`, and the place of each row's name among them `[n]`."""
+    """The distinct names in sorted order `[N]`, and the place of each row's name among them `[n]`.
+
+    >>> enumerate_names(np.array([7, 3, 7]))
+    (array([3, 7]), array([1, 0, 1]))
+    """
+    if names.dtype.kind in "iu" and len(names):
+        low, high = int(names.min()), int(names.max())
+        if high - low < DENSE * len(names) and high < 2**63:
+            return _count(names, low, high)
     distinct, place = np.unique(names, return_inverse=True)
-    return distinct, place.reshape(-1).astype(np.int64)
+    return distinct, place.reshape(-1).astype(np.int64, copy=False)
+
+
+def _count(names: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same for integers close together, by ticking them off: no sorting, and a third of its memory."""
+    shifted = names.astype(np.int64)
+    shifted -= low
+    seen = np.zeros(high - low + 1, dtype=bool)
+    seen[shifted] = True
+    distinct = (np.flatnonzero(seen) + low).astype(names.dtype)
+    place = np.cumsum(seen) - 1
+    return distinct, place[shifted]
 
 
 def groups_of_clients(place: np.ndarray, names: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -20,9 +20,11 @@ def joined() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if rank < gpus:
+        torch.cuda.set_device(rank)
+    # Each tensor goes by its own device: a run on the CPU uses gloo also where there are GPUs.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
         with _silent():
             yield

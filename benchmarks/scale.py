@@ -1,0 +1,254 @@
+"""What a round costs as clients become many, and what a table of insurance size costs from its file on.
+
+    python benchmarks/scale.py
+    python benchmarks/scale.py --parts clients --repeats 5
+
+Each case runs in a process of its own, whose peak memory the system counts. See `ABOUT` for what is in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.report import hardware, write
+
+HERE = Path(__file__).resolve().parent
+
+METHODS = ("cycp-pairwise", "cycp-fedavg")
+FEW, MANY, ROWS_EACH, FEATURES = 1_000, 1_000_000, 4, 8
+CYCLE_ROUNDS, CYCLES = 10, 40
+
+ROWS, COLUMNS, INSURERS, POSITIVE_RATE = 4_031_752, 60, 50, 0.0007
+BLOCK = 1 << 16
+
+ABOUT = {
+    "clients": f"{ROWS_EACH} rows of {FEATURES} float32 each, linear model, {CYCLE_ROUNDS} random groups, 10 clients a "
+    "round, 16 local steps of 16+16 rows; ms_per_round is the median over a run, then over the runs",
+    "insurance": f"{ROWS} rows x {COLUMNS} float32 in a memory-mapped .npy file that is not in the page cache, "
+    f"{INSURERS} clients in 10 groups, linear model, cycp-pairwise, 32 local steps of 512+512 rows",
+    "memory": "peak_mb is the process's largest resident set, which counts the touched pages of a mapped file, in "
+    "millions of bytes; clients_peak_mb is what it was once the clients were made; "
+    "imports_mb is the part of it that was there before any data; data_mb is inputs, labels and client numbers",
+}
+
+
+# ---------------------------------------------------------------------------------------------- inside a case's process
+
+
+def many_clients(method: str, count: int) -> dict[str, Any]:
+    """Rounds of one method with so many clients, all of the same size."""
+    imports = _imported()
+    import numpy as np
+    from torch import nn
+
+    from fedauc.data.clients import Clients
+    from fedauc.experiments.recipe import Recipe, assemble
+
+    draw = np.random.default_rng(0)
+    client = np.repeat(np.arange(count, dtype=np.int32), ROWS_EACH)
+    labels = np.tile(np.array([0, 1, 0, 0], dtype=np.int8), count)
+    inputs = draw.standard_normal((len(client), FEATURES), dtype=np.float32)
+    start = time.perf_counter()
+    clients = Clients.from_arrays(inputs, labels, client)
+    recipe = Recipe.of(method, groups=CYCLE_ROUNDS, per_round=10, cycles=CYCLES, assignment="random")
+    training, _, state = assemble(recipe, nn.Linear(FEATURES, 1), clients)
+    ready = time.perf_counter()
+    times = _rounds(training, state)
+    return {
+        "ms_per_round": median(times) * 1e3,
+        "ready_s": ready - start,
+        **_memory(imports, inputs.nbytes + labels.nbytes + client.nbytes),
+    }
+
+
+def insurance(folder: str) -> dict[str, Any]:
+    """From the file to two cycles of learning."""
+    imports = _imported()
+    import numpy as np
+    from torch import nn
+
+    from fedauc.data.clients import Clients
+    from fedauc.experiments.recipe import Recipe, assemble
+
+    paths = [Path(folder) / f"{name}.npy" for name in ("inputs", "labels", "client")]
+    start = time.perf_counter()
+    inputs = np.load(paths[0], mmap_mode="r")
+    clients = Clients.from_arrays(inputs, np.load(paths[1]), np.load(paths[2]))
+    built = time.perf_counter() - start
+    peak = _peak()
+    recipe = Recipe.of(
+        "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, step_size=0.01
+    )
+    training, _, state = assemble(recipe, nn.Linear(COLUMNS, 1), clients)
+    times = _rounds(training, state, skip=0)
+    scoring, *learning = (sum(times[place : place + CYCLE_ROUNDS]) for place in range(0, len(times), CYCLE_ROUNDS))
+    return {
+        "clients_s": built,
+        "first_round_s": time.perf_counter() - start - sum(times[1:]),
+        "scoring_cycle_s": scoring,
+        "cycle_s": median(learning),
+        "clients_peak_mb": peak,
+        **_memory(imports, sum(path.stat().st_size for path in paths)),
+    }
+
+
+def generate(folder: str) -> dict[str, Any]:
+    """Write the insurance table, client by chance, and push it out of the page cache."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    inputs = np.lib.format.open_memmap(Path(folder) / "inputs.npy", "w+", np.float32, (ROWS, COLUMNS))
+    for row in range(0, ROWS, BLOCK):
+        block = inputs[row : row + BLOCK]
+        block[:] = draw.standard_normal(block.shape, dtype=np.float32)
+    inputs.flush()
+    np.save(Path(folder) / "labels.npy", (draw.random(ROWS) < POSITIVE_RATE).astype(np.int8))
+    np.save(Path(folder) / "client.npy", draw.integers(0, INSURERS, ROWS, dtype=np.int16))
+    return {}
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    "clients": many_clients,
+    "insurance": insurance,
+    "generate": generate,
+}
+
+
+def _rounds(training: Any, state: Any, skip: int = 2 * CYCLE_ROUNDS) -> list[float]:
+    """Seconds of each round after the first few, which score and warm up."""
+    times, last = [], time.perf_counter()
+    for _ in training.rounds(state):
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+    return times[skip:]
+
+
+def _imported() -> float:
+    """Peak memory in MB once everything is imported."""
+    import fedauc.experiments.recipe  # noqa: F401
+
+    return _peak()
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _memory(imports: float, data: int) -> dict[str, float]:
+    peak, size = _peak(), data / 1e6
+    ratios = {"peak_over_data": peak / size, "net_peak_over_data": (peak - imports) / size}
+    return {"imports_mb": imports, "data_mb": size, "peak_mb": peak, **ratios}
+
+
+# ------------------------------------------------------------------------------------------------------ the driver
+
+
+def main() -> None:
+    """Run the cases, print their table, write the file."""
+    options = _options()
+    if options.case:
+        print(json.dumps(CASES[options.case](*json.loads(options.arguments))))
+        return
+    before = hardware()
+    found: list[dict[str, Any]] = []
+    if "clients" in options.parts:
+        found += _client_rows(options.repeats, options.threads)
+    if "insurance" in options.parts:
+        found.append(_insurance_row(options.repeats, options.threads))
+    report = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": before, "versions": _versions()}
+    write(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": found})
+    print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s)")
+    print(_table(found))
+    print(f"written to {options.out}")
+
+
+def _client_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
+    """Few and many clients in turn, so that noise meets both alike; ratio = the time over that with few."""
+    found = []
+    for method in METHODS:
+        runs: dict[int, list[dict[str, Any]]] = {FEW: [], MANY: []}
+        for _ in range(repeats):
+            for count, done in runs.items():
+                done.append(_run(threads, "clients", method, count))
+        base = median(run["ms_per_round"] for run in runs[FEW])
+        for count, done in runs.items():
+            middle = _middle(done)
+            ratio = middle["ms_per_round"] / base
+            found.append({"workload": "clients", "method": method, "clients": count, "ratio": ratio, **middle})
+    return found
+
+
+def _insurance_row(repeats: int, threads: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="fedauc-scale-") as folder:
+        _run(threads, "generate", folder)
+        done = []
+        for _ in range(repeats):
+            _evict(Path(folder))
+            done.append(_run(threads, "insurance", folder))
+    return {"workload": "insurance", "method": METHODS[0], "clients": INSURERS, **_middle(done)}
+
+
+def _middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each number's median over the runs, and the largest peak of all."""
+    middle = {name: median(run[name] for run in runs) for name in runs[0]}
+    return {**middle, "largest_peak_mb": max(run["peak_mb"] for run in runs)}
+
+
+def _evict(folder: Path) -> None:
+    """Write files to the disk and drop them from the page cache, so that reading them is part of the time."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _run(threads: int, case: str, *arguments: Any) -> dict[str, Any]:
+    print(case, *arguments, file=sys.stderr, flush=True)
+    command = [sys.executable, str(HERE / "scale.py"), "--case", case, "--arguments", json.dumps(arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"python": sys.version.split()[0], **{name: version(name) for name in ("fedauc", "torch", "numpy")}}
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> str:
+    """One line per case and number."""
+    lines = ["| workload | method | clients | what | value |", "|---|---|---|---|---|"]
+    for row in found:
+        where = f"| {row['workload']} | {row['method']} | {row['clients']} |"
+        lines += [f"{where} {name} | {value:.4g} |" for name, value in list(row.items())[3:]]
+    return "\n".join(lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=["clients", "insurance"])
+    parser.add_argument("--repeats", type=int, default=3, help="processes per case")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "scale.json")
+    parser.add_argument("--case", choices=sorted(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--arguments", default="[]", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

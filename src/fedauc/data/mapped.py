@@ -1,0 +1,30 @@
+"""Rows in a memory-mapped file: handed to torch without a copy, so that a table may be larger than memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """The rows of a read-only mapping through a new, private one of the same file; any other array as it is.
+
+    Torch takes writable memory only. What is written to a private mapping never reaches the file, and no page of it is
+    in memory before it is used. The file must still be the one that was mapped.
+    """
+    root = _root(array)
+    if root is None or root.filename is None or array.flags.writeable or not array.flags.c_contiguous:
+        return array
+    try:
+        fresh = np.memmap(root.filename, np.uint8, "c", root.offset, (root.nbytes,))
+    except (OSError, ValueError):
+        # The file has been moved since, or is another; the old mapping still shows its rows, for the caller to copy.
+        return array
+    return np.ndarray(array.shape, array.dtype, buffer=fresh, offset=array.ctypes.data - root.ctypes.data)
+
+
+def _root(array: np.ndarray) -> np.memmap | None:
+    """The read-only mapping that an array is a view of, if it is one."""
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    return root if isinstance(root, np.memmap) and root.mode == "r" else None
