@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-slow test-gpu bench clean
+.PHONY: demo test lint types unit test-gpu bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -29,9 +29,6 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2
-
-test-slow: $(STAMP)  ## tests that take minutes
-	$(BIN)/python -m pytest --only slow
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests

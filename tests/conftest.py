@@ -1,17 +1,16 @@
-"""Tests that need minutes or a GPU are skipped aloud unless asked for: the summary says how to run them."""
+"""Tests that need a GPU are skipped aloud unless asked for: the summary says how to run them."""
 
 from __future__ import annotations
 
 import pytest
 
 REASONS = {
-    "slow": "takes minutes; run it with `make test-slow`",
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--only slow` and `--only gpu` run just those."""
+    """`--only gpu` runs just those."""
     parser.addoption("--only", choices=list(REASONS), help="run only the tests with this mark")
 
 

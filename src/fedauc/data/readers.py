@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,6 +124,9 @@ def _csv(file: Path, columns: Columns) -> pd.DataFrame:
 
 # --------------------------------------------------------------------------------------------------------------- NumPy
 
+DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises on a damaged archive, depending on which byte is wrong."""
+
 
 def _npz(file: Path, columns: Columns) -> tuple[Rows, Columns]:
     if columns.features:
@@ -141,7 +145,7 @@ def _npz(file: Path, columns: Columns) -> tuple[Rows, Columns]:
 def _archive(stream: BinaryIO) -> np.lib.npyio.NpzFile:
     try:
         arrays: np.lib.npyio.NpzFile = np.load(stream, allow_pickle=False)
-    except Exception as error:
+    except DAMAGE as error:
         raise ValueError(f"it is a damaged .npz archive ({error}): write it again with numpy.savez") from error
     return arrays
 
@@ -150,7 +154,7 @@ def _array(arrays: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     lookup("array", name, dict.fromkeys(arrays.files, True))
     try:
         array: np.ndarray = arrays[name]
-    except Exception as error:
+    except DAMAGE as error:
         if "allow_pickle" in str(error):
             raise ValueError(f"array {name!r} holds Python objects; save it as numbers or with dtype=str") from None
         raise ValueError(f"array {name!r} is damaged ({error}): write it again with numpy.savez") from error
