@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_every_file_a_document_names_exists(path: Path) -> None:
     roots = [ROOT, ROOT / "src", ROOT / "src" / "fedauc", ROOT / "tests"]
     missing = {name for name in named if not any((root / name).exists() for root in roots)}
     assert missing == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_name_a_document_gives_of_a_file_exists(path: Path) -> None:
+    """`file.py:Class.method` names something that is there."""
+    for file, name in re.findall(r"`((?:\w+/)*\w+)\.py:([\w.]+)`", path.read_text()):
+        found: object = importlib.import_module("fedauc." + file.replace("/", "."))
+        for part in name.split("."):
+            assert hasattr(found, part) or part in getattr(found, "__annotations__", {}), f"{file}.py:{name}"
+            found = getattr(found, part, None)
 
 
 def test_the_readme_example_is_short() -> None:
