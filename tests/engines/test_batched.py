@@ -45,8 +45,24 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "wrapped": lambda: Scale(nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 3), nn.ReLU(), nn.Linear(3, 1))),
 }
 
+
+def reusing() -> nn.Module:
+    """One activation object in two places, as is often written."""
+    act = nn.ReLU()
+    return nn.Sequential(nn.Linear(FEATURES, 6), act, nn.Linear(6, 5), act, nn.Linear(5, 1))
+
+
+def sharing() -> nn.Module:
+    """One layer in two places: its weights count once."""
+    layer = nn.Linear(FEATURES, FEATURES)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(FEATURES, 1))
+
+
+CHAINS["reused activation"] = reusing
+
 MAPPED: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 1)),
+    "shared layer": sharing,
     "subclass": lambda: nn.Sequential(nn.Linear(FEATURES, 2), nn.Softplus(), nn.Linear(2, 1)),
 }
 
@@ -112,7 +128,7 @@ def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list
 
 
 @pytest.mark.parametrize("method", methods())
-@pytest.mark.parametrize("chain", ["mlp", "layer norm"])
+@pytest.mark.parametrize("chain", ["mlp", "layer norm", "shared layer", "reused activation"])
 def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
     """To 1e-9 in float64, over stages, single-class clients and memories, by kernels and by vmap."""
     module = keyed((CHAINS | MAPPED)[chain])
@@ -185,3 +201,14 @@ def test_the_result_can_be_trained_on_with_autograd() -> None:
     fitted = fit(keyed(CHAINS["mlp"]), federation(), "cycp-pairwise", engine="batched", cycles=1, groups=2)
     again = fit(fitted.module, federation(), "cycp-pairwise", engine="loop", cycles=1, groups=2)
     assert all(parameter.isfinite().all() for parameter in again.module.parameters())
+
+
+def test_what_a_kernel_would_not_see_has_no_kernel() -> None:
+    hooked = keyed(CHAINS["mlp"])
+    hooked.get_submodule("1").register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    with pytest.raises(Unsupported, match="ReLU has hooks"):
+        kernels(hooked)
+    with pytest.raises(Unsupported, match="share weights"):
+        kernels(sharing())
+    loop, other = (states(engine, hooked, "cycp-fedavg") for engine in ("loop", "batched"))
+    torch.testing.assert_close(other[-1].shared.weights, loop[-1].shared.weights, rtol=1e-9, atol=1e-9)

@@ -312,6 +312,9 @@ def test_a_comparison_gives_options_to_the_methods_that_have_them(
     assert "prox" not in algorithms["cycp-fedavg"]
     refused = fedauc(capsys, "compare", *TINY, "--methods", "fedavg,cycp-fedavg", "--algorithm.prox", "1", "--out", "x")
     assert (refused.code, "algorithm.prox is not a parameter" in refused.err) == (2, True)
+    # One of the two has an amplification, none a proximal weight: the second is named.
+    both = ("--methods", "a-fedavg,cycp-fedavg", "--algorithm.prox", "1", "--algorithm.amplify", "2")
+    assert "algorithm.prox is not a parameter" in fedauc(capsys, "compare", *TINY, *both, "--out", "x").err
 
 
 def test_a_comparison_survives_a_run_that_cannot_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

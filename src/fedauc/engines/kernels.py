@@ -132,16 +132,23 @@ def kernels(module: nn.Module) -> list[Kernel]:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             raise Unsupported(f"{name} is frozen")
-    return list(_walk(module))
+    found = list(_walk(module))
+    if sum(kernel.size for kernel in found) != sum(parameter.numel() for parameter in module.parameters()):
+        raise Unsupported("its layers share weights")
+    return found
 
 
 def _walk(module: nn.Module) -> Iterator[Kernel]:
     kind = type(module)
     if kind is Scale:
         yield ScaleKernel()
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise Unsupported(f"{kind.__name__} has hooks")
     if kind in (nn.Sequential, Scale):
-        for child in module.children():
-            yield from _walk(child)
+        # Not children(), which leaves out a layer that is used a second time.
+        for child in module._modules.values():
+            if child is not None:
+                yield from _walk(child)
     elif isinstance(module, nn.Linear) and kind is nn.Linear:
         yield ScoreKernel(module) if module.out_features == 1 else LinearKernel(module)
     elif kind in ACTIVATIONS:

@@ -85,19 +85,20 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
 
 def build_each(methods: list[str], base: Config | None, texts: Mapping[str, str]) -> list[Config]:
     """One configuration per method; an option goes to the methods that have it, and at least one must."""
-    found, used = [], set()
+    found, used, refused = [], set(), {}
     for method in methods:
-        mine, refusal = dict(texts), None
+        mine = dict(texts)
         while True:
             try:
                 found.append(build(method, base, mine))
                 break
             except Foreign as foreign:
-                refusal = foreign
+                refused[foreign.option] = foreign
                 del mine[foreign.option]
         used |= set(mine)
-        if refusal is not None and method == methods[-1] and set(texts) - used:
-            raise refusal
+    for option in texts:
+        if option not in used:
+            raise refused[option]
     return found
 
 

@@ -150,8 +150,8 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
     try:
         outputs = network.predict(network.state(), rows)
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
-        shape = tuple(rows.shape[1:])
-        raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {error}") from error
+        shape, reason = tuple(rows.shape[1:]), " ".join(str(error).split())
+        raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {reason}") from error
     if (outputs.ndim == 2) != objective.vectors:
         found = outputs.shape[1] if outputs.ndim == 2 else 1
         needs = "at least 2 (an embedding)" if objective.vectors else "1 (a score), or objective 'contrastive'"
