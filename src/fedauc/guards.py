@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +24,42 @@ class TrainingStopped(RuntimeError):
     """A run that cannot go on. The message says what happened, where, and what to try."""
 
 
-def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
-    """Stop on a diverging dual, then on weights or duals that are not finite (a buffer may hold a mask of -inf)."""
+class Seen(NamedTuple):
+    """What a round's end is judged by: how many weights are broken, of how many, and the vitals."""
+
+    phase: Phase
+    broken: Tensor
+    weights: int
+    vitals: dict[str, Tensor]
+
+
+class Watch:
+    """Looks at every round; on an accelerator it judges a cycle at once, so that no round waits for the device."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+        self._seen: list[Seen] = []
+
+    def see(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
+        """Stop on the first round that diverged (buffers are not looked at: one may hold a mask of -inf)."""
+        weights = self._algorithm.model(shared).weights
+        self._seen.append(Seen(phase, _broken(weights), len(weights), vitals))
+        if weights.device.type == "cpu" or phase.ends_cycle:
+            seen, self._seen = self._seen, []
+            for each in seen:
+                values = {name: float(value) for name, value in each.vitals.items()}
+                judge(self._algorithm, each.phase, int(each.broken), each.weights, values)
+
+
+def judge(algorithm: Algorithm, phase: Phase, broken: int, weights: int, vitals: dict[str, float]) -> None:
+    """Stop on a diverging dual, then on weights or duals that are not finite."""
     alpha = vitals.get("alpha", 0.0)
     if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
         limit = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}"
         raise TrainingStopped(f"{_where(phase)}: {limit}: it diverges; {_remedy(algorithm, phase)}")
-    weights = algorithm.model(shared).weights
-    broken = int((~torch.isfinite(weights)).sum()) + sum(not math.isfinite(value) for value in vitals.values())
+    broken += sum(not math.isfinite(value) for value in vitals.values())
     if broken:
-        what = f"{broken} of the {len(weights) + len(vitals)} trained values are NaN or infinite"
+        what = f"{broken} of the {weights + len(vitals)} trained values are NaN or infinite"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
 
 
@@ -50,6 +77,14 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
     if float(slopes.max()) < SATURATED:
         what = f"the scorer is dead: all {len(scores)} evaluation scores are saturated, so no gradient flows"
         raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+
+
+def _broken(weights: Tensor) -> Tensor:
+    """How many are not finite. A finite sum says none, in one pass; only a sum that is not needs counting."""
+    total = weights.sum()
+    if weights.device.type == "cpu" and math.isfinite(total):
+        return torch.zeros(())
+    return (~torch.isfinite(weights)).sum()
 
 
 def _where(phase: Phase) -> str:

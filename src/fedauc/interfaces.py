@@ -71,6 +71,7 @@ class Setting:
     batch: BatchSize
     census: Census
     weighting: str
+    augment: str = "none"
 
     @cached_property
     def clients(self) -> int:
@@ -314,7 +315,7 @@ class Algorithm(ABC):
         """What an averaged stage hands on: the mean, save for what must stay the last (control variates)."""
         return mean
 
-    def vitals(self, shared: Tree) -> dict[str, float]:
+    def vitals(self, shared: Tree) -> dict[str, Tensor]:
         """Small numbers worth a column in the records (duals); empty for most."""
         return {}
 

@@ -16,14 +16,17 @@ class ModuleNetwork(Network):
     """Any nn.Module whose output is one score per row (`[B]` or `[B, 1]`), or an embedding (`[B, E]`).
 
     Parameters that do not require a gradient stay as they are and never travel. Buffers (BatchNorm statistics) travel
-    and are averaged as floats; integer ones are rounded when they are put back.
+    and are averaged as floats; integer ones are rounded when they are put back. With `mixed`, layers run in bfloat16
+    where torch.autocast lets them, while weights, gradients and scores stay as they are.
 
     >>> network = ModuleNetwork(nn.Linear(3, 1))
     >>> network.state().weights.shape
     torch.Size([4])
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype | None = None, device: str = "cpu", mixed: bool = False
+    ) -> None:
         self._module = copy.deepcopy(module).to(device=device, dtype=dtype)
         self._parameters = {n: p.detach() for n, p in self._module.named_parameters() if p.requires_grad}
         self._buffers = dict(self._module.named_buffers())
@@ -34,6 +37,7 @@ class ModuleNetwork(Network):
             raise ValueError(f"the model's parameters have dtypes {sorted(map(str, wide))}; use one: model.to(dtype)")
         (self.dtype,) = wide
         self.device = torch.device(device)
+        self.mixed = mixed
 
     @property
     def plain(self) -> nn.Module:
@@ -42,8 +46,7 @@ class ModuleNetwork(Network):
 
     def call(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """Outputs in training mode as a pure function of flat weights, for modules without buffers."""
-        self._module.train()
-        return _scores(functional_call(self._module, _cut(weights, self._parameters), (inputs,)), len(inputs))
+        return self._run(_cut(weights, self._parameters), inputs)
 
     def state(self) -> Model:
         """The module's present parameters and buffers as flat vectors."""
@@ -62,9 +65,8 @@ class ModuleNetwork(Network):
         """One forward pass in training mode; the pullback is reverse-mode autograd on the flat vector."""
         weights = model.weights.detach().requires_grad_()
         tensors = self._named(Model(weights, model.buffers))
-        self._module.train()
         with torch.enable_grad():
-            outputs = _scores(functional_call(self._module, tensors, (inputs,)), len(inputs))
+            outputs = self._run(tensors, inputs)
 
         def pullback(cotangent: Tensor) -> Tensor:
             (gradient,) = torch.autograd.grad(outputs, weights, cotangent)
@@ -78,12 +80,28 @@ class ModuleNetwork(Network):
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
         """Raw outputs in evaluation mode, in parts of so many rows, on the CPU."""
         module = self.module(model)
-        parts = [_scores(module(self.cast(part.clone())), len(part)).cpu() for part in torch.split(inputs, rows)]
-        return torch.cat(parts)
+        with self._casting():
+            parts = [_scores(module(self.cast(part.clone())), len(part)).cpu() for part in torch.split(inputs, rows)]
+        return torch.cat(parts).to(self.dtype)
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device; floats in the model's dtype, integers (uint8 images) as they are."""
         return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+
+    def pure(self, weights: Tensor, buffers: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs in training mode and the buffers after them, as a pure function that compilers can trace."""
+        tensors = self._named(Model(weights, buffers))
+        outputs = self._run(tensors, inputs)
+        return outputs, self._statistics({name: tensors[name] for name in self._buffers})
+
+    def _run(self, tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        self._module.train()
+        with self._casting():
+            return _scores(functional_call(self._module, tensors, (inputs,)), len(inputs)).to(self.dtype)
+
+    def _casting(self) -> torch.autocast:
+        # Its cache of cast weights would outlive a captured graph.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False)
 
     def _statistics(self, buffers: Mapping[str, Tensor]) -> Tensor:
         # At least float32: a count or an index kept in bfloat16 stands still at 256.

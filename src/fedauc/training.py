@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.guards import check_round
-from fedauc.interfaces import Algorithm, Cohort, Engine, Model, Phase, Schedule, Server, Setting, Upload
+from fedauc.guards import Watch
+from fedauc.interfaces import Algorithm, Cohort, Engine, Model, Order, Phase, Schedule, Server, Setting, Upload, Visits
 from fedauc.ledger import Ledger, Traffic
 from fedauc.stages import Plan, StageOutput
 from fedauc.trees import Tree, tree_map
@@ -31,15 +31,35 @@ class State(NamedTuple):
     average: Tree = ()
 
 
-class Round(NamedTuple):
-    """A finished round: what happened, and the state after it."""
+class Opened(NamedTuple):
+    """A round that is under way: who was sent what. There is no order in a round that nobody comes to."""
 
     phase: Phase
     cohort: Cohort
-    value: float | None
-    vitals: dict[str, float]
+    server: Server
+    average: Tree
+    order: Order | None
+
+
+class Round(NamedTuple):
+    """A finished round: what happened, and the state after it. `loss` and `marks` stay on the device."""
+
+    phase: Phase
+    cohort: Cohort
+    loss: Tensor | None
+    marks: dict[str, Tensor]
     traffic: Traffic
     state: State
+
+    @property
+    def value(self) -> float | None:
+        """The cohort's mean loss before its first step, where the engine knows it."""
+        return None if self.loss is None else float(self.loss)
+
+    @property
+    def vitals(self) -> dict[str, float]:
+        """The algorithm's small numbers."""
+        return {name: float(mark) for name, mark in self.marks.items()}
 
 
 @dataclass(frozen=True)
@@ -60,30 +80,35 @@ class Training:
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
-        for number in range(state.round, self.plan.rounds):
-            finished = self._round(self.plan.phase(number), self.schedule.cohort(number), state)
-            check_round(self.algorithm, finished.phase, finished.state.server.shared, finished.vitals)
+        watch = Watch(self.algorithm)
+        for _ in range(state.round, self.plan.rounds):
+            opened = self.open(state)
+            visits = None if opened.order is None else self.engine.visit(opened.order, opened.cohort)
+            finished = self.close(opened, visits)
+            watch.see(finished.phase, finished.state.server.shared, finished.marks)
             state = finished.state
             yield finished
 
-    def _round(self, phase: Phase, cohort: Cohort, state: State) -> Round:
-        server = state.server
+    def open(self, state: State) -> Opened:
+        """The server's first half of the next round: who takes part, and what they are sent."""
+        phase, cohort, server = self.plan.phase(state.round), self.schedule.cohort(state.round), state.server
         if phase.starts_stage:
             server = server._replace(anchor=server.shared)
-        reduced, value = self._visit(phase, cohort, server)
-        server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
-        server, average = self._average(phase, server, state.average)
-        vitals = self.algorithm.vitals(server.shared)
-        return Round(phase, cohort, value, vitals, self.ledger.traffic, State(phase.round + 1, server, average))
+        order = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
+        return Opened(phase, cohort, server, state.average, order)
 
-    def _visit(self, phase: Phase, cohort: Cohort, server: Server) -> tuple[Upload, float | None]:
-        if not cohort.clients:
+    def close(self, opened: Opened, visits: Visits | None) -> Round:
+        """The server's second half: count what travelled, and merge what came back (None: nobody came)."""
+        phase, cohort, server, average, order = opened
+        reduced, loss = (Upload(), None) if visits is None else visits
+        if order is None:
             self.ledger.absent(cohort)
-            return Upload(), None
-        order = self.algorithm.dispatch(self.setting, server, cohort, phase)
-        visits = self.engine.visit(order, cohort)
-        self.ledger.record(order, visits.upload, cohort)
-        return visits.upload, None if visits.value is None else float(visits.value)
+        else:
+            self.ledger.record(order, reduced, cohort)
+        server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
+        server, average = self._average(phase, server, average)
+        marks = self.algorithm.vitals(server.shared)
+        return Round(phase, cohort, loss, marks, self.ledger.traffic, State(phase.round + 1, server, average))
 
     def _average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
         """Collect what the stage's output needs, and put it in place of the last model when the stage ends."""

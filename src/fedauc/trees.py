@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,12 @@ def tree_sub(tree: Tree, other: Tree) -> Tree:
 def tree_stack(trees: Sequence[Tree]) -> Tree:
     """Stack trees of one shape along a new leading dimension."""
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def send(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array on a device. From pinned memory, so that the copy waits for its turn there and nobody waits here."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def tree_at(tree: Tree, index: int) -> Tree:

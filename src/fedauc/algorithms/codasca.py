@@ -106,9 +106,9 @@ class Codasca(ProximalStep):
         """The model, without duals and variates."""
         return shared.point.model
 
-    def vitals(self, shared: Shared) -> dict[str, float]:
+    def vitals(self, shared: Shared) -> dict[str, Tensor]:
         """The point's duals."""
-        return {name: float(value) for name, value in shared.point.duals._asdict().items()}
+        return shared.point.duals._asdict()
 
 
 METHODS = (Method("codasca", Codasca, "full", 0.01, reference="Yuan et al. 2021"),)

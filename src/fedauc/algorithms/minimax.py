@@ -131,9 +131,9 @@ class MinimaxAlgorithm(ProximalStep):
         """The model, without the duals."""
         return shared.model
 
-    def vitals(self, shared: Shared) -> dict[str, float]:
+    def vitals(self, shared: Shared) -> dict[str, Tensor]:
         """a and b track the classes' mean scores, α their negative gap."""
-        return {name: float(value) for name, value in shared.duals._asdict().items()}
+        return shared.duals._asdict()
 
 
 METHODS = (

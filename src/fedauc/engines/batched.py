@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.simulator import Simulator
+from fedauc.engines.simulator import Once, Simulator
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.interfaces import Algorithm, Batch, Cohort, Network, Order, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, tree_at, tree_map, tree_stack
+from fedauc.trees import Tree, is_empty, send, tree_at, tree_map, tree_stack
 
 GATHER = 1 << 24
 """Bytes of a visit's rows that are gathered at once; larger visits gather step by step."""
+
+
+class Rows(NamedTuple):
+    """A visit's draws on the device: row numbers `[M, I, B]`, weights `[M, B]`, own draws and crops `[M, I, ...]`."""
+
+    rows: Tensor
+    weights: Tensor
+    own: Tree
+    moves: Tensor | None
+
+
+class Opened(NamedTuple):
+    """A cohort about to take its local steps; every leaf has a leading client dimension."""
+
+    order: Order
+    cohort: Cohort
+    memory: Tree
+    local: Tree
+    rows: Rows
+
+
+class Advanced(NamedTuple):
+    """A cohort after its local steps: its state, what it emitted `[M, I, ...]`, its losses before the first `[M]`."""
+
+    local: Tree
+    emitted: Tree
+    losses: Tensor
 
 
 class StackedEngine(Simulator):
@@ -31,21 +59,27 @@ class StackedEngine(Simulator):
     @torch.no_grad()
     def visit(self, order: Order, cohort: Cohort) -> Visits:
         """Visit the cohort side by side."""
+        opened = self.open(order, cohort)
+        return self.close(opened, self._advance(opened))
+
+    def open(self, order: Order, cohort: Cohort) -> Opened:
+        """Everything the cohort's local steps need."""
         count = len(cohort.clients)
+        wide = order._replace(shared=widen(order.shared, count), anchor=widen(order.anchor, count))
         memory = self._recall(order, cohort)
-        wide = order._replace(shared=_widen(order.shared, count), anchor=_widen(order.anchor, count))
-        local, rows = self._algorithm.begin(wide, memory), self._gather(order, cohort)
-        first = tree_at(rows.steps(0, 1), 0)
-        value = None if order.phase.scoring else self._algorithm.monitor(self._stacked, wide, local, first).mean()
-        local, emitted = self._advance(wide, local, rows)
-        together = tree_map(lambda *steps: torch.stack(steps, dim=1), *emitted)
-        upload, memory = self._algorithm.finish(wide, memory, local, together)
+        return Opened(wide, cohort, memory, self._algorithm.begin(wide, memory), self._draw(order, cohort))
+
+    def close(self, opened: Opened, advanced: Advanced) -> Visits:
+        """What comes back after the local steps."""
+        order, cohort, memory, _, _ = opened
+        upload, memory = self._algorithm.finish(order, memory, advanced.local, advanced.emitted)
         self._remember(memory, cohort)
+        value = None if order.phase.scoring else advanced.losses.mean()
         return Visits(Upload(_mean(upload.mean, cohort), upload.pool), value)
 
     @abstractmethod
-    def _advance(self, order: Order, local: Tree, rows: VisitBatches) -> tuple[Tree, list[Tree]]:
-        """Take every local step: the last local state, and what each step emitted."""
+    def _advance(self, opened: Opened) -> Advanced:
+        """Take every local step."""
 
     def _recall(self, order: Order, cohort: Cohort) -> Tree:
         known = [self._memories.get(client, ()) for client in cohort.clients]
@@ -61,21 +95,28 @@ class StackedEngine(Simulator):
             # A view would keep the whole cohort's stack alive.
             self._memories[client] = tree_map(torch.clone, tree_at(memory, place))
 
-    def _gather(self, order: Order, cohort: Cohort) -> VisitBatches:
-        drawn = [self._draws.rows(client, order.phase) for client in cohort.clients]
-        index = torch.from_numpy(np.stack([visit.rows for visit in drawn], axis=1)).to(self._inputs.device)
-        weights = torch.from_numpy(np.stack([visit.weights for visit in drawn])).to(self._labels)
-        own = tree_map(lambda leaf: leaf.transpose(0, 1), order.own)
-        return VisitBatches(self._inputs, index, _rows(self._labels, index), weights, own)
+    def _draw(self, order: Order, cohort: Cohort) -> Rows:
+        drawn, device = self._draws.cohort(cohort.clients, order.phase), self._inputs.device
+        moves = None if drawn.moves is None else send(drawn.moves, device)
+        return Rows(send(drawn.rows, device), send(drawn.weights, device).to(self._labels), order.own, moves)
+
+    def _loss(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
+        """Each client's loss before its first step; a scoring visit has none."""
+        if order.phase.scoring:
+            return batch.weights.new_zeros(len(batch.weights))
+        return self._algorithm.monitor(network, order, local, batch)
 
 
 class VisitBatches:
     """A visit's batches for the whole cohort, `[I, M, B, ...]`; large ones are gathered when their step comes."""
 
-    def __init__(self, inputs: Tensor, index: Tensor, labels: Tensor, weights: Tensor, own: Tree) -> None:
-        self._inputs, self._index, self._labels, self._weights, self._own = inputs, index, labels, weights, own
-        size = index.numel() * inputs[0].numel() * inputs.element_size()
-        self._gathered = _rows(inputs, index) if size <= GATHER else None
+    def __init__(self, inputs: Tensor, labels: Tensor, rows: Rows) -> None:
+        self._inputs, self._index, self._weights = inputs, rows.rows.transpose(0, 1).contiguous(), rows.weights
+        self._moves = None if rows.moves is None else rows.moves.transpose(0, 1)
+        self._own = tree_map(lambda leaf: leaf.transpose(0, 1), rows.own)
+        self._labels = _rows(labels, self._index)
+        size = self._index.numel() * inputs[0].numel() * inputs.element_size()
+        self._gathered = _rows(inputs, self._index) if size <= GATHER else None
 
     def __len__(self) -> int:
         return len(self._index)
@@ -83,6 +124,8 @@ class VisitBatches:
     def steps(self, start: int, end: int) -> Batch:
         """The batches of some steps, with a leading step dimension."""
         inputs = _rows(self._inputs, self._index[start:end]) if self._gathered is None else self._gathered[start:end]
+        if self._moves is not None:
+            inputs = move(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
         return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._own))
 
@@ -98,17 +141,27 @@ class BatchedEngine(StackedEngine):
 
     name: ClassVar[str] = "batched"
 
-    def _advance(self, order: Order, local: Tree, rows: VisitBatches) -> tuple[Tree, list[Tree]]:
-        emitted = []
-        for step in range(len(rows)):
-            batch = tree_at(rows.steps(step, step + 1), 0)
-            local, scores = self._algorithm.step(self._stacked, order, local, batch)
+    def _advance(self, opened: Opened) -> Advanced:
+        order, local, emitted, network = opened.order, opened.local, [], Once(self._stacked)
+        rows = VisitBatches(self._inputs, self._labels, opened.rows)
+        batches = (tree_at(rows.steps(step, step + 1), 0) for step in range(len(rows)))
+        first = next(batches)
+        losses = self._loss(network, order, local, first)
+        for batch in itertools.chain([first], batches):
+            local, scores = self._algorithm.step(network, order, local, batch)
             emitted.append(scores)
-        return local, emitted
+        return Advanced(local, together(emitted), losses)
+
+
+def together(emitted: list[Tree]) -> Tree:
+    """What steps emitted `[M, ...]`, as `[M, I, ...]`."""
+    return tree_map(lambda *steps: torch.stack(steps, dim=1), *emitted)
 
 
 def stacked(network: ModuleNetwork, rows: Tensor) -> Network:
     """The fastest stacked form of a network, or Unsupported with the reason."""
+    if network.mixed:
+        raise Unsupported("mixed precision runs layer by layer under torch.autocast")
     try:
         return KernelNetwork(network.plain)
     except Unsupported:
@@ -119,14 +172,15 @@ def stacked(network: ModuleNetwork, rows: Tensor) -> Network:
 
 def _try(network: ModuleNetwork, mapped: VmapNetwork, rows: Tensor) -> None:
     """Some modules only turn out at run time to resist vmap (randomness, data-dependent control flow)."""
-    model = _widen(network.state(), 1)
+    model = widen(network.state(), 1)
     try:
         mapped.score(model, rows[None])
     except RuntimeError as error:
         raise Unsupported(str(error).split("\n")[0]) from error
 
 
-def _widen(tree: Tree, count: int) -> Tree:
+def widen(tree: Tree, count: int) -> Tree:
+    """The same for so many clients, without a copy."""
     return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedauc.data.clients import Clients
-from fedauc.engines.batched import StackedEngine, VisitBatches
+from fedauc.engines.batched import Advanced, Opened, StackedEngine, VisitBatches, together
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.stacked import KernelNetwork
 from fedauc.interfaces import Algorithm, Batch, Order, Phase, Setting
@@ -37,17 +37,19 @@ class CompiledEngine(StackedEngine):
         _check_compiler()
         self._compiled = torch.compile(self._steps, fullgraph=True)
 
-    def _advance(self, order: Order, local: Tree, rows: VisitBatches) -> tuple[Tree, list[Tree]]:
+    def _advance(self, opened: Opened) -> Advanced:
+        order, rows = opened.order, VisitBatches(self._inputs, self._labels, opened.rows)
         step_size = torch.tensor(order.phase.step_size, dtype=self._network.dtype, device=self._network.device)
         phase = Phase(0, 0, 0, step_size, order.phase.local_steps, order.phase.batch, order.phase.scoring)
         sent = Order(phase, order.shared, order.anchor)
-        local, emitted = tree_map(Tensor.contiguous, local), []
+        local, emitted = tree_map(Tensor.contiguous, opened.local), []
+        losses = self._loss(self._stacked, order, local, tree_at(rows.steps(0, 1), 0))
         for start in range(0, len(rows), CHUNK):
             batches = rows.steps(start, start + CHUNK)
             steps = self._compiled if len(batches.labels) == CHUNK else self._steps
             local, scores = steps(sent, local, batches)
             emitted += scores
-        return local, emitted
+        return Advanced(local, together(emitted), losses)
 
     def _steps(self, order: Order, local: Tree, batches: Batch) -> tuple[Tree, list[Tree]]:
         """Some steps in a row."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedauc import keys
+from fedauc.data.augment import draw_moves
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import class_scales, row_scales
 from fedauc.interfaces import Draw, Phase, Setting
@@ -19,6 +21,14 @@ class VisitRows(NamedTuple):
     weights: np.ndarray
 
 
+class Drawn(NamedTuple):
+    """A cohort's visit: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any."""
+
+    rows: np.ndarray
+    weights: np.ndarray
+    moves: np.ndarray | None
+
+
 class Draws:
     """A visit's batches: without replacement inside a visit, reshuffled when a small client is exhausted."""
 
@@ -26,6 +36,16 @@ class Draws:
         self._clients, self._setting, self._draw = clients, setting, draw
         scales = class_scales if draw == "classes" else row_scales
         self._scales = scales(setting.census, setting.weighting)
+
+    def cohort(self, clients: Sequence[int], phase: Phase) -> Drawn:
+        """Every client's visit; no client's draws depend on who else takes part."""
+        visits = [self.rows(client, phase) for client in clients]
+        rows, weights = np.stack([visit.rows for visit in visits]), np.stack([visit.weights for visit in visits])
+        if self._setting.augment == "none":
+            return Drawn(rows, weights, None)
+        count = rows[0].size
+        moves = [draw_moves(count, self._setting.seed, phase.round, client) for client in clients]
+        return Drawn(rows, weights, np.stack(moves).reshape(*rows.shape, 3))
 
     def rows(self, client: int, phase: Phase) -> VisitRows:
         """The rows of one client's visit."""

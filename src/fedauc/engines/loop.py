@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
-from fedauc.engines.simulator import Simulator
-from fedauc.interfaces import Batch, Cohort, Order, Upload, Visits
-from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_map, tree_stack
+from fedauc.data.augment import move
+from fedauc.engines.simulator import Once, Simulator
+from fedauc.interfaces import Batch, Cohort, Network, Order, Upload, Visits
+from fedauc.trees import Tree, is_empty, send, tree_add, tree_at, tree_map, tree_stack
 
 
 @final
@@ -37,20 +38,21 @@ class LoopEngine(Simulator):
         memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)
         local, emitted, batches = self._algorithm.begin(order, memory), [], self._batches(order, client)
         with self._keyed(order.phase.round, client):
-            value = self._value(order, local, batches[0])
+            network = Once(self._network)
+            value = self._value(network, order, local, batches[0])
             for batch in batches:
-                local, scores = self._algorithm.step(self._network, order, local, batch)
+                local, scores = self._algorithm.step(network, order, local, batch)
                 emitted.append(scores)
         upload, memory = self._algorithm.finish(order, memory, local, tree_stack(emitted))
         if not is_empty(memory):
             self._memories[client] = memory
         return upload, value
 
-    def _value(self, order: Order, local: Tree, batch: Batch) -> Tensor:
+    def _value(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
         """The loss before the first step; a scoring visit has none."""
         if order.phase.scoring:
             return torch.full((), torch.nan)
-        return self._algorithm.monitor(self._network, order, local, batch)
+        return self._algorithm.monitor(network, order, local, batch)
 
     @contextmanager
     def _keyed(self, round: int, client: int) -> Iterator[None]:
@@ -64,10 +66,13 @@ class LoopEngine(Simulator):
             yield
 
     def _batches(self, order: Order, client: int) -> list[Batch]:
-        rows = self._draws.rows(client, order.phase)
-        index = torch.from_numpy(rows.rows).to(self._inputs.device)
-        weights = torch.from_numpy(rows.weights).to(self._labels)
-        return [
-            Batch(self._inputs[chosen], self._labels[chosen], weights, tree_at(order.own, step))
-            for step, chosen in enumerate(index)
-        ]
+        drawn = self._draws.cohort((client,), order.phase)
+        index = send(drawn.rows[0], self._inputs.device)
+        weights = send(drawn.weights[0], self._inputs.device).to(self._labels)
+        moves = None if drawn.moves is None else send(drawn.moves[0], self._inputs.device)
+        batches = []
+        for step, chosen in enumerate(index):
+            rows = self._inputs[chosen]
+            inputs = rows if moves is None else move(rows, moves[step])
+            batches.append(Batch(inputs, self._labels[chosen], weights, tree_at(order.own, step)))
+        return batches

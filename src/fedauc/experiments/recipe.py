@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fedauc.algorithms import methods
+from fedauc.data.augment import AUGMENTS
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
@@ -59,8 +60,10 @@ class Recipe:
     positives: int = 16
     negatives: int = 16
     weighting: str = "clients"
+    augment: str = "none"
     seed: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    precision: Literal["full", "mixed"] = "full"
     device: str = "cpu"
     engine: str = "auto"
 
@@ -72,9 +75,15 @@ class Recipe:
         if not isinstance(self.step_size, (int, float)) or not 0 < self.step_size < math.inf:
             raise ValueError(f"step_size is {self.step_size!r}; it must be a number above 0 and finite")
         lookup("dtype", self.dtype, DTYPES)
+        lookup("precision", self.precision, dict.fromkeys(("full", "mixed")))
+        if self.precision == "mixed" and self.dtype != "float32":
+            raise ValueError(
+                f"precision is 'mixed', but dtype is {self.dtype!r}; mixed precision keeps float32 weights"
+            )
         lookup("stage output", self.output, dict.fromkeys(("last", "cycle_mean", "round_mean")))
         check_engine(self.engine)
         lookup("weighting", self.weighting, WEIGHTINGS)
+        lookup("augment", self.augment, AUGMENTS)
         check_device(self.device)
         for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):
             if not isinstance(getattr(self, name), kind):
@@ -117,7 +126,8 @@ class Assembly(NamedTuple):
 def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     """Check the recipe against the clients and put the parts together."""
     schedule = recipe.participation.bind(clients.roster, recipe.seed)
-    setting = Setting(recipe.seed, schedule.cycle_length, recipe.batch, clients.census, recipe.weighting)
+    numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
+    setting = Setting(*numbers, clients.census, recipe.weighting, _augment(recipe, clients))
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.step_size, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.stages(budget), _with_prox(recipe)
@@ -126,7 +136,7 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
     schedule.cohort(plan.rounds - 1)
-    network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device)
+    network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device, recipe.precision == "mixed")
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
@@ -134,6 +144,14 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
     return Assembly(training, network, training.start(network.state()))
+
+
+def _augment(recipe: Recipe, clients: Clients) -> str:
+    """Only images can be cropped and mirrored."""
+    shape = tuple(clients.inputs.shape[1:])
+    if recipe.augment != "none" and len(shape) != 3:
+        raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
+    return recipe.augment
 
 
 def _with_prox(recipe: Recipe) -> Algorithm:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedauc.data.prepare import Split, prepare
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
@@ -44,7 +46,7 @@ class Run:
     split: Split
     assembly: Assembly
     state: State
-    losses: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
     spent: float = 0.0
 
     @staticmethod
@@ -67,7 +69,8 @@ class Run:
         state, memories, ledger, losses = folder.rewind(config.recipe.device)
         assembly.training.engine.restore(memories)
         assembly.training.ledger.resume(ledger)
-        return Run(config, folder, split, assembly, state, losses, folder.seconds())
+        kept = [torch.tensor(loss, dtype=torch.float64) for loss in losses]
+        return Run(config, folder, split, assembly, state, kept, folder.seconds())
 
     def go(self, observer: Observer | None = None) -> dict[str, Any]:
         """Train to the end, and return the result."""
@@ -86,7 +89,7 @@ class Run:
         observer(Progress(self.state.round, training.plan.rounds, None))
         for finished in training.rounds(self.state):
             self.state = finished.state
-            self.losses += [] if finished.value is None else [finished.value]
+            self.losses += [] if finished.loss is None else [finished.loss]
             if self._due(finished, self.config.evaluate_every):
                 record, self.losses = self._record(finished), []
                 self.folder.append(record, self.spent + time.perf_counter() - since)
@@ -102,7 +105,8 @@ class Run:
 
     def _checkpoint(self) -> None:
         training = self.assembly.training
-        self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger, self.losses))
+        losses = [float(loss) for loss in self.losses]
+        self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger, losses))
 
     def _record(self, finished: Round) -> dict[str, Any]:
         phase, quality = finished.phase, self._evaluate(self._model, finished)
@@ -111,7 +115,7 @@ class Run:
             "cycle": phase.cycle,
             "stage": phase.stage,
             "step_size": phase.step_size,
-            "loss": float(np.mean(self.losses)) if self.losses else None,
+            "loss": float(np.mean([float(loss) for loss in self.losses])) if self.losses else None,
             **quality,
             **finished.vitals,
             **finished.traffic._asdict(),

@@ -19,7 +19,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
     "assemble the pool": [("algorithms/_pool.py", "assemble")],
     "evaluate": [("experiments/runner.py", "_evaluate")],
     "save": [("experiments/folder.py", "append"), ("experiments/folder.py", "checkpoint")],
-    "check for divergence": [("guards.py", "check_round")],
+    "check for divergence": [("guards.py", "see")],
 }
 """Functions by file and name. Parts with a dash are inside the one above; the others do not contain each other."""
 
