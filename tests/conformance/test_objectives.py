@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedauc.interfaces import Objective
-from fedauc.objectives import objectives
+from fedauc.objectives import kinds, objectives
 from fedauc.objectives.barrier_hinge import BarrierHinge
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
@@ -290,6 +290,60 @@ def test_couple_of_a_stack_is_the_stack_of_couples(objective: PairObjective) -> 
         alone = both(objective, tree_at(active, client), tree_at(passive, client))
         torch.testing.assert_close(tree_at(stacked, client), alone)
         torch.testing.assert_close(tree_at(mapped, client), alone)
+
+
+@every_pair
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("block", [1, 40, 10_000])
+def test_pairs_in_blocks_give_the_same(
+    objective: PairObjective, lead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row at a time, some rows at a time, and all rows in one block."""
+    active, passive = meeting(objective, lead)
+    whole = both(objective, active, passive)
+    monkeypatch.setattr(kinds, "WHOLE", 0)
+    monkeypatch.setattr(kinds, "BLOCK", block)
+    torch.testing.assert_close(both(objective, active, passive), whole, rtol=1e-12, atol=1e-14)
+    if lead:
+        mapped = torch.func.vmap(functools.partial(both, objective))
+        torch.testing.assert_close(mapped(active, passive), whole, rtol=1e-12, atol=1e-14)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Watched(PairwiseSigmoid):
+    """Remembers how many gaps it was given at once."""
+
+    seen: list[int] = dataclasses.field(default_factory=list)
+
+    def value(self, gap: Tensor) -> Tensor:
+        self.seen.append(gap.numel())
+        return super().value(gap)
+
+
+def test_many_pairs_are_met_in_blocks_and_few_at_once() -> None:
+    few, many = Watched(), Watched()
+    for objective, rows in ((few, 100), (many, 600)):
+        scores, weights = normal(2, rows), torch.ones(2, rows)
+        objective.monitored(Active(scores, scores, weights, weights), Passive(scores, scores))
+    # 2 clients of 100 x 100 pairs on either side are below the bound; 600 x 600 are above it.
+    assert few.seen == [20_000, 20_000]
+    assert sum(many.seen) == 2 * 2 * 600 * 600
+    assert max(many.seen) <= kinds.BLOCK
+
+
+def test_a_compiler_sees_all_pairs_at_once() -> None:
+    """It fuses them away, and unrolled blocks would only be more to compile."""
+    scores, weights = normal(2, 600), torch.ones(2, 600)
+    active, passive = Active(scores, scores, weights, weights), Passive(scores, scores)
+    pieces: list[int] = []
+
+    def count(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        pieces.append(sum("cat" in str(node.target) for node in module.graph.nodes))
+        return module.forward
+
+    compiled = torch.compile(functools.partial(both, PairwiseSigmoid()), fullgraph=True, backend=count)
+    torch.testing.assert_close(compiled(active, passive), both(PairwiseSigmoid(), active, passive))
+    assert pieces == [0]
 
 
 @every_pair

@@ -42,7 +42,7 @@ def test_index_lists_positives_then_negatives_of_each_client() -> None:
     assert_like_twin(clients, LABELS, CLIENT)
     assert clients.rows.tolist() == [1, 4, 3, 5, 0, 2]
     assert clients.offsets.tolist() == [0, 2, 5, 6]
-    assert clients.rows.dtype == clients.offsets.dtype == np.int64
+    assert (clients.rows.dtype, clients.offsets.dtype) == (np.dtype(np.int32), np.dtype(np.int64))
     assert repr(clients) == "Clients(3 clients, 6 rows, 3 positives)"
 
 
@@ -181,6 +181,6 @@ def test_a_million_clients_are_arrays_and_nothing_else() -> None:
     assert sys.getallocatedblocks() - before < 10_000
     assert clients.positives(0).tolist() == [2 * clients_count - 1]
     arrays = (clients.rows, clients.offsets, clients.names, *clients.census)
-    # Eight bytes per row for `rows`; per client one offset, one name and two counts.
-    assert sum(array.nbytes for array in arrays) == 8 * (2 * clients_count + 4 * clients_count + 1)
+    # Four bytes per row for `rows`; eight for each client's offset, name and two counts.
+    assert sum(array.nbytes for array in arrays) == 4 * 2 * clients_count + 8 * (4 * clients_count + 1)
     assert clients.inputs.data_ptr() == inputs.ctypes.data

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedauc.data import clients as data_clients
+from fedauc.data import names as data_names
 from fedauc.data import standardize
 from fedauc.data.checks import BLOCK, as_float32, as_inputs
 from fedauc.data.clients import Clients
@@ -116,18 +118,25 @@ def test_the_first_hole_is_found_in_any_block_and_all_are_counted(shape: Any, ho
         np.array(["b", "a", "b"]),
     ],
 )
-def test_names_are_numbered_in_sorted_order(names: np.ndarray) -> None:
+@pytest.mark.parametrize("block", [2, 1 << 18])
+def test_names_are_numbered_in_sorted_order(names: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_names, "BLOCK", block)
     distinct, place = enumerate_names(names)
     expected = sorted(set(names.tolist()))
     assert distinct.tolist() == expected
     assert distinct.dtype == names.dtype
     assert place.tolist() == [expected.index(name) for name in names.tolist()]
-    assert place.dtype == np.int64
+    # Half of what an index takes in int64, and there is one per row.
+    assert place.dtype == np.int32
 
 
 # The largest sort key is twice the clients less one: the last in one byte, first and last in two, the first in four.
 @pytest.mark.parametrize("count", [128, 129, 32_768, 32_769])
-def test_rows_are_listed_by_client_then_class_then_place(count: int) -> None:
+@pytest.mark.parametrize("block", [1_000, 1 << 18])
+def test_rows_are_listed_by_client_then_class_then_place(
+    count: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_clients, "BLOCK", block)
     draw = np.random.default_rng(0)
     place, labels = np.append(draw.integers(0, count, 100_000), count - 1), np.append(draw.integers(0, 2, 100_000), 0)
     clients = Clients.from_assignment(np.zeros((100_001, 1)), labels, place, np.arange(count))

@@ -36,10 +36,14 @@ def test_one_score_per_row_and_gradients_for_every_weight(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bytes_are_scaled_to_the_unit_interval(name: str, dtype: torch.dtype) -> None:
-    module = models()[name]().build(SHAPE, 0).to(dtype)
+def test_bytes_are_scaled_as_the_model_says(name: str, dtype: torch.dtype) -> None:
+    """To [0, 1] by default; the deep image networks centre them too."""
+    config = models()[name]()
+    module = config.build(SHAPE, 0).to(dtype)
     torch.nn.init.normal_(next(module.parameters()), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(module(images()), module(images().to(dtype) / 255))
+    unit = images().to(dtype) / 255
+    assert (config.shift, config.scale) == ((0.5, 0.25) if name in ("resnet18", "densenet121") else (0, 1))
+    assert torch.equal(module(images()), module((unit - config.shift) / config.scale))
     assert module(images()).dtype == dtype
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 
 def row_blocks(shape: Sequence[int], values: int) -> Iterator[slice]:
@@ -15,3 +18,8 @@ def row_blocks(shape: Sequence[int], values: int) -> Iterator[slice]:
     step = max(1, values // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
+
+
+def index_type(count: int) -> type[np.signedinteger[Any]]:
+    """The integers that number so many things: int32 where that is enough, for it is half of what an index takes."""
+    return np.int32 if count <= 2**31 else np.int64

@@ -15,7 +15,7 @@ from fedauc.data.mapped import writable
 SHOWN = 5
 """How many offending values an error shows."""
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 """How many values are checked at once, so that a check takes no memory worth speaking of."""
 
 EVALUABLE = 2
@@ -65,9 +65,8 @@ def as_labels(values: Any, rows: int) -> np.ndarray:
     if len(array) != rows:
         raise ValueError(f"inputs has {rows} rows and labels has {len(array)}; give one label per row")
     numbers = _numbers(array)
-    wrong = (numbers != 0) & (numbers != 1)
-    if wrong.any():
-        _refuse_labels(numbers, wrong)
+    if _find(lambda rows: (numbers[rows] != 0) & (numbers[rows] != 1), numbers.shape)[0]:
+        _refuse_labels(numbers, (numbers != 0) & (numbers != 1))
     return numbers.astype(np.int8)
 
 
@@ -108,7 +107,10 @@ def check_evaluable(labels: np.ndarray) -> None:
 def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
     """Labels as a float tensor, of the inputs' type where that is a float, beside the inputs."""
     dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
-    return torch.as_tensor(labels, dtype=dtype, device=inputs.device)
+    # Positives are rare, and numpy's zeros take no memory before they are written.
+    made = np.zeros(len(labels), dtype=np.float32)
+    made[np.flatnonzero(labels)] = 1
+    return torch.from_numpy(made).to(inputs.device, dtype)
 
 
 def _checked(tensor: Tensor, columns: Sequence[str]) -> Tensor:

@@ -10,14 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.data import frames
+from fedauc.data import frames, laid_out, readers
+from fedauc.data.blocks import index_type, row_blocks
 from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
 from fedauc.data.items import stack_items
+from fedauc.data.mapped import give_back
 from fedauc.data.names import as_names, enumerate_names, groups_of_clients
 from fedauc.interfaces import Census, Roster
 
 if TYPE_CHECKING:
     import pandas as pd
+
+BLOCK = 1 << 18
+"""How many rows are sorted at once."""
 
 
 class Examples(NamedTuple):
@@ -50,7 +55,7 @@ class Clients:
     """The training rows of N clients.
 
     `rows` lists row numbers client by client, positives first; client m's are `rows[offsets[m]:offsets[m + 1]]`.
-    Memory is O(rows + clients); `names` and `groups` are arrays `[N]`.
+    They are int32 where that is enough. Memory is O(rows + clients); `names` and `groups` are arrays `[N]`.
 
     >>> clients = Clients.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], ["ann", "ann", "bob"])
     >>> len(clients), clients.positives(0).tolist(), clients.negatives(0).tolist()
@@ -72,12 +77,7 @@ class Clients:
         Clients are numbered in the sorted order of their names. Inputs of floats or bytes are shared, not copied; for a
         table larger than memory give `np.load(path, mmap_mode="r")`.
         """
-        rows = as_inputs(inputs)
-        names, place = enumerate_names(as_names(client, "client", len(rows)))
-        groups = None
-        if group is not None:
-            groups = groups_of_clients(place, names, as_names(group, "group", len(rows)))
-        return _index(rows, as_labels(labels, len(rows)), place, names, groups)
+        return _settled(_by_name(as_inputs(inputs), labels, client, group))
 
     @classmethod
     def from_assignment(cls, inputs: Any, labels: Any, assignment: Any, names: Any, groups: Any = None) -> Clients:
@@ -90,7 +90,7 @@ class Clients:
             raise ValueError(
                 f"groups has {len(labels_of_clients)} labels; give one for each of the {len(known)} clients"
             )
-        return _index(rows, as_labels(labels, len(rows)), place, known, labels_of_clients)
+        return _settled(_index(rows, as_labels(labels, len(rows)), place, known, labels_of_clients))
 
     @classmethod
     def from_dataset(cls, dataset: torch.utils.data.Dataset[Any], client: Any, group: Any = None) -> Clients:
@@ -110,6 +110,23 @@ class Clients:
         """Clients from the columns of a frame; `features` defaults to every other numeric column."""
         columns = frames.Columns(label, client, group or "", tuple(features or ()))
         return cls.from_arrays(*frames.read(frame, frames.resolve(frame, columns)))
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str,
+        label: str,
+        client: str,
+        features: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Clients:
+        """Clients from a CSV, Parquet, Arrow or .npz file; `features` defaults to every other numeric column.
+
+        A Parquet or Arrow file may be larger than memory: its rows are copied to disk once, and memory-mapped.
+        """
+        readers.check_suffix(path)
+        rows = laid_out.read(path, frames.Columns(label, client, group or "", tuple(features or ())))
+        return cls.from_arrays(rows.inputs, rows.labels, rows.client, rows.group)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -136,18 +153,53 @@ class Clients:
         return replace(self, inputs=_move(self.inputs, dtype, device), labels=_move(self.labels, dtype, device))
 
 
+def _by_name(rows: Tensor, labels: Any, client: Any, group: Any) -> Clients:
+    names, place = enumerate_names(as_names(client, "client", len(rows)))
+    groups = None
+    if group is not None:
+        groups = groups_of_clients(place, names, as_names(group, "group", len(rows)))
+    return _index(rows, as_labels(labels, len(rows)), place, names, groups)
+
+
+def _settled(made: Clients) -> Clients:
+    """The clients, without what was freed on the way to them: training would have to fit into the holes."""
+    if len(made.rows) > BLOCK:
+        give_back()
+    return made
+
+
 def _index(
     inputs: Tensor, labels: np.ndarray, place: np.ndarray, names: np.ndarray, groups: np.ndarray | None
 ) -> Clients:
     check_classes(labels)
-    positives = np.bincount(place[labels == 1], minlength=len(names))
-    sizes = np.bincount(place, minlength=len(names))
-    # In the smallest type that holds it, the key of up to 2^15 clients is sorted in one pass per byte.
-    key = (2 * place + (labels == 0)).astype(np.min_scalar_type(2 * len(names) - 1))
-    rows = np.argsort(key, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    census = Census(positives, sizes - positives)
-    return Clients(inputs, label_tensor(labels, inputs), rows, offsets, census, names, groups)
+    rows, counts = _listed(place, labels, len(names))
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(0))])
+    return Clients(inputs, label_tensor(labels, inputs), rows, offsets, Census(*counts), names, groups)
+
+
+def _listed(place: np.ndarray, labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers by client, positives first, in their old order; and each client's positives and negatives `[2, N]`.
+
+    A counting sort, a block of rows at a time: sorting all of them at once takes four times the memory of the result.
+    """
+    bins = 2 * clients
+    blocks = list(row_blocks(place.shape, max(BLOCK, bins)))
+
+    def key(block: slice) -> np.ndarray:
+        wide: np.ndarray = 2 * place[block].astype(np.int64) + (labels[block] == 0)
+        # In the smallest type that holds it, the key of up to 2^15 clients is sorted in one pass per byte.
+        return wide.astype(np.min_scalar_type(bins - 1))
+
+    counts = sum((np.bincount(key(block), minlength=bins) for block in blocks), np.zeros(bins, dtype=np.int64))
+    rows = np.empty(len(place), dtype=index_type(len(place)))
+    free = np.cumsum(counts) - counts
+    for block in blocks:
+        mine = key(block)
+        order = np.argsort(mine, kind="stable")
+        sizes = np.bincount(mine, minlength=bins)
+        rows[np.repeat(free - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(mine))] = block.start + order
+        free += sizes
+    return rows, np.ascontiguousarray(counts.reshape(clients, 2).T)
 
 
 def _as_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
@@ -160,7 +212,7 @@ def _as_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
         raise ValueError(
             f"assignment is {place[row]} in row {row}; it must be at least 0 and below the {clients} names"
         )
-    return place.astype(np.int64)
+    return place
 
 
 def _move(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:

@@ -51,7 +51,9 @@ class CreditCard(Dataset):
     def _rows(self) -> Rows:
         home = resources.files("fedauc.data") / "files" / "creditcard_sample.npz"
         with home.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            inputs, labels, hour = file["x"], file["y"].astype(np.int8), file["hour"].astype(np.int64)
+            return self._named(file["x"], file["y"].astype(np.int8), file["hour"].astype(np.int64))
+
+    def _named(self, inputs: np.ndarray, labels: np.ndarray, hour: np.ndarray) -> Rows:
         clients = np.array([f"hour-{hour:02d}" for hour in range(HOURS)])
         starts = range(0, 24, self.hours_per_group)
         groups = np.array([f"{start:02d}-{start + self.hours_per_group:02d}h" for start in starts])

@@ -18,8 +18,8 @@ class Rows(NamedTuple):
     client: np.ndarray | None = None
     group: np.ndarray | None = None
 
-    def take(self, rows: np.ndarray) -> Rows:
-        """The rows with the given numbers."""
+    def take(self, rows: np.ndarray | slice) -> Rows:
+        """The rows with the given numbers; a slice copies nothing."""
         client = None if self.client is None else self.client[rows]
         group = None if self.group is None else self.group[rows]
         return Rows(self.inputs[rows], self.labels[rows], client, group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 
@@ -20,6 +22,13 @@ def writable(array: np.ndarray) -> np.ndarray:
         # The file has been moved since, or is another; the old mapping still shows its rows, for the caller to copy.
         return array
     return np.ndarray(array.shape, array.dtype, buffer=fresh, offset=array.ctypes.data - root.ctypes.data)
+
+
+def give_back() -> None:
+    """Hand memory that has been freed back to the system, where the C library can be asked to (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _root(array: np.ndarray) -> np.memmap | None:

@@ -1,4 +1,4 @@
-"""Reading a table from a CSV, Parquet or NumPy file."""
+"""Reading a table from a CSV, Parquet, Arrow or NumPy file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from fedauc.data import frames
+from fedauc.data import columnar, frames
 from fedauc.data.checks import as_float32, as_inputs, as_labels
 from fedauc.data.dataset import Rows
 from fedauc.data.frames import Columns
@@ -21,7 +21,7 @@ from fedauc.discovery import lookup
 if TYPE_CHECKING:
     import pandas as pd
 
-SUFFIXES = (".csv", ".parquet", ".npz")
+SUFFIXES = (".csv", *columnar.SUFFIXES, ".npz")
 """The formats, told by how a file's name ends, in upper or lower case."""
 
 
@@ -40,18 +40,24 @@ def read(path: str, columns: Columns) -> tuple[Rows, Columns]:
     Inputs are finite float32, labels are zeros and ones; every error names the file.
     """
     file = Path(path)
-    _check_exists(file)
-    with _named(file):
+    check_exists(file)
+    with named(file):
         rows, resolved = _npz(file, columns) if _suffix(file) == ".npz" else _table(file, columns)
-        inputs = as_float32(np.asarray(rows.inputs), resolved.features)
-        return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs))), resolved
+        return as_rows(rows, resolved), resolved
+
+
+def as_rows(rows: Rows, columns: Columns) -> Rows:
+    """Rows as they come from a file, with their values checked."""
+    inputs = as_float32(np.asarray(rows.inputs), columns.features)
+    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs)))
 
 
 def _suffix(file: Path) -> str:
     return file.suffix.lower()
 
 
-def _check_exists(file: Path) -> None:
+def check_exists(file: Path) -> None:
+    """Refuse a file that is not there."""
     _refuse_directory(file)
     if not file.is_file():
         nearby = [other.name for other in file.parent.glob("*") if _suffix(other) in SUFFIXES]
@@ -66,7 +72,8 @@ def _refuse_directory(file: Path) -> None:
 
 
 @contextmanager
-def _named(file: Path) -> Iterator[None]:
+def named(file: Path) -> Iterator[None]:
+    """Have every error name the file, in one line."""
     try:
         yield
     except ValueError as error:
@@ -74,7 +81,7 @@ def _named(file: Path) -> Iterator[None]:
         raise ValueError(f"file {str(file)!r}: {' '.join(str(error).split())}") from error
 
 
-# ------------------------------------------------------------------------------------------------------- CSV, Parquet
+# ------------------------------------------------------------------------------------------------ CSV, Parquet, Arrow
 
 
 def _table(file: Path, columns: Columns) -> tuple[Rows, Columns]:
@@ -84,22 +91,17 @@ def _table(file: Path, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def _frame(file: Path, columns: Columns) -> pd.DataFrame:
+    with needs_frames():
+        return columnar.frame(file) if columnar.is_columnar(file) else _csv(file, columns)
+
+
+@contextmanager
+def needs_frames() -> Iterator[None]:
+    """Say how to get what reading a table needs, where it is missing."""
     try:
-        return _parquet(file) if _suffix(file) == ".parquet" else _csv(file, columns)
+        yield
     except ImportError:
         raise ValueError("reading it needs pandas and pyarrow: run pip install 'fedauc[frames]'") from None
-
-
-def _parquet(file: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        return pd.read_parquet(file)
-    except ImportError:
-        raise
-    # A damaged file fails with a dozen unrelated errors, depending on which byte is wrong.
-    except Exception as error:
-        raise ValueError(f"it is damaged or no Parquet file ({error}): write it again") from error
 
 
 def _csv(file: Path, columns: Columns) -> pd.DataFrame:

@@ -7,8 +7,8 @@ import numpy as np
 from fedauc.data.blocks import row_blocks
 from fedauc.data.dataset import Rows, Table
 
-BLOCK = 1 << 24
-"""How many values are worked on at once: 128 MiB in float64."""
+BLOCK = 1 << 20
+"""How many values are worked on at once: 8 MiB in float64."""
 
 
 def standardize(table: Table) -> Table:
@@ -16,20 +16,26 @@ def standardize(table: Table) -> Table:
 
     Results are float32; moments are taken in float64.
     """
-    mean, deviation = _moments(np.asarray(table.train.inputs))
+    mean, deviation = moments(np.asarray(table.train.inputs))
 
     def apply(rows: Rows) -> Rows:
         inputs = np.asarray(rows.inputs)
         scaled = np.empty(inputs.shape, dtype=np.float32)
         for block in row_blocks(inputs.shape, BLOCK):
-            scaled[block] = (np.asarray(inputs[block], dtype=np.float64) - mean) / deviation
+            scaled[block] = scale(inputs[block], mean, deviation)
         return rows._replace(inputs=scaled)
 
     validation = None if table.validation is None else apply(table.validation)
     return table._replace(train=apply(table.train), validation=validation, test=apply(table.test))
 
 
-def _moments(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def scale(inputs: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Rows shifted and scaled, in float64."""
+    shifted: np.ndarray = (np.asarray(inputs, dtype=np.float64) - mean) / deviation
+    return shifted
+
+
+def moments(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each column's mean and deviation, the latter 1 where the column is constant."""
     parts = [inputs[block] for block in row_blocks(inputs.shape, BLOCK)]
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / len(inputs)

@@ -1,11 +1,12 @@
-"""Your own table: a CSV, Parquet or NumPy file with a label and a client column."""
+"""Your own table: a CSV, Parquet, Arrow or NumPy file with a label and a client column."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from fedauc.data import bounds
+from fedauc.data import bounds, laid_out
 from fedauc.data.dataset import Dataset, Rows, Table
 from fedauc.data.frames import Columns
 from fedauc.data.hold_out import hold_out, split
@@ -17,12 +18,13 @@ from fedauc.data.standardize import standardize
 class TableFile(Dataset):
     """Rows of a file, split at random unless `test` names a second file.
 
-    In a CSV or Parquet file `label`, `client` and `group` name columns and `features` defaults to every other numeric
-    one; in an .npz file they name arrays, and the inputs are the array `x`. An empty `client` says there is none.
+    In a CSV, Parquet or Arrow file `label`, `client` and `group` name columns and `features` defaults to every other
+    numeric one; in an .npz file they name arrays, and the inputs are the array `x`. An empty `client` says there is
+    none. A Parquet or Arrow file may be larger than memory: `fedauc.data.laid_out` says where its rows are kept.
     """
 
     name: ClassVar[str] = "table"
-    about: ClassVar[str] = "your own CSV, Parquet or NumPy file; cite its source"
+    about: ClassVar[str] = "your own CSV, Parquet, Arrow or NumPy file; cite its source"
 
     path: str
     label: str = "y"
@@ -45,11 +47,46 @@ class TableFile(Dataset):
 
     def load(self, seed: int) -> Table:
         """Read, split by label, standardise on the training part; inputs are float32."""
-        rows, columns = read(self.path, Columns(self.label, self.client, self.group, self.features))
-        table = self._split(rows, columns, seed) if self.test else self._parts(rows, seed)
-        if self.standardize:
-            table = standardize(table)
+        large = any(laid_out.is_large(path) for path in self._paths)
+        table = self._mapped(seed) if large else self._in_memory(seed)
         return table._replace(note=f"{len(table.train.labels)} rows of {self.path} to train on")
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (self.path, self.test) if self.test else (self.path,)
+
+    @property
+    def _columns(self) -> Columns:
+        return Columns(self.label, self.client, self.group, self.features)
+
+    def _in_memory(self, seed: int) -> Table:
+        rows, columns = read(self.path, self._columns)
+        table = self._split(rows, columns, seed) if self.test else self._parts(rows, seed)
+        return standardize(table) if self.standardize else table
+
+    def _mapped(self, seed: int) -> Table:
+        """The same parts from files on disk, made on the first call."""
+        key = repr((self._columns, self.test_fraction, self.validation_fraction, self.standardize, seed))
+        parsed = laid_out.stored(self._paths, key, lambda into: self._lay_out(into, seed))
+        train, test = laid_out.part(parsed, "train"), laid_out.part(parsed, "test")
+        return Table(train, laid_out.part(parsed, "validation") if self.validation_fraction else None, test, "")
+
+    def _lay_out(self, into: Path, seed: int) -> None:
+        columns = laid_out.lay_out(into, self.path, self._columns, lambda marks: self._deal(marks, seed))
+        if self.test:
+            laid_out.lay_out(into, self.test, columns, lambda marks: {"test": marks})
+        if self.standardize:
+            laid_out.standardize(into, ["train", *(["validation"] if self.validation_fraction else []), "test"])
+
+    def _deal(self, marks: Rows, seed: int) -> laid_out.Parts:
+        if not self.test:
+            parts = self._parts(marks, seed)
+            held = {} if parts.validation is None else {"validation": parts.validation}
+            return {"train": parts.train, **held, "test": parts.test}
+        if self.validation_fraction == 0:
+            return {"train": marks}
+        train, validation = hold_out(marks, self.validation_fraction, seed, "validation")
+        return {"train": train, "validation": validation}
 
     def _parts(self, rows: Rows, seed: int) -> Table:
         return split(rows, self.test_fraction, self.validation_fraction, seed)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
+from fedauc.models._layers import ImageMean, check_images
 from fedauc.models.model import ModelConfig, check_counts
 
 
@@ -37,19 +38,10 @@ class SmallCNN(ModelConfig):
 
     def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """One halving block per entry of `channels`."""
-        if len(input_shape) != 3:
-            raise ValueError(f"input_shape is {input_shape}; small-cnn needs images [C, H, W]: use linear or mlp")
+        check_images(self.name, input_shape)
         blocks = [self._block(*pair) for pair in pairwise((input_shape[0], *self.channels))]
         return nn.Sequential(*blocks, ImageMean(), nn.Linear(self.channels[-1], self.outputs))
 
     def _block(self, channels: int, next_channels: int) -> nn.Module:
         convolution = nn.Conv2d(channels, next_channels, kernel_size=3, stride=2, padding=1, bias=False)
         return nn.Sequential(convolution, nn.GroupNorm(self.norm_groups, next_channels), nn.ReLU())
-
-
-class ImageMean(nn.Module):
-    """The mean of each channel over the image."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """`[B, C, H, W]` to `[B, C]`."""
-        return images.mean((-2, -1))

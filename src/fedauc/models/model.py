@@ -19,6 +19,9 @@ class ModelConfig(ABC):
     """A model before it is built. A member gives `layers`; everything random happens inside `build`."""
 
     name: ClassVar[str]
+    shift: ClassVar[float] = 0.0
+    scale: ClassVar[float] = 1.0
+    """uint8 images become (x / 255 - shift) / scale."""
 
     @abstractmethod
     def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
@@ -29,20 +32,35 @@ class ModelConfig(ABC):
         if not input_shape or min(input_shape) < 1:
             raise ValueError(f"input_shape is {input_shape}; it must name at least one feature, without the batch size")
         with _keyed(keys.integer(seed, "model", self.name)), torch.device("cpu"):
-            return Scale(self.layers(tuple(input_shape)))
+            return Scale(self.layers(tuple(input_shape)), self.shift, self.scale)
 
 
 class Scale(nn.Module):
-    """Runs a network on floats: uint8 images become [0, 1] in the type of its weights, floats pass as they are."""
+    """Runs a network on floats: uint8 images become (x / 255 - shift) / scale in the type of its weights.
 
-    def __init__(self, body: nn.Module) -> None:
+    The defaults give [0, 1]; a half and a quarter make a photograph's mean about 0 and its deviation about 1. Floats
+    pass as they are.
+    """
+
+    def __init__(self, body: nn.Module, shift: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
         self.body = body
+        self.shift, self.scale = shift, scale
+
+    @property
+    def plain(self) -> bool:
+        """Whether images become [0, 1] and nothing more."""
+        return (self.shift, self.scale) == (0.0, 1.0)
+
+    def extra_repr(self) -> str:
+        """Its constants, so that two networks that print alike compute alike."""
+        return f"shift={self.shift}, scale={self.scale}"
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the network."""
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(next(self.body.parameters()).dtype) / 255
+            inputs = inputs if self.plain else (inputs - self.shift) / self.scale
         outputs: Tensor = self.body(inputs)
         return outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc.objectives._checks import check_positive, check_raw
-from fedauc.objectives.kinds import Active, PairObjective, Passive, mean_last
+from fedauc.objectives.kinds import Active, PairObjective, Passive, in_blocks, mean_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class Contrastive(PairObjective):
 
     def couple(self, active: Active, passive: Passive) -> Active:
         """Each active embedding meets the passive ones of its own label and of the other (no 1/2 in the derivative)."""
-        _, pull = self._meet(active.positives, passive.positives, passive.negatives)
-        _, push = self._meet(active.negatives, passive.negatives, passive.positives)
+        pull = _meet(self._slope, active.positives, passive.positives, passive.negatives)
+        push = _meet(self._slope, active.negatives, passive.negatives, passive.positives)
         return active._replace(
             positives=active.positive_weights[..., None] * pull,
             negatives=active.negative_weights[..., None] * push,
@@ -48,18 +49,27 @@ class Contrastive(PairObjective):
 
     def monitored(self, active: Active, passive: Passive) -> Tensor:
         """The weighted mean loss of the pairs, halved."""
-        first, _ = self._meet(active.positives, passive.positives, passive.negatives)
-        second, _ = self._meet(active.negatives, passive.negatives, passive.positives)
+        first = _meet(self._value, active.positives, passive.positives, passive.negatives)
+        second = _meet(self._value, active.negatives, passive.negatives, passive.positives)
         return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
 
-    def _meet(self, own: Tensor, alike: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        """Each own embedding's mean loss `[..., B]` against both passive classes, and its derivative `[..., B, E]`."""
-        near, far = _differences(own, alike), _differences(own, other)
+    def _value(self, near: Tensor, far: Tensor) -> Tensor:
+        """Each own embedding's mean loss `[..., B]`."""
+        lack = (self.margin - torch.linalg.vector_norm(far, dim=-1)).clamp_min(0)
+        return mean_last(near.square().sum(-1)) / 2 + mean_last(lack.square()) / 2
+
+    def _slope(self, near: Tensor, far: Tensor) -> Tensor:
+        """Its derivative with respect to the own embedding `[..., B, E]`."""
         distance = torch.linalg.vector_norm(far, dim=-1)
         lack = (self.margin - distance).clamp_min(0)
-        terms = mean_last(near.square().sum(-1)) / 2 + mean_last(lack.square()) / 2
         direction = far / torch.where(distance > 0, distance, 1)[..., None]
-        return terms, _mean_pairs(near) - _mean_pairs(lack[..., None] * direction)
+        return _mean_pairs(near) - _mean_pairs(lack[..., None] * direction)
+
+
+def _meet(function: Callable[[Tensor, Tensor], Tensor], own: Tensor, alike: Tensor, other: Tensor) -> Tensor:
+    """A function of each own embedding's differences to the passive ones of its own label and of the other."""
+    partners = alike.shape[own.ndim - 2] + other.shape[own.ndim - 2]
+    return in_blocks(lambda part: function(_differences(part, alike), _differences(part, other)), own, -2, partners)
 
 
 def _differences(own: Tensor, passive: Tensor) -> Tensor:

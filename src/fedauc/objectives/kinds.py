@@ -11,6 +11,12 @@ from torch import Tensor
 
 from fedauc.interfaces import Draw, Objective
 
+WHOLE = 1 << 18
+"""How many pairs a CPU works on at once: small problems are bound by the number of operations, not by arithmetic."""
+
+BLOCK = 1 << 16
+"""How many pairs are worked on at a time where there are more, so that temporaries stay small and in the cache."""
+
 
 class PointObjective(Objective):
     """A loss of one example, `value(scores, labels)`: the baselines'."""
@@ -70,24 +76,44 @@ class GapObjective(PairObjective):
 
     def couple(self, active: Active, passive: Passive) -> Active:
         """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
-        first, second = _gaps(active, passive)
+        first, second = _means(self.slope, active, passive)
         return active._replace(
-            positives=active.positive_weights * mean_last(self.slope(first)),
-            negatives=-active.negative_weights * mean_last(self.slope(second)),
+            positives=active.positive_weights * first,
+            negatives=-active.negative_weights * second,
         )
 
     def monitored(self, active: Active, passive: Passive) -> Tensor:
         """The weighted mean of psi over the pairs of G1 and of G2, halved."""
-        first, second = _gaps(active, passive)
-        terms = (active.positive_weights * mean_last(self.value(first))).sum(-1)
-        return (terms + (active.negative_weights * mean_last(self.value(second))).sum(-1)) / 2
+        first, second = _means(self.value, active, passive)
+        return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
 
 
-def _gaps(active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
-    """Every gap of G1 `[..., B1, P2]` and of G2 `[..., B2, P1]`."""
-    first = active.positives[..., :, None] - passive.negatives[..., None, :]
-    second = passive.positives[..., None, :] - active.negatives[..., :, None]
-    return first, second
+def _means(function: Callable[[Tensor], Tensor], active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
+    """Each active score's mean of a function of its gaps: in G1 `[..., B1]` over P2, in G2 `[..., B2]` over P1."""
+
+    def first(own: Tensor) -> Tensor:
+        return mean_last(function(own[..., :, None] - passive.negatives[..., None, :]))
+
+    def second(own: Tensor) -> Tensor:
+        return mean_last(function(passive.positives[..., None, :] - own[..., :, None]))
+
+    return (
+        in_blocks(first, active.positives, -1, passive.negatives.shape[-1]),
+        in_blocks(second, active.negatives, -1, passive.positives.shape[-1]),
+    )
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], own: Tensor, rows: int, partners: int) -> Tensor:
+    """`function(own)`, some of the rows at a time where all their pairs at once would take much memory.
+
+    `rows` is the dimension of `own`, counted from its end, that `function` keeps in place and treats entry by entry;
+    each number of `own` meets so many partners. A compiler fuses pairs away, and a GPU is faster on all at once.
+    """
+    pairs, dim = own.numel() * partners, own.ndim + rows
+    if pairs <= WHOLE or not own.is_cpu or torch.compiler.is_compiling():
+        return function(own)
+    parts = torch.split(own, max(1, BLOCK * own.shape[dim] // pairs), dim=dim)
+    return torch.cat([function(part) for part in parts], dim=dim)
 
 
 def mean_last(values: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""ChestMNIST: chest X-rays of 28x28, one finding against its absence."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedauc.data.dataset import Rows, Table
+from fedauc.data.readers import DAMAGE
+from fedauc.data.sources import File, Source, Stored, save
+from fedauc.discovery import lookup
+
+FINDINGS = (
+    "atelectasis",
+    "cardiomegaly",
+    "effusion",
+    "infiltration",
+    "mass",
+    "nodule",
+    "pneumonia",
+    "pneumothorax",
+    "consolidation",
+    "edema",
+    "emphysema",
+    "fibrosis",
+    "pleural",
+    "hernia",
+)
+"""In the order of the label columns."""
+
+PARTS = ("train", "val", "test")
+"""The official split, as the archive names it."""
+
+
+@dataclass(frozen=True)
+class ChestMNIST(Stored):
+    """112,120 chest X-rays in their official split; the positives are those with one finding, by default a mass."""
+
+    name: ClassVar[str] = "chestmnist"
+    about: ClassVar[str] = (
+        "chest X-rays of 28x28, one finding against its absence; Yang et al. 2023, https://medmnist.com, CC BY 4.0, "
+        "from NIH ChestX-ray14"
+    )
+    sources: ClassVar[tuple[Source, ...]] = (
+        Source(
+            "chestmnist.npz",
+            "https://zenodo.org/records/10519652/files/chestmnist.npz?download=1",
+            "md5:02c8a6516a18b556561a56cbdd36c4a8",
+            "https://zenodo.org/records/10519652",
+        ),
+    )
+
+    finding: str = "mass"
+
+    def __post_init__(self) -> None:
+        lookup("finding", self.finding, dict.fromkeys(FINDINGS, True))
+
+    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+        """All images `[n, 1, 28, 28]` and label columns `[n, 14]`, part after part."""
+        path = files[0].path
+        if not zipfile.is_zipfile(path):
+            raise ValueError(f"{path} is no .npz archive: delete it and fetch it again")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                images = [archive[f"{part}_images"] for part in PARTS]
+                labels = [archive[f"{part}_labels"] for part in PARTS]
+        except DAMAGE as error:
+            raise ValueError(f"{path} is damaged ({error}): delete it and fetch it again") from error
+        save(into, "images", np.concatenate(images)[:, None])
+        save(into, "labels", np.concatenate(labels).astype(np.uint8))
+        return {part: len(rows) for part, rows in zip(PARTS, labels, strict=True)}
+
+    def load(self, seed: int) -> Table:
+        """The official split, whatever the seed."""
+        arrays, counts = self.parsed()
+        labels = arrays["labels"][:, FINDINGS.index(self.finding)].astype(np.int8)
+        rows, first = Rows(arrays["images"], labels), counts["train"]
+        second = first + counts["val"]
+        parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
+        return Table(*parts, f"chestmnist, {self.finding} against its absence")

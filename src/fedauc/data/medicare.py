@@ -1,0 +1,139 @@
+"""Medicare providers by state, labelled by the list of excluded providers: the paper's Insurance data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedauc.data import bounds
+from fedauc.data.dataset import Rows, Table
+from fedauc.data.medicare_files import FRAUD, Year, excluded, provider_years
+from fedauc.data.sources import Absent, File, Source, Stored, save
+from fedauc.data.standardize import standardize
+from fedauc.data.states import STATES
+from fedauc.discovery import lookup
+
+TRAIN, VALIDATION, TEST = (2017, 2018, 2019, 2020), 2021, 2022
+"""The chronological split."""
+
+PAGE = (
+    "https://data.cms.gov/provider-summary-by-type-of-service/medicare-physician-other-practitioners/"
+    "medicare-physician-other-practitioners-by-provider"
+)
+LEIE = Source(
+    "UPDATED.csv",
+    "https://oig.hhs.gov/exclusions/downloadables/UPDATED.csv",
+    "",
+    "https://oig.hhs.gov/exclusions/exclusions_list.asp",
+)
+FOLDERS = {
+    2017: "b7e195ce-710d-4584-8293-787ffc38b017",
+    2018: "57ea60f2-ef4b-46f2-8778-c7a50fab1737",
+    2019: "ac110c46-3429-4f3c-9348-56f0a5312cb8",
+    2020: "056e8c6b-7e39-4945-b9a4-52d0a1cbbb9a",
+    2021: "fc6ea9aa-12f0-4c2f-9909-6c8e06c961cf",
+    2022: "adcd20c5-4534-43cd-8dfa-881ebe7bacfd",
+}
+"""Where data.cms.gov keeps the release of November 2025 of each year."""
+
+
+def _source(year: int) -> Source:
+    name = f"MUP_PHY_R25_P07_V20_D{year % 100}_Prov.csv"
+    return Source(name, f"https://data.cms.gov/sites/default/files/2025-11/{FOLDERS[year]}/{name}", "", PAGE)
+
+
+@dataclass(frozen=True)
+class Medicare(Stored):
+    """One row per provider and year, one client per state, positive where the provider was excluded for fraud later.
+
+    Neither source publishes a checksum: a year with fewer than `least_rows` rows is taken for a damaged file. What
+    identifies a provider is read while the arrays are built and is in none of them.
+    """
+
+    name: ClassVar[str] = "medicare"
+    about: ClassVar[str] = (
+        "Medicare Part B by provider 2017-2022 with exclusions for fraud; CMS, Medicare Physician & Other "
+        "Practitioners, and OIG, List of Excluded Individuals/Entities, both public domain"
+    )
+    sources: ClassVar[tuple[Source, ...]] = (*map(_source, (*TRAIN, VALIDATION, TEST)), LEIE)
+
+    exclusions: Literal["fraud", "all"] = "fraud"
+    least_rows: int = 900_000
+
+    def __post_init__(self) -> None:
+        lookup("exclusions", self.exclusions, {"fraud": True, "all": True})
+        bounds.whole("least_rows", self.least_rows)
+
+    def files(self) -> tuple[File, ...]:
+        """One CSV per year, of any release, and the list."""
+        listed = self.home / LEIE.name
+        found = [
+            *(_of_year(self.home, year) for year in (*TRAIN, VALIDATION, TEST)),
+            listed if listed.is_file() else None,
+        ]
+        absent = tuple(source for source, path in zip(self.sources, found, strict=True) if path is None)
+        if absent:
+            raise Absent(self.name, self.home, absent)
+        return tuple(File(path, "") for path in found if path is not None)
+
+    def key(self) -> str:
+        """Which exclusions count."""
+        return self.exclusions
+
+    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+        """Standardised features, labels and states of all years in order, and how many rows each part has."""
+        *tables, listed = (file.path for file in files)
+        dates = excluded(listed, FRAUD if self.exclusions == "fraud" else None)
+        years = (*TRAIN, VALIDATION, TEST)
+        found = [provider_years(path, year, dates) for path, year in zip(tables, years, strict=True)]
+        for path, rows in zip(tables, found, strict=True):
+            if len(rows.labels) < self.least_rows:
+                raise ValueError(
+                    f"{path} has {len(rows.labels)} rows of the 50 states; it must have at least least_rows, "
+                    f"{self.least_rows}: fetch it again, or lower least_rows for a sample"
+                )
+        return write_years(found, into)
+
+    def load(self, seed: int) -> Table:
+        """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
+        arrays, counts = self.parsed()
+        return read_years(arrays, counts, "Medicare Part B by provider and LEIE")
+
+
+def write_years(found: list[Year], into: Path) -> dict[str, int]:
+    """Standardise years on the training ones and write them, training first, then validation, then test."""
+    *train, validation, test = (Rows(year.inputs, year.labels, year.states) for year in found)
+    joined = Rows(*(np.concatenate(parts) for parts in zip(*(rows[:3] for rows in train), strict=True)))
+    table = standardize(Table(joined, validation, test, ""))
+    assert table.validation is not None
+    parts = (table.train, table.validation, table.test)
+    inputs = np.lib.format.open_memmap(
+        into / "inputs.npy", "w+", np.float32, (sum(len(p.labels) for p in parts), parts[0].inputs.shape[1])
+    )
+    np.concatenate([np.asarray(part.inputs) for part in parts], out=inputs)
+    inputs.flush()
+    save(into, "labels", np.concatenate([part.labels for part in parts]))
+    save(into, "states", np.concatenate([np.asarray(part.client) for part in parts]))
+    return {name: len(part.labels) for name, part in zip(("train", "validation", "test"), parts, strict=True)}
+
+
+def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int], note: str) -> Table:
+    """The parts as slices of the mapped arrays, with the state as the client."""
+    rows = Rows(arrays["inputs"], np.array(arrays["labels"]), np.array(STATES)[arrays["states"]])
+    first, second = counts["train"], counts["train"] + counts["validation"]
+    parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
+    return Table(*parts, f"{note}, {first} provider-years of {len(STATES)} states to train on")
+
+
+def _of_year(folder: Path, year: int) -> Path | None:
+    """The CSV of a year, whose name ends in _D17_Prov.csv or _DY17_Prov.csv."""
+    ending = re.compile(rf"_DY?{year % 100}_Prov\.csv", re.IGNORECASE)
+    found = sorted(path for path in folder.glob("*.[cC][sS][vV]") if ending.search(path.name))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{folder} has {len(found)} releases of {year} ({names}): keep one")
+    return found[0] if found else None

@@ -1,0 +1,130 @@
+"""Files that a dataset needs: where they come from, where they lie, and whether they are the right ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedauc.data.cache import Parsed, cached
+from fedauc.data.dataset import Dataset
+
+HOME = "FEDAUC_DATA"
+"""The environment variable that names the folder of downloaded files."""
+
+CHUNK = 1 << 20
+"""Bytes read at once."""
+
+
+class Source(NamedTuple):
+    """A published file: its name on disk, its address, its checksum (`md5:...`, empty where none is published).
+
+    `url` is empty where a file cannot be fetched; `page` is where a reader finds it and its terms.
+    """
+
+    name: str
+    url: str
+    checksum: str
+    page: str
+
+
+class File(NamedTuple):
+    """A file that is there, and the checksum it must have (empty: none is published)."""
+
+    path: Path
+    checksum: str
+
+
+class Absent(ValueError):
+    """Files that a dataset needs and that are not there; the message names the first and where to get it."""
+
+    def __init__(self, dataset: str, where: Path, sources: tuple[Source, ...]) -> None:
+        first, others = sources[0], f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        get = f"run `fedauc data fetch {dataset}`, or get it from" if first.url else "get it:"
+        super().__init__(f"{dataset} needs {first.name}{others} in {where}: {get} {first.url or first.page}")
+        self.sources = sources
+
+
+@dataclass(frozen=True)
+class Stored(Dataset):
+    """A dataset whose files lie in a folder: `folder`, else $FEDAUC_DATA, else ~/.cache/fedauc.
+
+    A member gives `sources`, and `parse`, which is run once: its arrays are kept in the folder and memory-mapped.
+    """
+
+    sources: ClassVar[tuple[Source, ...]]
+
+    folder: str = ""
+
+    @property
+    def home(self) -> Path:
+        """Where the files lie."""
+        return home(self.folder)
+
+    def files(self) -> tuple[File, ...]:
+        """The files that loading reads; one line says what is missing and where to get it."""
+        absent = tuple(source for source in self.sources if not (self.home / source.name).is_file())
+        if absent:
+            raise Absent(self.name, self.home, absent)
+        return tuple(File(self.home / source.name, source.checksum) for source in self.sources)
+
+    @abstractmethod
+    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+        """Write arrays (`NAME.npy`) from files known to be right; returns counts worth keeping, such as part sizes."""
+
+    def key(self) -> str:
+        """What the parsed arrays depend on besides the files."""
+        return ""
+
+    def parsed(self) -> Parsed:
+        """The arrays, parsed on first use."""
+        files = self.files()
+
+        def build(into: Path) -> dict[str, int]:
+            for file in files:
+                check(file)
+            return self.parse(files, into)
+
+        return cached(self.home / "parsed", f"{self.name}-{fingerprint(files, self.key())}", build)
+
+
+def home(folder: str) -> Path:
+    """The folder named, else $FEDAUC_DATA, else ~/.cache/fedauc."""
+    return Path(folder or os.environ.get(HOME) or Path.home() / ".cache" / "fedauc")
+
+
+def check(file: File) -> None:
+    """Refuse a file whose checksum is not the published one."""
+    if not file.checksum:
+        return
+    found = digest(file.path, file.checksum.partition(":")[0])
+    if found != file.checksum:
+        raise ValueError(
+            f"{file.path} is damaged or another file: its {found}, but {file.checksum} is the published one; "
+            "delete it and fetch it again"
+        )
+
+
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """A file's checksum, written `algorithm:hex`."""
+    with path.open("rb") as stream:
+        return f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
+
+
+def fingerprint(files: tuple[File, ...], key: str) -> str:
+    """A short name for parsed arrays: by checksum where one is published, else by size and time of change."""
+    made = hashlib.blake2b(key.encode(), digest_size=6)
+    for file in files:
+        state = file.path.stat()
+        made.update((file.checksum or f"{file.path.name} {state.st_size} {state.st_mtime_ns}").encode())
+    return made.hexdigest()
+
+
+def save(into: Path, name: str, array: np.ndarray) -> None:
+    """Write one array of a parsed dataset."""
+    np.save(into / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)

@@ -1,0 +1,182 @@
+"""Fetching over a real connection to a local server: whole, resumed, broken, changed and wrong files."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedauc.data import downloads
+from fedauc.data.downloads import TRIES, fetch
+from fedauc.data.sources import CHUNK, Source
+
+CONTENT = bytes(range(256)) * (3 * CHUNK // 256 + 1)
+"""A little more than three chunks."""
+
+MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+
+
+class Server:
+    """Serves one file, as badly as a test asks."""
+
+    def __init__(self) -> None:
+        self.content = CONTENT
+        self.tag: str | None = '"first"'
+        self.ranges = True
+        self.break_after: int | None = None
+        """Bytes of an answer after which the connection closes."""
+        self.breaks = 0
+        """How many answers are broken off."""
+        self.asked: list[str | None] = []
+        """The Range header of every request."""
+        self.port = 0
+
+    def source(self, checksum: str = MD5, path: str = "/file.bin") -> Source:
+        return Source("file.bin", f"http://127.0.0.1:{self.port}{path}", checksum, "https://example.org/page")
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        asked = request.headers.get("Range")
+        self.asked.append(asked)
+        if request.path != "/file.bin":
+            request.send_error(404)
+            return
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
+        expected = request.headers.get("If-Range")
+        if expected and expected != self.tag:
+            start = 0
+        if start >= len(self.content):
+            request.send_response(416)
+            request.send_header("Content-Range", f"bytes */{len(self.content)}")
+            request.end_headers()
+            return
+        self._send(request, start)
+
+    def _send(self, request: BaseHTTPRequestHandler, start: int) -> None:
+        request.send_response(206 if start else 200)
+        request.send_header("Content-Length", str(len(self.content) - start))
+        if self.tag:
+            request.send_header("ETag", self.tag)
+        request.end_headers()
+        body = self.content[start:]
+        if self.breaks:
+            self.breaks -= 1
+            body = body[: self.break_after]
+        request.wfile.write(body)
+        request.close_connection = True
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        made.port = http.server_address[1]
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        http.shutdown()
+        thread.join()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    path = fetch(server.source(), tmp_path / "new", lambda done, total: told.append((done, total)))
+    assert path.read_bytes() == CONTENT
+    assert path.name == "file.bin"
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert leftovers(tmp_path / "new") == []
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
+    server.break_after, server.breaks = CHUNK, 1
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, f"bytes={CHUNK}-"]
+
+
+def test_what_a_failed_fetch_left_is_used_by_the_next(server: Server, tmp_path: Path) -> None:
+    server.break_after, server.breaks = 1000, TRIES
+    with pytest.raises(ValueError, match=rf"broke off after {1000 * TRIES} bytes .*run it again to go on from there"):
+        fetch(server.source(), tmp_path)
+    assert not (tmp_path / "file.bin").exists()
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert server.asked[-1] == f"bytes={1000 * TRIES}-"
+
+
+def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Path) -> None:
+    server.ranges, server.break_after, server.breaks = False, 1000, 1
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=1000-"]
+
+
+@pytest.mark.parametrize("checksum", [MD5, ""])
+def test_a_file_that_changed_meanwhile_is_not_mixed(server: Server, tmp_path: Path, checksum: str) -> None:
+    server.content, server.break_after, server.breaks = b"x" * 5000, 1000, TRIES
+    with pytest.raises(ValueError, match="broke off"):
+        fetch(server.source(checksum), tmp_path)
+    server.content, server.tag = CONTENT, '"second"'
+    assert fetch(server.source(checksum), tmp_path).read_bytes() == CONTENT
+
+
+def test_without_checksum_and_tag_nothing_is_kept(server: Server, tmp_path: Path) -> None:
+    server.tag, server.break_after, server.breaks = None, 1000, 1
+    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, None]
+
+
+def test_a_wrong_file_is_named_and_thrown_away(server: Server, tmp_path: Path) -> None:
+    server.content = b"<html>try later</html>"
+    with pytest.raises(ValueError, match=r"/file\.bin sent another file than file\.bin: .* is the published one"):
+        fetch(server.source(), tmp_path)
+    assert not (tmp_path / "file.bin").exists()
+    assert not (tmp_path / ".file.bin.part").exists()
+    server.content = CONTENT
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_complete_part_needs_no_more_bytes(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".file.bin.part").write_bytes(CONTENT)
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [f"bytes={len(CONTENT)}-"]
+
+
+def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".file.bin.part").write_bytes(CONTENT + b"junk")
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_refusal_says_where_to_look(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"answered 404 Not Found: get file\.bin by hand, https://example\.org/page"):
+        fetch(server.source(path="/gone"), tmp_path)
+    assert len(server.asked) == 1
+
+
+def test_nobody_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "PATIENCE", 1.0)
+    # Port 9 (discard) is served by nobody here.
+    source = Source("file.bin", "http://127.0.0.1:9/file.bin", MD5, "https://example.org/page")
+    with pytest.raises(
+        ValueError, match=r"cannot be reached .*: check the network, or get file\.bin by hand"
+    ) as caught:
+        fetch(source, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_has_no_address_is_not_fetched(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"file\.bin cannot be fetched: get it by hand, ask the author"):
+        fetch(Source("file.bin", "", "", "ask the author"), tmp_path)

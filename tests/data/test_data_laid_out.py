@@ -1,0 +1,295 @@
+"""Tables larger than memory: laid out once on disk, and the same rows, to the bit, as from memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+
+from fedauc.data import Preparation, Table, columnar, laid_out, prepare, standardize
+from fedauc.data.clients import Clients
+from fedauc.data.dataset import Rows
+from fedauc.data.table import TableFile
+
+ROWS = 60
+BLOCK = 7
+"""Rows read at once here: does not divide 60, nor the 25 rows of a piece of the files below."""
+
+PIECE = 25
+
+
+def frame(rows: int = ROWS) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    place = np.arange(rows)
+    return pd.DataFrame(
+        {
+            "amount": draw.normal(5.0, 3.0, rows).astype(np.float32),
+            "age": draw.integers(18, 90, rows),
+            "note": ["text"] * rows,
+            "fraud": place % 4 == 0,
+            "rate": draw.normal(size=rows),
+            "bank": [f"bank-{number % 5}" for number in place],
+            "land": [["de", "fr", "de", "it", "fr"][number % 5] for number in place],
+        }
+    )
+
+
+NAMES: dict[str, Any] = {"label": "fraud", "client": "bank", "group": "land"}
+
+
+def parquet(file: Path, rows: pd.DataFrame) -> None:
+    rows.to_parquet(file, row_group_size=PIECE)
+
+
+def arrow(file: Path, rows: pd.DataFrame) -> None:
+    table = pa.Table.from_pandas(rows)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=PIECE)
+
+
+def stream(file: Path, rows: pd.DataFrame) -> None:
+    table = pa.Table.from_pandas(rows)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=PIECE)
+
+
+def feather(file: Path, rows: pd.DataFrame) -> None:
+    pyarrow.feather.write_feather(rows, file, compression="lz4")
+
+
+Writer = Callable[[Path, pd.DataFrame], None]
+KINDS: list[tuple[str, Writer]] = [
+    ("rows.parquet", parquet),
+    ("rows.arrow", arrow),
+    ("stream.arrow", stream),
+    ("rows.feather", feather),
+]
+every_kind = pytest.mark.parametrize(("name", "write"), KINDS, ids=[f"{kind[1].__name__}" for kind in KINDS])
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Every file counts as large and is read in small blocks; returns where rows are laid out."""
+    monkeypatch.setattr(laid_out, "LARGE", 0)
+    monkeypatch.setattr(columnar, "BLOCK", BLOCK)
+    monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "home"))
+    return tmp_path / "home" / "parsed"
+
+
+def made(folder: Path, name: str, write: Writer, rows: pd.DataFrame | None = None) -> str:
+    write(folder / name, frame() if rows is None else rows)
+    return str(folder / name)
+
+
+def same(found: Table, expected: Table) -> None:
+    for mine, other in zip(found[:3], expected[:3], strict=True):
+        assert isinstance(mine, Rows) == isinstance(other, Rows)
+        if isinstance(mine, Rows) and isinstance(other, Rows):
+            assert isinstance(mine.inputs, np.memmap)
+            for one, two in zip(mine, other, strict=True):
+                np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+    assert found.note == expected.note
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("standardize", "validation", "second"),
+    [(True, 0.0, ""), (False, 0.2, ""), (True, 0.2, "later.parquet"), (False, 0.0, "later.csv")],
+)
+def test_rows_are_the_same_to_the_bit_as_from_memory(
+    tmp_path: Path, large: Path, name: str, write: Writer, standardize: bool, validation: float, second: str
+) -> None:
+    if second:
+        later = frame(2 * ROWS).iloc[ROWS:]
+        later.to_csv(tmp_path / second, index=False) if second.endswith("csv") else later.to_parquet(tmp_path / second)
+    made(tmp_path, name, write)
+    dataset = TableFile(
+        str(tmp_path / name),
+        **NAMES,
+        standardize=standardize,
+        validation_fraction=validation,
+        test=str(tmp_path / second) if second else "",
+    )
+    found = dataset.load(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laid_out, "LARGE", 1 << 40)
+        same(found, dataset.load(3))
+    # What a run makes of them: clients of both, and examples.
+    split = prepare(found, Preparation(), 0)
+    assert split.train.names.tolist() == [f"bank-{place}" for place in range(5)]
+    assert split.train.groups is not None
+    assert split.train.groups.tolist() == ["de", "fr", "de", "it", "fr"]
+
+
+@every_kind
+def test_clients_from_a_file_are_those_from_its_frame(tmp_path: Path, large: Path, name: str, write: Writer) -> None:
+    found = Clients.from_file(made(tmp_path, name, write), "fraud", "bank", ["rate", "age"], "land")
+    expected = Clients.from_frame(frame(), "fraud", "bank", ["rate", "age"], "land")
+    # A file's values are read as float32.
+    assert np.array_equal(found.inputs.numpy(), expected.inputs.numpy().astype(np.float32))
+    for one, two in ((found.rows, expected.rows), (found.names, expected.names), (found.groups, expected.groups)):
+        assert one is not None
+        assert two is not None
+        assert np.array_equal(one, two)
+
+
+def test_a_small_file_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "home"))
+    clients = Clients.from_file(made(tmp_path, "rows.arrow", arrow), "fraud", "bank")
+    assert len(clients) == 5
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(("edge", "expected"), [(0, True), (1, False)])
+def test_large_is_from_so_many_bytes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge: int, expected: bool
+) -> None:
+    path = made(tmp_path, "rows.arrow", arrow)
+    # 60 rows of 7 columns, four bytes each if they were all features.
+    monkeypatch.setattr(laid_out, "LARGE", ROWS * 7 * 4 + edge)
+    assert laid_out.is_large(path) == expected
+    assert not laid_out.is_large(str(tmp_path / "rows.csv"))
+
+
+def test_a_second_load_reads_nothing_but_the_copy(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = TableFile(made(tmp_path, "rows.arrow", arrow), **NAMES)
+    first = dataset.load(0)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr(columnar, "frames", refuse)
+    same(dataset.load(0), first)
+    # Another seed is another split.
+    with pytest.raises(AssertionError, match="read again"):
+        dataset.load(1)
+
+
+def test_a_changed_file_is_noticed_and_its_old_copy_dropped(tmp_path: Path, large: Path) -> None:
+    path = made(tmp_path, "rows.arrow", arrow)
+    dataset = TableFile(path, **NAMES, standardize=False)
+    before, other = dataset.load(0), TableFile(path, **NAMES).load(0)
+    assert len(list(large.iterdir())) == 2
+    arrow(Path(path), frame().assign(age=1))
+    # The same size; only the time tells.
+    os.utime(path, ns=(0, 12345))
+    after = dataset.load(0)
+    assert np.all(np.asarray(after.train.inputs)[:, 1] == 1)
+    assert not np.all(np.asarray(before.train.inputs)[:, 1] == 1)
+    # The standardised copy is another one: it goes when it is asked for again.
+    assert len(list(large.iterdir())) == 2
+    assert len(other.train.labels) == len(after.train.labels)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        # Row 57 is the first after 25 + 25 + 7, so the second of a block that begins at row 57.
+        ("rate", np.inf, "counted from row 57: inputs holds 1 values that are not finite, the first inf at row 1"),
+        ("rate", 1e39, "counted from row 57: inputs holds 1 values beyond float32, the first 1e+39 at row 1"),
+        ("bank", None, "counted from row 57: column 'bank' is missing in 1 rows, the first row 1"),
+        ("fraud", 2, "counted from row 57: labels holds 2; labels must be 0 or 1"),
+    ],
+)
+def test_wrong_values_are_named_and_leave_nothing_behind(
+    tmp_path: Path, large: Path, column: str, value: Any, message: str
+) -> None:
+    rows = frame()
+    rows["fraud"] = rows["fraud"].astype(np.int64)
+    rows.loc[58, column] = value
+    path = made(tmp_path, "rows.arrow", arrow, rows)
+    with pytest.raises(ValueError, match=re.escape(f"file {path!r}: {message}")) as caught:
+        TableFile(path, **NAMES).load(0)
+    assert "\n" not in str(caught.value)
+    assert not any(large.rglob("*"))
+    arrow(Path(path), frame())
+    assert len(TableFile(path, **NAMES).load(0).train.labels) == 42
+
+
+def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, large: Path) -> None:
+    dataset = TableFile(made(tmp_path, "rows.arrow", arrow), **NAMES)
+    dataset.load(0)
+    (victim,) = large.rglob("train-inputs.npy")
+    raw = bytearray(victim.read_bytes())
+    raw[-3] ^= 1
+    victim.write_bytes(raw)
+    with pytest.raises(ValueError, match=re.escape(f"{victim} is damaged: delete the folder {victim.parent}")):
+        dataset.load(0)
+    shutil.rmtree(victim.parent)
+    assert len(dataset.load(0).train.labels) == 42
+
+
+def test_laying_out_takes_little_memory(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 20 MB, 0.8 MB at a time."""
+    rows, width, block = 50_000, 100, 1 << 11
+    monkeypatch.setattr(columnar, "BLOCK", block)
+    monkeypatch.setattr(laid_out, "BLOCK", block * width)
+    monkeypatch.setattr(standardize, "BLOCK", block * width)
+    values = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
+    table = pd.DataFrame(values, columns=[f"x{place}" for place in range(width)])
+    table["y"], table["client"] = np.arange(rows) % 10 == 0, np.arange(rows) % 50
+    feather(tmp_path / "rows.feather", table)
+    dataset = TableFile(str(tmp_path / "rows.feather"))
+    tracemalloc.start()
+    try:
+        found = dataset.load(0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.train.labels) == 35_000
+    # Some 60 bytes a row are numbers, labels, names and the split, against 400 of inputs; the rest is a few blocks.
+    assert peak < values.nbytes / 2
+
+
+# ------------------------------------------------------------------------------------------------------- damaged files
+
+
+def flipped(raw: bytes, seed: int) -> bytes:
+    """Some bytes changed, or the end cut off."""
+    draw = np.random.default_rng(seed)
+    if seed % 7 == 0:
+        return raw[: int(draw.integers(0, len(raw)))]
+    changed = np.frombuffer(raw, dtype=np.uint8).copy()
+    places = draw.integers(0, len(raw), int(draw.integers(1, 9)))
+    changed[places] ^= draw.integers(1, 256, len(places)).astype(np.uint8)
+    return changed.tobytes()
+
+
+def complaint(file: Path) -> str:
+    """What is said against a file; nothing if it can be read. Any other error than a ValueError comes through."""
+    try:
+        prepare(TableFile(str(file), **NAMES).load(0), Preparation(), 0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@every_kind
+@pytest.mark.parametrize("limit", [0, 1 << 40], ids=["mapped", "in memory"])
+def test_a_damaged_file_is_refused_in_one_line_or_read(
+    tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Writer, limit: int
+) -> None:
+    monkeypatch.setattr(laid_out, "LARGE", limit)
+    write(tmp_path / name, frame())
+    raw = (tmp_path / name).read_bytes()
+    said = []
+    for seed in range(DAMAGED):
+        file = tmp_path / f"{seed}{name}"
+        file.write_bytes(flipped(raw, seed))
+        said.append(complaint(file))
+    assert any(said)
+    assert not any("\n" in message for message in said)
+
+
+DAMAGED = int(os.environ.get("FEDAUC_DAMAGED", "25"))
+"""How many damaged files of each kind are tried."""

@@ -1,0 +1,150 @@
+"""Datasets in files: what is missing, damaged or changed is named and never used; parsing happens once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data_files
+from fedauc.data import Preparation, prepare
+from fedauc.data.cache import cached
+from fedauc.data.chestmnist import ChestMNIST
+from fedauc.data.cifar import Cifar10
+from fedauc.data.partitions import Dirichlet
+from fedauc.data.sources import File, Source, check, digest, home
+
+
+def build(into: Path) -> dict[str, int]:
+    np.save(into / "numbers.npy", np.arange(1000))
+    return {"rows": 1000}
+
+
+def test_the_folder_is_the_option_then_the_variable_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDAUC_DATA", "/somewhere")
+    assert home("/here") == Path("/here")
+    assert home("") == Path("/somewhere")
+    monkeypatch.delenv("FEDAUC_DATA")
+    monkeypatch.setenv("HOME", "/users/me")
+    assert home("") == Path("/users/me/.cache/fedauc")
+
+
+def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
+    calls = []
+
+    def counted(into: Path) -> dict[str, int]:
+        calls.append(into)
+        return build(into)
+
+    for _ in range(2):
+        arrays, counts = cached(tmp_path, "name", counted)
+        assert isinstance(arrays["numbers"], np.memmap)
+        assert not arrays["numbers"].flags.writeable
+        assert counts == {"rows": 1000}
+    assert len(calls) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
+
+
+def test_a_parse_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fails(into: Path) -> dict[str, int]:
+        build(into)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cached(tmp_path, "name", fails)
+    assert list(tmp_path.iterdir()) == []
+    assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_parsed_array_is_named_and_not_used(tmp_path: Path, damage: str) -> None:
+    cached(tmp_path, "name", build)
+    path = tmp_path / "name" / "numbers.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink() if damage == "gone" else path.write_bytes(content if damage == "flip" else content[:-8])
+    with pytest.raises(ValueError, match=r"numbers\.npy is damaged: delete the folder .*name, it will be made again"):
+        cached(tmp_path, "name", build)
+
+
+def test_several_may_parse_at_once(tmp_path: Path) -> None:
+    together = threading.Barrier(4, timeout=30)
+
+    def slow(into: Path) -> dict[str, int]:
+        together.wait()
+        return build(into)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: cached(tmp_path, "name", slow), range(4)))
+    assert [parsed.counts for parsed in found] == [{"rows": 1000}] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
+
+
+def test_a_checksum_is_compared_whatever_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    # The digests of "abc" in RFC 1321 and FIPS 180.
+    check(File(path, "md5:900150983cd24fb0d6963f7d28e17f72"))
+    check(File(path, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"))
+    check(File(path, ""))
+    with pytest.raises(
+        ValueError, match=r"file is damaged or another file: its md5:9001.*, but md5:0 is the published"
+    ):
+        check(File(path, "md5:0"))
+    assert digest(path, "md5") == "md5:900150983cd24fb0d6963f7d28e17f72"
+
+
+def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cifar10 needs cifar-10-binary\.tar\.gz in .*`fedauc data fetch cifar10`"):
+        Cifar10(folder=str(tmp_path)).load(0)
+
+
+def test_a_damaged_file_is_named_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = data_files.cifar10(tmp_path, monkeypatch)
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin is damaged or another file"):
+        dataset.load(0)
+    content[100] ^= 1
+    path.write_bytes(content)
+    assert dataset.load(0).note
+
+
+def test_official_addresses_and_checksums_are_well_formed() -> None:
+    from fedauc.data import datasets
+    from fedauc.data.sources import Stored
+
+    sources: list[Source] = []
+    for kind in datasets().values():
+        if issubclass(kind, Stored):
+            sources += kind.sources
+    assert len(sources) == 13  # CIFAR 2, chests 1, cards 1, Medicare 7, stand-ins 2
+    for source in sources:
+        algorithm, _, value = source.checksum.partition(":")
+        assert len(value) == {"md5": 32, "sha256": 64, "": 0}[algorithm]
+        assert source.url.startswith("https://") or "not published" in source.page
+
+
+def test_mapped_images_reach_the_clients_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = data_files.chestmnist(tmp_path, monkeypatch).load(0)
+    assert isinstance(table.train.inputs, np.memmap)
+    split = prepare(table, Preparation(partition=Dirichlet(clients=4)), 0)
+    assert (split.train.inputs.dtype, tuple(split.train.inputs.shape)) == (split.test.inputs.dtype, (60, 1, 28, 28))
+    assert str(split.train.inputs.dtype) == "torch.uint8"
+
+
+def test_a_damaged_npz_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch)
+    for content, message in ((b"nothing", "is no .npz archive"), (None, "is damaged")):
+        if content is None:
+            np.savez(tmp_path / "chestmnist.npz", train_images=np.zeros(3))
+        else:
+            (tmp_path / "chestmnist.npz").write_bytes(content)
+        data_files.publish(monkeypatch, ChestMNIST, tmp_path)
+        with pytest.raises(ValueError, match=rf"chestmnist\.npz {message}"):
+            ChestMNIST(folder=str(tmp_path)).load(0)

@@ -1,0 +1,135 @@
+"""`fedauc data`: what is there, what is missing, what is wrong, and the counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import data_files
+from cli_helpers import fedauc
+from fedauc.data.chestmnist import ChestMNIST
+from fedauc.data.cifar import Cifar10
+from fedauc.data.sources import Source
+
+
+def test_status_tells_what_is_there_and_where_the_rest_comes_from(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch)
+    told = fedauc(capsys, "data", "status", "--folder", str(tmp_path))
+    assert told.code == 0
+    lines = told.out.splitlines()
+    assert lines[0] == f"folder: {tmp_path}"
+    assert any(line.startswith("chestmnist: there (") for line in lines)
+    assert "medicare: lacks 7 of 7 files" in lines
+    assert "  UPDATED.csv  https://oig.hhs.gov/exclusions/downloadables/UPDATED.csv" in lines
+    assert "  cifar-10-binary.tar.gz  https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in lines
+
+
+def test_verify_names_the_wrong_file_with_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.cifar10(tmp_path, monkeypatch).load(0)
+    where = ("--folder", str(tmp_path))
+    right = fedauc(capsys, "data", "verify", "cifar10", *where)
+    assert right.code == 0
+    assert right.out.count("is right") == 7  # six files and the parsed folder
+    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    wrong = fedauc(capsys, "data", "verify", *where)
+    assert wrong.code == 2
+    assert f"cifar10: {path} is damaged or another file" in wrong.out
+
+
+def test_verify_reads_what_has_no_checksum(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedauc.data.medicare import Medicare
+
+    data_files.medicare(tmp_path, monkeypatch)
+    # The sample's years have 120 rows, fewer than the bound that the command line's defaults set.
+    told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
+    assert told.out.count("has no published checksum; its sha256:") == 7
+    assert "it must have at least least_rows, 900000" in told.out
+    assert told.code == 2
+    assert Medicare().least_rows == 900_000
+
+
+def test_fetch_downloads_what_is_missing_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch)
+    told = fedauc(capsys, "data", "fetch", "chestmnist", "--folder", str(tmp_path))
+    assert (told.code, told.out) == (0, "chestmnist: complete\n")
+    (tmp_path / "chestmnist.npz").unlink()
+    # Port 9 (discard) is served by nobody here.
+    source = ChestMNIST.sources[0]._replace(url="http://127.0.0.1:9/chestmnist.npz")
+    monkeypatch.setattr(ChestMNIST, "sources", (source,))
+    told = fedauc(capsys, "data", "fetch", "chestmnist", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert "error: http://127.0.0.1:9/chestmnist.npz cannot be reached" in told.err
+
+
+def test_fetch_refuses_a_wrong_file_that_is_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch)
+    wrong = Source("chestmnist.npz", "https://example.org/", "md5:0", "")
+    monkeypatch.setattr(ChestMNIST, "sources", (wrong,))
+    told = fedauc(capsys, "data", "fetch", "chestmnist", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert "chestmnist.npz is damaged or another file" in told.err
+
+
+def test_stats_count_after_the_papers_removal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch)
+    told = fedauc(capsys, "data", "stats", "chestmnist", "synthetic", "--folder", str(tmp_path))
+    assert told.code == 0
+    rows = [line.split() for line in told.out.splitlines()]
+    # 6 of 60 have a mass, half of them are removed: 3 of 57 is 5.26 %.
+    assert ["chestmnist", "train", "3", "54", "5.26", "1,994", "/", "74,480"] in rows
+    assert ["synthetic", "train", "200", "1,800", "10.00", "-"] in rows
+
+
+def test_stats_of_everything_skip_what_is_missing_aloud(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = fedauc(capsys, "data", "stats", "--folder", str(tmp_path))
+    assert told.code == 0
+    for name in ("cifar10", "cifar100", "chestmnist", "medicare"):
+        assert f"{name} needs " in told.out
+    named = fedauc(capsys, "data", "stats", "cifar10", "--folder", str(tmp_path))
+    assert named.code == 2
+    assert "cifar10 needs cifar-10-binary.tar.gz" in named.err
+
+
+@pytest.mark.parametrize("command", ["status", "fetch", "verify", "stats"])
+def test_unknown_datasets_have_a_hint(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    told = fedauc(capsys, "data", command, "cifar-10")
+    assert told.code == 2
+    assert "did you mean 'cifar10" in told.err
+
+
+@pytest.mark.parametrize("command", ["status", "fetch", "verify", "stats"])
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    helped = fedauc(capsys, "data", command, "--help")
+    assert helped.code == 0
+    assert f"Example: fedauc data {command}" in " ".join(helped.out.split())
+
+
+def test_a_run_takes_images_from_the_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.cifar10(tmp_path / "data", monkeypatch)
+    monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "data"))
+    chosen = ("--data", "cifar10", "--data.positive", "cat", "--data.validation-rows", "20")
+    parts = ("--data.validation-positives", "4", "--partition", "dirichlet", "--partition.clients", "4")
+    short = ("--model", "small-cnn", "--groups", "2", "--cycles", "2", "--local-steps", "1")
+    ran = fedauc(capsys, "run", *chosen, *parts, *short, "--out", str(tmp_path / "run"))
+    assert ran.code == 0, ran.err
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["data"].startswith("cifar10, 'cat' against the rest; 180 of 180 training rows, 16 labelled positive")
+    assert "validation_auc" in result["final"]
+    assert Cifar10().home == tmp_path / "data"
