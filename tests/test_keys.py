@@ -144,9 +144,104 @@ def test_every_ordered_pair_is_equally_likely(size: int) -> None:
     assert stats.chisquare(counts).pvalue > RARE
 
 
+def splitmix(counter: int, first: int, second: int) -> int:
+    """SplitMix64 (Steele et al. 2014) in Python integers, with the second half of the key added between its rounds."""
+    word = (counter * 0x9E3779B97F4A7C15 + first) % WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    word = (word + second) % WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
+    return word ^ word >> 31
+
+
+def twin_stream(count: int, name: str, client: int) -> list[int]:
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    first, second = (int.from_bytes(digest[half : half + 8], "little") for half in (0, 8))
+    key = splitmix(client, first, second), splitmix(client, second, first)
+    return [splitmix(counter, *key) for counter in range(count)]
+
+
+def test_a_cohorts_dense_rows_sort_the_words_of_each_pass() -> None:
+    # 7 of 5: one whole pass and two of the next. Words are compared by their upper 36 bits.
+    for client, row in zip((3, 90), keys.samples(np.array([5, 5]), 7, (3, 90), 7, "batch").tolist(), strict=True):
+        stream = [word >> 28 for word in twin_stream(10, "7\x1fbatch", client)]
+        assert row == (sorted(range(5), key=stream[:5].__getitem__) + sorted(range(5), key=stream[5:].__getitem__))[:7]
+
+
+def test_a_cohorts_sparse_rows_scale_the_high_half_of_each_word() -> None:
+    for client, row in zip((3, 90), keys.samples(np.array([100, 100]), 5, (3, 90), 7, "batch").tolist(), strict=True):
+        scaled = [(word >> 32) * 100 >> 32 for word in twin_stream(13, "7\x1fbatch", client)]
+        assert row == list(dict.fromkeys(scaled))[:5]
+
+
+def test_cohort_streams_are_golden() -> None:
+    # Written down once: a change here changes the result of every run ever published.
+    assert keys.samples(np.array([10, 4, 1000]), 4, (0, 1, 7), 0, "batch", 5, 2).tolist() == [
+        [0, 3, 4, 2],
+        [3, 0, 1, 2],
+        [755, 865, 186, 48],
+    ]
+
+
+# Sizes of one kind, of several, sparse and dense; 600 is sparse for 9 and for 40, dense for 100.
+@pytest.mark.parametrize("count", [0, 1, 9, 40, 100])
+def test_a_row_does_not_depend_on_the_company_and_uses_every_index_once_a_pass(count: int) -> None:
+    sizes, clients = np.array([1, 2, 3, 5, 40, 41, 63, 64, 100, 600, 5000]), np.arange(11) * 1000
+    rows = keys.samples(sizes, count, clients, "company")
+    assert rows.shape == (11, count)
+    assert rows.dtype == np.int64
+    for place, size in enumerate(sizes.tolist()):
+        alone = keys.samples(sizes[place : place + 1], count, clients[place : place + 1], "company")
+        assert rows[place].tolist() == alone[0].tolist()
+        for start in range(0, count, size):
+            part = rows[place, start : start + size].tolist()
+            assert len(set(part)) == len(part)
+            assert set(part) <= set(range(size))
+
+
+def test_a_stream_is_read_on_until_enough_indices_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All of 20 by rejection: the last comes after some 20 * (1 + 1/2 + ... + 1/20) = 72 words, far beyond the first 41.
+    monkeypatch.setattr(keys, "SPARSE", 1)
+    for client, row in zip((3, 4), keys.samples(np.array([20, 20]), 20, (3, 4), 7, "batch").tolist(), strict=True):
+        scaled = [(word >> 32) * 20 >> 32 for word in twin_stream(1000, "7\x1fbatch", client)]
+        assert row == list(dict.fromkeys(scaled))
+
+
+# 2 of 5 is dense (20 ordered pairs), 2 of 16 is sparse (240): 100 draws are expected of each ordered pair.
+@pytest.mark.parametrize("size", [5, 16])
+@pytest.mark.parametrize("vary", ["client", "round"])
+def test_every_ordered_pair_is_equally_likely_for_a_cohort(size: int, vary: str) -> None:
+    pairs = list(itertools.permutations(range(size), 2))
+    draws = 100 * len(pairs)
+    if vary == "client":
+        rows = keys.samples(np.full(draws, size), 2, range(draws), "pairs")
+    else:
+        rows = np.concatenate([keys.samples(np.full(20, size), 2, range(20), "pairs", r) for r in range(draws // 20)])
+    seen = Counter(map(tuple, rows.tolist()))
+    assert stats.chisquare([seen[pair] for pair in pairs]).pvalue > RARE
+
+
+def test_clients_side_by_side_and_their_later_words_are_independent() -> None:
+    # 2^31 of which one is wanted: the index is the first word's upper 31 bits.
+    clients = 20_000
+    words = keys.samples(np.full(clients, 2**31), 3, range(clients), "bits")
+    for one, other in ((words[1:, 0], words[:-1, 0]), (words[:, 0], words[:, 1]), (words[:, 1], words[:, 2])):
+        flips = (one ^ other)[:, None] >> np.arange(31) & 1
+        # Every bit differs half of the time: 31 means with standard error 1/2 / sqrt(20,000), one of them in 6 sigma.
+        np.testing.assert_allclose(flips.mean(axis=0), 0.5, atol=6 * 0.5 / np.sqrt(clients))
+        cells = np.bincount((one >> 28) * 8 + (other >> 28), minlength=64)
+        assert stats.chisquare(cells).pvalue > RARE
+
+
+@pytest.mark.parametrize("sizes", [[3, 0], [-1, 4]])
+def test_a_cohort_that_draws_from_nothing_is_refused_in_one_line(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"^cannot draw 2 indices below {min(sizes)}: size must be at least 1$"):
+        keys.samples(np.array(sizes), 2, (0, 1), "nothing")
+
+
 def test_global_generators_are_untouched() -> None:
     before = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
     keys.sample(10, 5, "quiet")
     keys.sample(1000, 5, "quiet")
+    keys.samples(np.array([10, 1000]), 5, (0, 1), "quiet")
     keys.generator("quiet").random()
     assert before == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002

@@ -169,10 +169,12 @@ class Visits(NamedTuple):
     """What an engine returns: the cohort's reduced upload, and its mean loss before the first step.
 
     The loss is telemetry of a simulation: an engine across machines may return None instead of asking for it.
+    `cohort` is who came, where that is not who was due; the upload is then over those, and empty if nobody came.
     """
 
     upload: Upload
     value: Tensor | None
+    cohort: Cohort | None = None
 
 
 # ------------------------------------------------------------------------------------------------- the abstractions

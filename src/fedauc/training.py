@@ -100,8 +100,9 @@ class Training:
     def close(self, opened: Opened, visits: Visits | None) -> Round:
         """The server's second half: count what travelled, and merge what came back (None: nobody came)."""
         phase, cohort, server, average, order = opened
-        reduced, loss = (Upload(), None) if visits is None else visits
-        if order is None:
+        reduced, loss, came = visits or Visits(Upload(), None)
+        cohort = came or cohort
+        if order is None or not cohort.clients:
             self.ledger.absent(cohort)
         else:
             self.ledger.record(order, reduced, cohort)

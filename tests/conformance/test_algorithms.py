@@ -429,7 +429,7 @@ def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
 
 
 def test_a_recipe_says_which_engines_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: auto, batched, compiled, loop"):
+    with pytest.raises(ValueError, match=r"unknown engine 'nothing'.*known: auto, batched, compiled, graphed, loop"):
         Recipe.of("fedavg", engine="nothing")
 
 

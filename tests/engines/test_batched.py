@@ -19,6 +19,7 @@ from fedauc.engines.kernels import Unsupported, kernels
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.experiments.recipe import assemble
 from fedauc.interfaces import Model, Network
+from fedauc.models._layers import ImageMean
 from fedauc.models.model import Scale
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
@@ -67,19 +68,35 @@ MAPPED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def stack(network: ModuleNetwork) -> tuple[Model, Tensor]:
+def image_block(*head: nn.Module) -> nn.Module:
+    """Images 2x7x5 through a strided, padded convolution without bias and a norm: 4 channels of 4x3."""
+    body = [nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.GroupNorm(2, 4), nn.Tanh()]
+    return nn.Sequential(*body, *head)
+
+
+IMAGE = (2, 7, 5)
+IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "strided": lambda: image_block(ImageMean(), nn.Linear(4, 1)),
+    "pooled": lambda: image_block(nn.AvgPool2d((2, 3), 1, (1, 0)), nn.Flatten(), nn.Linear(20, 2)),
+    "grouped": lambda: image_block(nn.Conv2d(4, 6, 2, groups=2), nn.ReLU(), ImageMean(), nn.Linear(6, 1)),
+    "dilated": lambda: nn.Sequential(nn.Conv2d(2, 3, (2, 1), dilation=(2, 1)), nn.Flatten(), nn.Linear(75, 1)),
+    "normed images": lambda: nn.Sequential(nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(70, 1)),
+    "bare norm": lambda: image_block(nn.GroupNorm(4, 4, affine=False), nn.Flatten(), nn.Linear(48, 1)),
+}
+
+
+def stack(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor]:
     """Three clients' weights around the module's, and rows of their own."""
     rng = np.random.default_rng(0)
     start = network.state()
     weights = start.weights + torch.from_numpy(rng.normal(scale=0.3, size=(CLIENTS, len(start.weights))))
-    return Model(weights, start.buffers.expand(CLIENTS, 0)), torch.from_numpy(
-        rng.normal(size=(CLIENTS, ROWS, FEATURES))
-    )
+    rows = torch.from_numpy(rng.normal(size=(CLIENTS, ROWS, *shape)))
+    return Model(weights, start.buffers.expand(CLIENTS, 0)), rows
 
 
-def agree(network: ModuleNetwork, together: Network) -> None:
+def agree(network: ModuleNetwork, together: Network, shape: tuple[int, ...] = (FEATURES,)) -> None:
     """Outputs and pullback of the stack are each client's own."""
-    model, inputs = stack(network)
+    model, inputs = stack(network, shape)
     scored = together.score(model, inputs)
     cotangent = torch.from_numpy(np.random.default_rng(1).normal(size=scored.outputs.shape))
     gradient = scored.pullback(cotangent)
@@ -95,14 +112,21 @@ def test_kernels_give_autograds_numbers(chain: str) -> None:
     agree(network, KernelNetwork(network.plain))
 
 
+@pytest.mark.parametrize("chain", IMAGES)
+def test_image_kernels_give_autograds_numbers(chain: str) -> None:
+    network = ModuleNetwork(keyed(IMAGES[chain]))
+    agree(network, KernelNetwork(network.plain), IMAGE)
+
+
 @pytest.mark.parametrize("chain", [*CHAINS, *MAPPED])
 def test_mapped_networks_give_autograds_numbers(chain: str) -> None:
     network = ModuleNetwork(keyed((CHAINS | MAPPED)[chain]))
     agree(network, VmapNetwork(network))
 
 
-def test_kernels_take_images_of_bytes() -> None:
-    network = ModuleNetwork(keyed(lambda: Scale(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)))))
+@pytest.mark.parametrize("how", [(0.0, 1.0), (0.5, 0.25)], ids=["plain", "centred"])
+def test_kernels_take_images_of_bytes(how: tuple[float, float]) -> None:
+    network = ModuleNetwork(keyed(lambda: Scale(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
     images = torch.arange(CLIENTS * ROWS * 12, dtype=torch.uint8).view(CLIENTS, ROWS, 3, 2, 2)
     model = Model(network.state().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
     together = KernelNetwork(network.plain).score(model, images)
@@ -152,6 +176,21 @@ def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(batched, "GATHER", 0)
     parts = states("batched", module, "cycp-pairwise")
     assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Conv2d(2, 1, 3, padding="same"), "Conv2d with padding 'same' of zeros"),
+        (lambda: nn.Conv2d(2, 1, 3, padding=1, padding_mode="circular"), "Conv2d with padding .* of circular"),
+        (lambda: nn.Flatten(0), "Flatten from 0 to -1"),
+        (lambda: nn.Softplus(), "Softplus"),
+    ],
+    ids=["same", "circular", "flatten", "unknown"],
+)
+def test_layers_that_would_run_otherwise_have_no_kernel(make: Callable[[], nn.Module], reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"{reason}.* has no batched kernel"):
+        kernels(nn.Sequential(nn.Linear(FEATURES, FEATURES), make()))
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedauc import Clients, Recipe
 from fedauc import engines as choice
 from fedauc.engines import compiled
-from fedauc.engines.batched import BatchedEngine
+from fedauc.engines.batched import Advanced, BatchedEngine, Rows
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.interfaces import Order, Phase
 from fedauc.stages import Geometric
-from fedauc.trees import tree_leaves
+from fedauc.trees import Tree, tree_leaves
 
 # The compiler itself uses what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 
 FEATURES = 4
 
+ADAPTIVE = Geometric(initial=1, decay=0.25, scale=1, local_steps="adaptive")
+"""Stages of one cycle, the step size a quarter and the local steps twice those of the last."""
+
 CASES: dict[str, dict[str, Any]] = {
-    "cycp-fedavg": {"weight_decay": 0.01},
-    "cycp-minimax": {"prox": 0.1, "stages": Geometric(initial=1, decay=0.5)},
-    "cycp-pairwise": {"stages": Geometric(initial=1, decay=0.5)},
-    "a-scaffold": {},
-    "codasca": {},
+    "cycp-fedavg": {"groups": 2, "weight_decay": 0.01, "stages": ADAPTIVE},
+    "cycp-pairwise": {"groups": 7, "stages": ADAPTIVE},
+    "codasca": {"prox": 0.1, "local_steps": 1},
+    "a-scaffold": {"groups": 2},
 }
+"""Groups of 4 and 3 clients; groups of one, and scores to collect; one step, a stage's reference, memories, and duals
+that are one and the same zero at first; memories that roll over."""
+
+
+@pytest.fixture(autouse=True)
+def _no_second_compilation() -> Iterator[None]:
+    """One compilation for all cohorts, stages and steps of a run, and none that another run has used up."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        yield
 
 
 def federation() -> Clients:
-    """Six clients of 12 rows, a third positives, the first without any."""
+    """Seven clients of 12 rows, a third positives, the first without any."""
     rng = np.random.default_rng(3)
-    labels = (np.arange(72) % 3 == 0) & (np.arange(72) >= 12)
-    return Clients.from_arrays(rng.normal(size=(72, FEATURES)) + labels[:, None], labels, client=np.arange(72) // 12)
+    labels = (np.arange(84) % 3 == 0) & (np.arange(84) >= 12)
+    return Clients.from_arrays(rng.normal(size=(84, FEATURES)) + labels[:, None], labels, client=np.arange(84) // 12)
 
 
 def model() -> nn.Module:
@@ -51,17 +65,65 @@ def assembled(engine: str, method: str, **settings: Any) -> Assembly:
     return assemble(Recipe.of(method, engine=engine, **{**chosen, **settings}), model(), federation())
 
 
-@pytest.mark.parametrize("method", CASES)
-def test_compiled_runs_equal_the_loops(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five steps are two compiled calls of two and one step left over; stages change the step size."""
-    monkeypatch.setattr(compiled, "CHUNK", 2)
+def agree(method: str, **settings: Any) -> CompiledEngine:
+    """Run the loop and the compiled engine, compare every round, and return the latter."""
     found = []
-    for engine in ("loop", "compiled"):
-        training, _, start = assembled(engine, method, **CASES[method])
-        found.append([finished.state.server for finished in training.rounds(start)])
-    for loop, other in zip(*found, strict=True):
+    for name in ("loop", "compiled"):
+        training, _, start = assembled(name, method, **settings)
+        found.append([(finished.state.server, finished.value) for finished in training.rounds(start)])
+    for (loop, loss), (other, other_loss) in zip(*found, strict=True):
+        assert other_loss == (None if loss is None else pytest.approx(loss, rel=1e-9))
         for left, right in zip(tree_leaves(loop), tree_leaves(other), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+    assert isinstance(training.engine, CompiledEngine)
+    return training.engine
+
+
+def made(functions: dict[Any, Any]) -> list[bool]:
+    return [function is not None for function in functions.values()]
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_compiled_runs_equal_the_loops(method: str) -> None:
+    """What is compiled is the whole visit, save where memories roll over at the end of a cycle: there the steps are."""
+    engine = agree(method, **CASES[method])
+    rolling = method == "a-scaffold"
+    assert made(engine._visits) == [not rolling]
+    assert made(engine._loops) == [True] * rolling
+
+
+def failing(*_: Any) -> Any:
+    raise RuntimeError("no such loop")
+
+
+def idle(method: Any) -> Callable[..., Any]:
+    """A miscompiled function: it takes no steps."""
+    engine = method.__self__
+
+    def visit(batch: Any, step_size: Any, rows: Rows, memory: Tree, shares: Tensor, shared: Tree, anchor: Tree) -> Any:
+        order = engine._widened(Order(Phase(0, 0, 0, step_size, 1, batch), shared, anchor), len(shares))
+        return engine._reduced(order, memory, Advanced(order.shared, (), shares), shares)
+
+    def steps(batch: Any, step_size: Any, rows: Rows, shared: Tree, anchor: Tree, local: Tree) -> Advanced:
+        return Advanced(local, (), rows.weights[:, 0])
+
+    return visit if method.__name__ == "_visit" else steps
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [(lambda _: failing, "no such loop"), (idle, "the result differs")], ids=["fails", "errs"]
+)
+def test_what_does_not_compile_or_compiles_to_something_else_runs_step_by_step(
+    compiler: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_compiled", compiler)
+    with caplog.at_level(logging.INFO, logger="fedauc"):
+        engine = agree("cycp-fedavg")
+    assert (made(engine._visits), made(engine._loops)) == ([False], [False])
+    said = [record.getMessage() for record in caplog.records if record.name == "fedauc"]
+    # Once for the visit and once for its steps.
+    assert len(said) == 2
+    assert all(reason in line for line in said)
 
 
 def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +131,10 @@ def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.Monke
         return type(assembled("auto", "cycp-fedavg").training.engine)
 
     assert engine() is BatchedEngine
-    # 2 cycles of 6 rounds of 5 steps.
-    monkeypatch.setattr(choice, "COMPILE_FROM", 60)
+    # 2 cycles of 7 rounds of 5 steps.
+    monkeypatch.setattr(choice, "COMPILE_FROM", 70)
     assert engine() is CompiledEngine
-    monkeypatch.setattr(choice, "COMPILE_FROM", 61)
+    monkeypatch.setattr(choice, "COMPILE_FROM", 71)
     assert engine() is BatchedEngine
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from fedauc import keys
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
+from fedauc.trees import send
 
 
 class Chunk(NamedTuple):
-    """One round's scores `[M, I, B]` per class (embeddings `[M, I, B, E]`), and whose they are `[M]`."""
+    """One round's scores `[M, I, B]` per class (embeddings `[M, I, B, E]`), and whose they are `[M]`, on the CPU."""
 
     clients: Tensor
     scores: Passive
@@ -34,7 +35,7 @@ def assemble(setting: Setting, recent: Sequence[Chunk], phase: Phase, old: Passi
         if setting.weighting == "pooled" and len(scores):
             counts = np.concatenate([count for _, count in chunks])
             chosen = systematic(counts, (setting.seed, "resample", phase.round, side))
-            scores = scores[torch.from_numpy(chosen).to(scores.device)]
+            scores = scores[send(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
     return Passive(*sides)
 
@@ -42,7 +43,7 @@ def assemble(setting: Setting, recent: Sequence[Chunk], phase: Phase, old: Passi
 def _holders(chunk: Chunk, scores: Tensor, held: np.ndarray) -> tuple[Tensor, np.ndarray]:
     """The scores of clients that hold the class, flat, and for each how many rows of the class its client holds."""
     counts = held[chunk.clients.cpu().numpy()]
-    keep = torch.from_numpy(np.flatnonzero(counts)).to(scores.device)
+    keep = send(np.flatnonzero(counts), scores.device)
     slots = scores.shape[1] * scores.shape[2]
     return scores[keep].flatten(0, 2), np.repeat(counts[counts > 0], slots)
 
@@ -62,9 +63,8 @@ def draw(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passi
         if len(scores) == 0:
             sides.append(scores.new_zeros(len(cohort.clients), phase.local_steps, *scores.shape))
             continue
-        count = phase.local_steps * size
-        key = (setting.seed, "passive", phase.round, side)
-        index = np.stack([keys.sample(len(scores), count, *key, client) for client in cohort.clients])
-        chosen = scores[torch.from_numpy(index).to(scores.device)]
+        sizes, count = np.full(len(cohort.clients), len(scores)), phase.local_steps * size
+        index = keys.samples(sizes, count, cohort.clients, setting.seed, "passive", phase.round, side)
+        chosen = scores[send(index, scores.device)]
         sides.append(chosen.reshape(len(index), phase.local_steps, size, *scores.shape[1:]))
     return Passive(*sides)

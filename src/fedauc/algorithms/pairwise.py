@@ -99,8 +99,7 @@ class Pairwise(Algorithm):
         """Move by the mean change; the scores wait until the cycle ends, or slide through the window."""
         pool, recent = server.private
         if not is_empty(reduced.pool):
-            clients = torch.tensor(cohort.clients, device=pool.positives.device)
-            recent = (*recent, Chunk(clients, reduced.pool))
+            recent = (*recent, Chunk(torch.tensor(cohort.clients), reduced.pool))
         if self.pool == "window":
             recent = recent[-setting.cycle_length :]
             pool = assemble(setting, recent, phase, pool)

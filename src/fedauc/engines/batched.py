@@ -6,6 +6,7 @@ import itertools
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class Rows(NamedTuple):
     rows: Tensor
     weights: Tensor
     own: Tree
-    moves: Tensor | None
+    moves: Tree
 
 
 class Opened(NamedTuple):
@@ -64,29 +65,47 @@ class StackedEngine(Simulator):
 
     def open(self, order: Order, cohort: Cohort) -> Opened:
         """Everything the cohort's local steps need."""
-        count = len(cohort.clients)
-        wide = order._replace(shared=widen(order.shared, count), anchor=widen(order.anchor, count))
-        memory = self._recall(order, cohort)
+        wide, memory = self._widened(order, len(cohort.clients)), self._recall(order, cohort)
         return Opened(wide, cohort, memory, self._algorithm.begin(wide, memory), self._draw(order, cohort))
 
     def close(self, opened: Opened, advanced: Advanced) -> Visits:
         """What comes back after the local steps."""
         order, cohort, memory, _, _ = opened
-        upload, memory = self._algorithm.finish(order, memory, advanced.local, advanced.emitted)
+        upload, memory, loss = self._reduced(order, memory, advanced, self._shares(cohort))
         self._remember(memory, cohort)
-        value = None if order.phase.scoring else advanced.losses.mean()
-        return Visits(Upload(_mean(upload.mean, cohort), upload.pool), value)
+        return Visits(upload, None if order.phase.scoring else loss)
+
+    def _shares(self, cohort: Cohort) -> Tensor:
+        return send(np.array(cohort.weights), self._network.device)
+
+    def _widened(self, order: Order, count: int) -> Order:
+        """What each client of the cohort is sent."""
+        return order._replace(shared=widen(order.shared, count), anchor=widen(order.anchor, count))
+
+    def _reduced(self, order: Order, memory: Tree, advanced: Advanced, shares: Tensor) -> tuple[Upload, Tree, Tensor]:
+        """The cohort's mean upload, what its clients remember, and their mean loss."""
+        upload, memory = self._algorithm.finish(order, memory, advanced.local, advanced.emitted)
+        mean = tree_map(lambda leaf: _mean(shares, leaf), upload.mean)
+        return Upload(mean, upload.pool), memory, advanced.losses.mean()
 
     @abstractmethod
     def _advance(self, opened: Opened) -> Advanced:
         """Take every local step."""
 
+    def _step_by_step(self, opened: Opened) -> Advanced:
+        order, local, emitted, network = opened.order, opened.local, [], Once(self._stacked)
+        rows = VisitBatches(self._inputs, self._labels, opened.rows)
+        batches = (tree_at(rows.steps(step, step + 1), 0) for step in range(len(rows)))
+        first = next(batches)
+        losses = self._loss(network, order, local, first)
+        for batch in itertools.chain([first], batches):
+            local, scores = self._algorithm.step(network, order, local, batch)
+            emitted.append(scores)
+        return Advanced(local, together(emitted), losses)
+
     def _recall(self, order: Order, cohort: Cohort) -> Tree:
-        known = [self._memories.get(client, ()) for client in cohort.clients]
-        if any(is_empty(memory) for memory in known):
-            blank = self._algorithm.blank(order)
-            known = [blank if is_empty(memory) else memory for memory in known]
-        return tree_stack(known)
+        blank = self._algorithm.blank(order)
+        return () if is_empty(blank) else tree_stack([self._memories.get(client, blank) for client in cohort.clients])
 
     def _remember(self, memory: Tree, cohort: Cohort) -> None:
         if is_empty(memory):
@@ -97,7 +116,7 @@ class StackedEngine(Simulator):
 
     def _draw(self, order: Order, cohort: Cohort) -> Rows:
         drawn, device = self._draws.cohort(cohort.clients, order.phase), self._inputs.device
-        moves = None if drawn.moves is None else send(drawn.moves, device)
+        moves = () if drawn.moves is None else send(drawn.moves, device)
         return Rows(send(drawn.rows, device), send(drawn.weights, device).to(self._labels), order.own, moves)
 
     def _loss(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
@@ -112,7 +131,7 @@ class VisitBatches:
 
     def __init__(self, inputs: Tensor, labels: Tensor, rows: Rows) -> None:
         self._inputs, self._index, self._weights = inputs, rows.rows.transpose(0, 1).contiguous(), rows.weights
-        self._moves = None if rows.moves is None else rows.moves.transpose(0, 1)
+        self._moves = None if is_empty(rows.moves) else rows.moves.transpose(0, 1)
         self._own = tree_map(lambda leaf: leaf.transpose(0, 1), rows.own)
         self._labels = _rows(labels, self._index)
         size = self._index.numel() * inputs[0].numel() * inputs.element_size()
@@ -142,15 +161,7 @@ class BatchedEngine(StackedEngine):
     name: ClassVar[str] = "batched"
 
     def _advance(self, opened: Opened) -> Advanced:
-        order, local, emitted, network = opened.order, opened.local, [], Once(self._stacked)
-        rows = VisitBatches(self._inputs, self._labels, opened.rows)
-        batches = (tree_at(rows.steps(step, step + 1), 0) for step in range(len(rows)))
-        first = next(batches)
-        losses = self._loss(network, order, local, first)
-        for batch in itertools.chain([first], batches):
-            local, scores = self._algorithm.step(network, order, local, batch)
-            emitted.append(scores)
-        return Advanced(local, together(emitted), losses)
+        return self._step_by_step(opened)
 
 
 def together(emitted: list[Tree]) -> Tree:
@@ -184,10 +195,7 @@ def widen(tree: Tree, count: int) -> Tree:
     return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
 
 
-def _mean(tree: Tree, cohort: Cohort) -> Tree:
-    def average(leaf: Tensor) -> Tensor:
-        weights = torch.tensor(cohort.weights, dtype=leaf.dtype, device=leaf.device)
-        mean: Tensor = torch.tensordot(weights, leaf, dims=1)
-        return mean
-
-    return tree_map(average, tree)
+def _mean(shares: Tensor, leaf: Tensor) -> Tensor:
+    if not leaf.numel():
+        return leaf.new_zeros(leaf.shape[1:])
+    return (shares.to(leaf.dtype) @ leaf.reshape(len(leaf), -1)).view(leaf.shape[1:])

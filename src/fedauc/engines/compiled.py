@@ -1,32 +1,72 @@
-"""The compiled engine: the batched engine whose steps are compiled, several to a call.
+"""The compiled engine: the batched engine whose local steps, gathering their rows included, are one compiled loop.
 
 Small models are bound by the cost of starting operations, not by arithmetic. Compiling takes seconds, so `auto` chooses
 this engine for long runs only; the choice depends on the configuration alone, so that a resumed run makes it again. The
-step size is an input of the compiled function, so that a new stage needs no new compilation.
+number of clients, the number of steps and the step size are inputs of the compiled loop, so that a new cohort or stage
+needs no new compilation.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 
+from fedauc.data.augment import move
 from fedauc.data.clients import Clients
-from fedauc.engines.batched import Advanced, Opened, StackedEngine, VisitBatches, together
+from fedauc.engines.batched import Advanced, Opened, Rows, StackedEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.stacked import KernelNetwork
-from fedauc.interfaces import Algorithm, Batch, Order, Phase, Setting
+from fedauc.interfaces import Algorithm, Batch, BatchSize, Cohort, Order, Phase, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, tree_at, tree_map
+from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map
 
-CHUNK = 16
-"""Local steps in one compiled call: more would cost more to compile than it saves."""
+CHECKED = ("TENSOR_MATCH", "SHAPE_ENV", "DUPLICATE_INPUT")
+"""What a call checks before it trusts what was compiled: its tensors. The engine itself does not change."""
+
+OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "guard_filter_fn": lambda guards: [guard.guard_type in CHECKED for guard in guards],
+    "realize_reads_threshold": 1,
+}
+"""A C++ caller instead of a Python one; and gathered rows are written down, since a step reads them twice."""
+
+TRUST = 1e-3
+"""How far a compiled visit's first result may be from the plain steps', relative to the largest value."""
+
+Compiled = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+class Kind(NamedTuple):
+    """What a compiled function is built for: a size of one, unlike others, and the batch's."""
+
+    one_client: bool
+    one_step: bool
+    batch: BatchSize
+
+
+class Unknown:
+    """A phase's entry that changes from round to round, so that nothing compiled may depend on it."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("the phase is not known to what is compiled")
+
+    __eq__ = __hash__ = __bool__  # type: ignore[assignment]
+
+
+UNKNOWN: Any = Unknown()
 
 
 @final
 class CompiledEngine(StackedEngine):
-    """Chunks of steps as one compiled function; steps that fill no chunk run as they are."""
+    """A visit as one compiled function; its local steps only, where the algorithm's other verbs depend on the round."""
 
     name: ClassVar[str] = "compiled"
 
@@ -35,29 +75,144 @@ class CompiledEngine(StackedEngine):
         if not isinstance(self._stacked, KernelNetwork):
             raise Unsupported("it has layers without a kernel, which are not compiled")
         _check_compiler()
-        self._compiled = torch.compile(self._steps, fullgraph=True)
+        self._visits: dict[Kind, Compiled | None] = {}
+        self._loops: dict[Kind, Compiled | None] = {}
+
+    @torch.no_grad()
+    def visit(self, order: Order, cohort: Cohort) -> Visits:
+        """Visit the cohort side by side."""
+        kind = Kind(len(cohort.clients) == 1, order.phase.local_steps == 1, order.phase.batch)
+        # A scoring cycle is too short to compile for.
+        if order.phase.scoring or self._visits.get(kind, self) is None:
+            return super().visit(order, cohort)
+        rows, memory, shares = self._draw(order, cohort), self._recall(order, cohort), self._shares(cohort)
+        shared, anchor = _apart((order.shared, order.anchor))
+        arguments = (kind.batch, self._step_size(order), rows, memory, shares, shared, anchor)
+        if kind not in self._visits:
+            plain = self._plain(order, cohort, memory, rows, shares)
+            _let_vary((rows, memory, shares), rows, kind)
+            self._visits[kind] = _trusted(self._visit, arguments, plain)
+        compiled = self._visits[kind]
+        if compiled is None:
+            return super().visit(order, cohort)
+        upload, memory, value = compiled(*arguments)
+        self._remember(memory, cohort)
+        return Visits(upload, value)
+
+    def _plain(self, order: Order, cohort: Cohort, memory: Tree, rows: Rows, shares: Tensor) -> Tree:
+        """What a compiled visit must give."""
+        wide = self._widened(order, len(shares))
+        opened = Opened(wide, cohort, memory, self._algorithm.begin(wide, memory), rows)
+        return self._reduced(wide, memory, self._step_by_step(opened), shares)
 
     def _advance(self, opened: Opened) -> Advanced:
-        order, rows = opened.order, VisitBatches(self._inputs, self._labels, opened.rows)
-        step_size = torch.tensor(order.phase.step_size, dtype=self._network.dtype, device=self._network.device)
-        phase = Phase(0, 0, 0, step_size, order.phase.local_steps, order.phase.batch, order.phase.scoring)
-        sent = Order(phase, order.shared, order.anchor)
-        local, emitted = tree_map(Tensor.contiguous, opened.local), []
-        losses = self._loss(self._stacked, order, local, tree_at(rows.steps(0, 1), 0))
-        for start in range(0, len(rows), CHUNK):
-            batches = rows.steps(start, start + CHUNK)
-            steps = self._compiled if len(batches.labels) == CHUNK else self._steps
-            local, scores = steps(sent, local, batches)
-            emitted += scores
-        return Advanced(local, together(emitted), losses)
+        order, rows = opened.order, opened.rows
+        kind = Kind(len(rows.weights) == 1, order.phase.local_steps == 1, order.phase.batch)
+        if order.phase.scoring or self._loops.get(kind, self) is None:
+            return self._step_by_step(opened)
+        trees = _apart((order.shared, order.anchor, opened.local))
+        arguments = (kind.batch, self._step_size(order), rows, *trees)
+        if kind not in self._loops:
+            plain = self._step_by_step(opened)
+            _let_vary((rows, trees), rows, kind)
+            self._loops[kind] = _trusted(self._steps, arguments, plain)
+        compiled = self._loops[kind]
+        return self._step_by_step(opened) if compiled is None else compiled(*arguments)
 
-    def _steps(self, order: Order, local: Tree, batches: Batch) -> tuple[Tree, list[Tree]]:
-        """Some steps in a row."""
-        emitted = []
-        for step in range(len(batches.labels)):
-            local, scores = self._algorithm.step(self._stacked, order, local, tree_at(batches, step))
-            emitted.append(scores)
-        return local, emitted
+    def _step_size(self, order: Order) -> Tensor:
+        return torch.tensor(order.phase.step_size, dtype=self._network.dtype, device=self._network.device)
+
+    def _visit(
+        self, batch: BatchSize, step_size: Tensor, rows: Rows, memory: Tree, shares: Tensor, shared: Tree, anchor: Tree
+    ) -> tuple[Upload, Tree, Tensor]:
+        """From what is sent to what comes back."""
+        order = self._widened(Order(_phase(batch, step_size, rows), shared, anchor), len(shares))
+        local = self._algorithm.begin(order, memory)
+        advanced = self._steps(batch, step_size, rows, order.shared, order.anchor, local)
+        return self._reduced(order, memory, advanced, shares)
+
+    def _steps(
+        self, batch: BatchSize, step_size: Tensor, rows: Rows, shared: Tree, anchor: Tree, local: Tree
+    ) -> Advanced:
+        """Every local step, traced once whatever their number."""
+        # What goes into a loop or comes out of it must not share memory; where it does not, the copy is compiled away.
+        shared, anchor, local = (tree_map(_copy, tree) for tree in (shared, anchor, local))
+        order = Order(_phase(batch, step_size, rows), shared, anchor)
+        drawn = tree_map(lambda leaf: leaf.transpose(0, 1), (rows.rows, rows.own, rows.moves))
+
+        def step(local: Tree, drawn: Tree) -> tuple[Tree, Tree]:
+            return self._algorithm.step(self._stacked, order, local, self._batch(drawn, rows.weights))
+
+        def flat_step(carried: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            after, emitted = tree_map(_copy, step(_filled(local, carried), _filled(drawn, now)))
+            return tree_leaves(after), tree_leaves(emitted)
+
+        first = tree_at(drawn, 0)
+        losses = self._algorithm.monitor(self._stacked, order, local, self._batch(first, rows.weights))
+        # For its shape alone: the compiler drops the numbers.
+        shape = step(local, first)[1]
+        last, emitted = scan(flat_step, tree_leaves(local), tree_leaves(drawn))
+        return Advanced(_filled(local, last), _filled(shape, [leaf.transpose(0, 1) for leaf in emitted]), losses)
+
+    def _batch(self, drawn: Tree, weights: Tensor) -> Batch:
+        index, own, moves = drawn
+        inputs = self._inputs[index]
+        return Batch(inputs if is_empty(moves) else move(inputs, moves), self._labels[index], weights, own)
+
+
+def _phase(batch: BatchSize, step_size: Tensor, rows: Rows) -> Phase:
+    """What compiled code may know of a round."""
+    known = Phase(UNKNOWN, UNKNOWN, UNKNOWN, step_size, rows.rows.shape[1], batch)
+    return known._replace(starts_stage=UNKNOWN, ends_cycle=UNKNOWN, ends_stage=UNKNOWN, learned=UNKNOWN)
+
+
+def _trusted(method: Any, arguments: Arguments, plain: Tree) -> Compiled | None:
+    """A method compiled, if that gives the plain steps' result: torch calls what it compiles loops with a prototype."""
+    try:
+        compiled = _compiled(method)
+        pairs = zip(tree_leaves(compiled(*arguments)), tree_leaves(plain), strict=True)
+        if all(_alike(*pair) for pair in pairs):
+            return compiled
+        reason = "the result differs"
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()[:20])
+    logging.getLogger("fedauc").info("a part of a visit is not compiled: %s", reason)
+    return None
+
+
+def _compiled(method: Any) -> Compiled:
+    """A method compiled by itself: torch keeps what it compiled with the code, which all engines share."""
+    own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, None, method.__closure__)
+    return partial(torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS), method.__self__)
+
+
+def _let_vary(trees: Tree, rows: Rows, kind: Kind) -> None:
+    """Have these compiled for any number of clients and steps."""
+    for leaf in () if kind.one_client else tree_leaves(trees):
+        torch._dynamo.maybe_mark_dynamic(leaf, 0)
+    for leaf in () if kind.one_step else tree_leaves((rows.rows, rows.own, rows.moves)):
+        torch._dynamo.maybe_mark_dynamic(leaf, 1)
+
+
+def _apart(tree: Tree) -> Tree:
+    """The same values, no tensor twice: duals may start as one zero, and the compiler would have them stay one."""
+    return tree_map(Tensor.detach, tree)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether they differ by no more than rounding, which grows over the steps."""
+    scale = float(other.abs().max()) if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=TRUST, atol=TRUST * scale, equal_nan=True)
+
+
+def _copy(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _filled(tree: Tree, leaves: Sequence[Tensor]) -> Tree:
+    """A tree of this shape with other leaves."""
+    left = iter(leaves)
+    return tree_map(lambda _: next(left), tree)
 
 
 def _check_compiler() -> None:

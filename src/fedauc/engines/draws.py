@@ -39,8 +39,8 @@ class Draws:
 
     def cohort(self, clients: Sequence[int], phase: Phase) -> Drawn:
         """Every client's visit; no client's draws depend on who else takes part."""
-        visits = [self.rows(client, phase) for client in clients]
-        rows, weights = np.stack([visit.rows for visit in visits]), np.stack([visit.weights for visit in visits])
+        chosen = np.asarray(clients)
+        rows, weights = (self._by_class if self._draw == "classes" else self._any)(chosen, phase)
         if self._setting.augment == "none":
             return Drawn(rows, weights, None)
         count = rows[0].size
@@ -49,24 +49,27 @@ class Draws:
 
     def rows(self, client: int, phase: Phase) -> VisitRows:
         """The rows of one client's visit."""
-        return self._by_class(client, phase) if self._draw == "classes" else self._any(client, phase)
+        drawn = self.cohort((client,), phase)
+        return VisitRows(drawn.rows[0], drawn.weights[0])
 
-    def _by_class(self, client: int, phase: Phase) -> VisitRows:
-        held = (self._clients.positives(client), self._clients.negatives(client))
+    def _by_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+        start, end = self._clients.offsets[clients], self._clients.offsets[clients + 1]
+        middle = start + self._clients.census.positives[clients]
         # A class the client lacks is filled from the other one, at weight zero: BatchNorm then still sees its data.
-        sides = (held[0] if len(held[0]) else held[1], held[1] if len(held[1]) else held[0])
-        index = [self._take(sides[side], phase.batch[side], client, phase, side) for side in (0, 1)]
-        weights = np.repeat(self._scales[client] / np.maximum(phase.batch, 1), phase.batch)
-        return VisitRows(np.concatenate(index, axis=1), weights)
+        first = self._take(start, np.where(middle > start, middle, end), clients, phase, 0)
+        second = self._take(np.where(end > middle, middle, start), end, clients, phase, 1)
+        weights = np.repeat(self._scales[clients] / np.maximum(phase.batch, 1), phase.batch, axis=1)
+        return np.concatenate([first, second], axis=2), weights
 
-    def _any(self, client: int, phase: Phase) -> VisitRows:
-        start, end = self._clients.offsets[client : client + 2]
-        rows = self._clients.rows[start:end]
-        size = phase.batch.total
-        return VisitRows(self._take(rows, size, client, phase, 2), np.full(size, self._scales[client] / size))
+    def _any(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+        size, offsets = phase.batch.total, self._clients.offsets
+        rows = self._take(offsets[clients], offsets[clients + 1], clients, phase, 2)
+        return rows, np.repeat(self._scales[clients, None] / size, size, axis=1)
 
-    def _take(self, rows: np.ndarray, size: int, client: int, phase: Phase, side: int) -> np.ndarray:
-        count = phase.local_steps * size
-        chosen = keys.sample(len(rows), count, self._setting.seed, "batch", phase.round, client, side)
-        taken: np.ndarray = rows[chosen].reshape(phase.local_steps, size)
-        return taken
+    def _take(self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int) -> np.ndarray:
+        """Rows `[M, I, B]` of the clients' stretches of the index."""
+        size = phase.batch.total if side == 2 else phase.batch[side]
+        key = (self._setting.seed, "batch", phase.round, side)
+        chosen = keys.samples(end - start, phase.local_steps * size, clients, *key)
+        rows: np.ndarray = self._clients.rows.take(chosen + start[:, None])
+        return rows.reshape(len(clients), phase.local_steps, size)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedauc.models._layers import ImageMean
 from fedauc.models.model import Scale
 
 
@@ -50,10 +51,12 @@ class LinearKernel(Kernel):
 
     def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """`[M, B, in]` to `[M, B, out]`."""
-        matrix = self._view(weights)
-        if not self._bias:
-            return torch.bmm(inputs, matrix.mT), inputs
-        return torch.baddbmm(weights[:, None, self._matrix :], inputs, matrix.mT), inputs
+        matrix, bias = self._view(weights).mT, weights[:, None, self._matrix :]
+        if self._bias and not torch.compiler.is_compiling():
+            return torch.baddbmm(bias, inputs, matrix), inputs
+        # A compiler adds the bias on the way to what comes next.
+        outputs = torch.bmm(inputs, matrix)
+        return outputs + bias if self._bias else outputs, inputs
 
     def backward(self, weights: Tensor, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
         """∂W = ∂yᵀ x, ∂b = Σ ∂y, ∂x = ∂y W."""
@@ -116,15 +119,120 @@ class FlattenKernel(Kernel):
 
 
 class ScaleKernel(Kernel):
-    """uint8 images to [0, 1]; floats as they are."""
+    """uint8 images to (x / 255 - shift) / scale; floats as they are."""
+
+    def __init__(self, layer: Scale) -> None:
+        self._layer = layer
 
     def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Floats of the weights' type."""
-        return inputs.to(weights.dtype) / 255 if inputs.dtype == torch.uint8 else inputs, ()
+        if inputs.dtype != torch.uint8:
+            return inputs, ()
+        images = inputs.to(weights.dtype) / 255
+        return images if self._layer.plain else (images - self._layer.shift) / self._layer.scale, ()
 
     def backward(self, weights: Tensor, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
         """Nothing to learn here."""
         return slope, []
+
+
+class ConvKernel(Kernel):
+    """A convolution, client by client: on a CPU a grouped one for all clients is slower."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self._shape, self._bias = layer.weight.shape, layer.bias is not None
+        self._matrix = layer.weight.numel()
+        self.size = self._matrix + (layer.out_channels if self._bias else 0)
+        # As aten takes them: stride, padding, dilation, transposed, output padding, groups.
+        self._how = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+
+    def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        """`[M, B, in, H, W]` to `[M, B, out, H', W']`."""
+        filters = self._view(weights)
+        biases = weights[:, self._matrix :] if self._bias else [None] * len(weights)
+        visits = zip(inputs, filters, biases, strict=True)
+        return torch.stack([torch.ops.aten.convolution(*visit, *self._how) for visit in visits]), inputs
+
+    def backward(self, weights: Tensor, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
+        """The adjoint convolutions."""
+        biases, wanted = [slope.shape[2]] if self._bias else None, (not first, True, self._bias)
+        visits = zip(slope, saved, self._view(weights), strict=True)
+        found = [torch.ops.aten.convolution_backward(*visit, biases, *self._how, wanted) for visit in visits]
+        below, filters, shifts = zip(*found, strict=True)
+        gradients = [torch.stack(filters).flatten(1)]
+        if self._bias:
+            gradients.append(torch.stack(shifts))
+        return slope if first else torch.stack(below), gradients
+
+    def _view(self, weights: Tensor) -> Tensor:
+        return weights[:, : self._matrix].view(len(weights), *self._shape)
+
+
+class GroupNormKernel(Kernel):
+    """Each image's groups of channels to mean 0 and variance 1, all clients at once; then each client's own affine."""
+
+    def __init__(self, layer: nn.GroupNorm) -> None:
+        self._groups, self._channels, self._eps = layer.num_groups, layer.num_channels, layer.eps
+        self._affine = layer.affine
+        self.size = 2 * layer.num_channels if layer.affine else 0
+
+    def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        """`[M, B, C, ...]`, the shape kept."""
+        images = inputs.flatten(0, 1)
+        normal, mean, rstd = torch.ops.aten.native_group_norm(images, None, None, *self._sizes(images), self._eps)
+        normal = normal.view(inputs.shape)
+        if not self._affine:
+            return normal, (normal, images, mean, rstd)
+        scale, shift = (self._wide(part, inputs) for part in weights.chunk(2, dim=1))
+        return normal * scale + shift, (normal, images, mean, rstd)
+
+    def backward(self, weights: Tensor, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
+        """∂scale = Σ ∂y x̂, ∂shift = Σ ∂y, and the adjoint of the norm."""
+        normal, images, mean, rstd = saved
+        gradients = []
+        if self._affine:
+            others = [place for place in range(1, slope.ndim) if place != 2]
+            gradients = [(slope * normal).sum(others), slope.sum(others)]
+            slope = slope * self._wide(weights[:, : self._channels], slope)
+        if first:
+            return slope, gradients
+        sizes, wanted = self._sizes(images), (True, False, False)
+        flat = slope.flatten(0, 1)
+        below = torch.ops.aten.native_group_norm_backward(flat, images, mean, rstd, None, *sizes, wanted)[0]
+        return below.view(slope.shape), gradients
+
+    def _sizes(self, images: Tensor) -> tuple[int, int, int, int]:
+        return len(images), self._channels, images[0, 0].numel(), self._groups
+
+    def _wide(self, part: Tensor, like: Tensor) -> Tensor:
+        return part.view(len(part), 1, self._channels, *[1] * (like.ndim - 3))
+
+
+class PoolKernel(Kernel):
+    """A mean over windows, or over the whole image, which knows no clients."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+
+    def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        """`[M, B, C, H, W]` to `[M, B, C, ...]`."""
+        outputs = self._layer(inputs.flatten(0, 1))
+        return outputs.view(*inputs.shape[:2], *outputs.shape[1:]), inputs
+
+    def backward(self, weights: Tensor, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
+        """Shared out over what was averaged."""
+        layer, images = self._layer, saved.flatten(0, 1)
+        if not isinstance(layer, nn.AvgPool2d):
+            height, width = saved.shape[-2:]
+            return (slope / (height * width))[..., None, None].expand(saved.shape), []
+        how = (_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding))
+        rest = (layer.ceil_mode, layer.count_include_pad, layer.divisor_override)
+        below = torch.ops.aten.avg_pool2d_backward(slope.flatten(0, 1), images, *how, *rest)
+        return below.view(saved.shape), []
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
 def kernels(module: nn.Module) -> list[Kernel]:
@@ -140,8 +248,8 @@ def kernels(module: nn.Module) -> list[Kernel]:
 
 def _walk(module: nn.Module) -> Iterator[Kernel]:
     kind = type(module)
-    if kind is Scale:
-        yield ScaleKernel()
+    if isinstance(module, Scale):
+        yield ScaleKernel(module)
     if module._forward_hooks or module._forward_pre_hooks:
         raise Unsupported(f"{kind.__name__} has hooks")
     if kind in (nn.Sequential, Scale):
@@ -149,15 +257,43 @@ def _walk(module: nn.Module) -> Iterator[Kernel]:
         for child in module._modules.values():
             if child is not None:
                 yield from _walk(child)
-    elif isinstance(module, nn.Linear) and kind is nn.Linear:
-        yield ScoreKernel(module) if module.out_features == 1 else LinearKernel(module)
-    elif kind in ACTIVATIONS:
-        yield Elementwise(*ACTIVATIONS[kind])
-    elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-        yield FlattenKernel()
     elif kind is not nn.Identity:
-        raise Unsupported(f"{kind.__name__} has no batched kernel")
+        yield _kernel(module)
 
+
+def _kernel(module: nn.Module) -> Kernel:
+    kind = type(module)
+    if kind in ACTIVATIONS:
+        return Elementwise(*ACTIVATIONS[kind])
+    if kind in LAYERS:
+        return LAYERS[kind](module)
+    raise Unsupported(f"{kind.__name__} has no batched kernel")
+
+
+def _linear(layer: nn.Linear) -> Kernel:
+    return ScoreKernel(layer) if layer.out_features == 1 else LinearKernel(layer)
+
+
+def _convolution(layer: nn.Conv2d) -> Kernel:
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        raise Unsupported(f"Conv2d with padding {layer.padding!r} of {layer.padding_mode} has no batched kernel")
+    return ConvKernel(layer)
+
+
+def _flatten(layer: nn.Flatten) -> Kernel:
+    if (layer.start_dim, layer.end_dim) != (1, -1):
+        raise Unsupported(f"Flatten from {layer.start_dim} to {layer.end_dim} has no batched kernel")
+    return FlattenKernel()
+
+
+LAYERS: dict[type[nn.Module], Callable[[Any], Kernel]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: GroupNormKernel,
+    nn.AvgPool2d: PoolKernel,
+    ImageMean: PoolKernel,
+    nn.Flatten: _flatten,
+}
 
 ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     nn.ReLU: (F.relu, lambda outputs, slope: torch.ops.aten.threshold_backward(slope, outputs, 0)),

@@ -2,51 +2,94 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from fedauc import keys
 from fedauc.data.augment import move
+from fedauc.data.clients import Clients
+from fedauc.engines.crew import Crew
 from fedauc.engines.simulator import Once, Simulator
-from fedauc.interfaces import Batch, Cohort, Network, Order, Upload, Visits
+from fedauc.interfaces import Algorithm, Batch, Cohort, Network, Order, Setting, Upload, Visits
+from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send, tree_add, tree_at, tree_map, tree_stack
+
+WORTH = 0.002
+"""Seconds of a local step from which threads pay: below, they wait for each other's Python."""
+
+
+class Visited(NamedTuple):
+    """A client's visit: what it sends, its loss before the first step, its memory; the seconds of its fastest step."""
+
+    upload: Upload
+    value: Tensor
+    memory: Tree
+    pace: float
 
 
 @final
 class LoopEngine(Simulator):
-    """One client after another, one step after another, on the network's device."""
+    """One client after another, one step after another, on the network's device.
+
+    On a CPU with cores to spare, clients of slow models are visited by several threads: with the same result to the
+    bit, since each client's steps stay in order and uploads are added up in the cohort's order.
+    """
 
     name: ClassVar[str] = "loop"
 
+    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
+        super().__init__(algorithm, network, clients, setting)
+        self._crew = Crew(network)
+        self._shareable = False
+
     def visit(self, order: Order, cohort: Cohort) -> Visits:
-        """Visit the cohort in turn, keeping a running mean, so that memory does not grow with the cohort."""
+        """Visit the cohort, keeping a running mean, so that memory does not grow with the cohort."""
         mean, pools, values = (), [], []
-        for place, (client, weight) in enumerate(zip(cohort.clients, cohort.weights, strict=True)):
-            upload, value = self._visit(order._replace(own=tree_at(order.own, place)), client)
+        visits = zip(cohort.clients, cohort.weights, self._visits(order, cohort), strict=True)
+        for client, weight, (upload, value, memory, _) in visits:
             share = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
             mean = share if is_empty(mean) else tree_add(mean, share)
             pools.append(upload.pool)
             values.append(value)
+            if not is_empty(memory):
+                self._memories[client] = memory
         loss = None if order.phase.scoring else torch.stack(values).mean()
         return Visits(Upload(mean, tree_stack(pools)), loss)
 
-    def _visit(self, order: Order, client: int) -> tuple[Upload, Tensor]:
+    def _visits(self, order: Order, cohort: Cohort) -> Iterator[Visited]:
+        """The cohort's visits in order: one by one until they turn out to be worth sharing."""
+        tasks = [(order._replace(own=tree_at(order.own, place)), client) for place, client in enumerate(cohort.clients)]
+        while tasks and not (self._shareable and self._crew.size > 1):
+            yield self._alone(*tasks.pop(0))
+        if tasks:
+            yield from self._crew.visits(lambda network, task: self._visit(network, *task), tasks)
+
+    def _alone(self, order: Order, client: int) -> Visited:
+        with self._keyed(order.phase.round, client):
+            before = torch.get_rng_state()
+            visited = self._visit(self._network, order, client)
+            # The generator is keyed for one client at a time, so a module that draws from it cannot be shared.
+            self._shareable = visited.pace > WORTH and torch.equal(before, torch.get_rng_state())
+        return visited
+
+    def _visit(self, network: Network, order: Order, client: int) -> Visited:
         memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)
         local, emitted, batches = self._algorithm.begin(order, memory), [], self._batches(order, client)
-        with self._keyed(order.phase.round, client):
-            network = Once(self._network)
-            value = self._value(network, order, local, batches[0])
-            for batch in batches:
-                local, scores = self._algorithm.step(network, order, local, batch)
-                emitted.append(scores)
+        once, pace = Once(network), math.inf
+        value = self._value(once, order, local, batches[0])
+        for batch in batches:
+            start = time.thread_time()
+            local, scores = self._algorithm.step(once, order, local, batch)
+            pace = min(pace, time.thread_time() - start)
+            emitted.append(scores)
         upload, memory = self._algorithm.finish(order, memory, local, tree_stack(emitted))
-        if not is_empty(memory):
-            self._memories[client] = memory
-        return upload, value
+        return Visited(upload, value, memory, pace)
 
     def _value(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
         """The loss before the first step; a scoring visit has none."""

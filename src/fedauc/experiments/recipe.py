@@ -22,7 +22,7 @@ from fedauc.engines import Parts, check_engine, make_engine
 from fedauc.engines.distributed import DistributedEngine
 from fedauc.interfaces import Algorithm, BatchSize, Engine, Participation, Setting
 from fedauc.ledger import Ledger
-from fedauc.network import ModuleNetwork
+from fedauc.network import Compute, ModuleNetwork
 from fedauc.objectives import objectives
 from fedauc.participation import participations
 from fedauc.stages import (
@@ -136,7 +136,9 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
     schedule.cohort(plan.rounds - 1)
-    network = ModuleNetwork(module, DTYPES[recipe.dtype], recipe.device, recipe.precision == "mixed")
+    cuda = recipe.device.startswith("cuda")
+    compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=cuda)
+    network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
 from fedauc import keys
 from fedauc.interfaces import Cohort
 
+AHEAD, MOST = 16, 4096
+"""Rounds that are drawn at once, and the clients in them: in one pass they cost little more than one round."""
 
-def draw(group: np.ndarray, count: int | None, seed: int, round: int) -> np.ndarray:
-    """`count` clients of an ascending group without replacement, ascending; None takes the whole group.
+
+class Lottery:
+    """`count` clients of each round's ascending group without replacement, ascending; None takes the whole group.
 
     The key names the round and not the schedule, so two schedules that face the same group draw the same cohort.
     """
-    if count is None or count == len(group):
-        return group
-    return np.sort(group[keys.sample(len(group), count, seed, "cohort", round)])
+
+    def __init__(self, group: Callable[[int], np.ndarray], count: int | None, seed: int) -> None:
+        self._group, self._count, self._seed = group, count, seed
+        self._drawn: dict[int, np.ndarray] = {}
+
+    def clients(self, round: int) -> np.ndarray:
+        """Those of one round."""
+        if self._count is None:
+            return self._group(round)
+        if round not in self._drawn:
+            self._drawn = self._draw(self._count, range(round, round + max(1, min(AHEAD, MOST // self._count))))
+        return self._drawn[round]
+
+    def _draw(self, count: int, rounds: range) -> dict[int, np.ndarray]:
+        groups = [self._group(round) for round in rounds]
+        places = keys.samples(np.array([len(group) for group in groups]), count, rounds, self._seed, "cohort")
+        return {round: np.sort(group[chosen]) for round, group, chosen in zip(rounds, groups, places, strict=True)}
 
 
 def equal_cohort(round: int, clients: np.ndarray, absent: tuple[int, ...] = ()) -> Cohort:

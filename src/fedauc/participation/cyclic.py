@@ -11,7 +11,7 @@ from fedauc import keys
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
 from fedauc.participation import _groups
 from fedauc.participation._clients import check_choice, check_count, default_groups, plain_rows
-from fedauc.participation._cohorts import checked, draw, equal_cohort
+from fedauc.participation._cohorts import Lottery, checked, equal_cohort
 from fedauc.participation._ragged import Ragged
 
 
@@ -81,16 +81,18 @@ class _Cycle(Schedule):
     def __init__(self, groups: Ragged, per_round: int | None, seed: int, *, reshuffled: bool) -> None:
         self.groups = groups
         self.cycle_length = len(groups)
-        self._per_round = per_round
         self._seed = seed
         self._reshuffled = reshuffled
         # One cycle's order is kept, so that K rounds in sequence cost one shuffle of K and not K.
         self._order = (-1, np.empty(0, dtype=np.int64))
+        self._lottery = Lottery(self._group, per_round, seed)
 
     def cohort(self, round: int) -> Cohort:
         round = checked(round)
-        group = self.groups[self._turn(*divmod(round, self.cycle_length))]
-        return equal_cohort(round, draw(group, self._per_round, self._seed, round))
+        return equal_cohort(round, self._lottery.clients(round))
+
+    def _group(self, round: int) -> np.ndarray:
+        return self.groups[self._turn(*divmod(round, self.cycle_length))]
 
     def _turn(self, cycle: int, place: int) -> int:
         if not self._reshuffled:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
 from fedauc.participation._clients import check_count, default_groups, present
-from fedauc.participation._cohorts import checked, draw, equal_cohort
+from fedauc.participation._cohorts import Lottery, checked, equal_cohort
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class _Draws(Schedule):
     def __init__(self, holding: np.ndarray, per_round: int, cycle_length: int, seed: int) -> None:
         self.groups = (holding,)
         self.cycle_length = cycle_length
-        self._per_round = per_round
-        self._seed = seed
+        self._lottery = Lottery(self._group, per_round, seed)
 
     def cohort(self, round: int) -> Cohort:
         round = checked(round)
-        return equal_cohort(round, draw(self.groups[0], self._per_round, self._seed, round))
+        return equal_cohort(round, self._lottery.clients(round))
+
+    def _group(self, round: int) -> np.ndarray:
+        return self.groups[0]

@@ -1,0 +1,207 @@
+"""The graphed engine: one client's local step, compiled, and a whole cohort's captured in one CUDA graph.
+
+Clients' data stay on the device; so do averaging, pools and batch numbers, and nothing waits for the device inside a
+round. Clients of several runs of one shape may share a graph (`Together`), which fills the device better still. On a
+CPU the lanes run one after another, which is slower than the loop and serves to test them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedauc.data.clients import Clients
+from fedauc.engines.batched import Advanced, Opened, StackedEngine
+from fedauc.engines.kernels import Unsupported
+from fedauc.engines.lanes import Compiled, Data, Lanes, Step, make_lanes, ready
+from fedauc.engines.simulator import Simulator
+from fedauc.interfaces import Algorithm, Cohort, Order, Setting, Visits
+from fedauc.network import ModuleNetwork, signature
+from fedauc.trees import tree_leaves, tree_map
+
+WIDTH = 64
+"""Clients of one run that are stepped side by side; larger cohorts come in waves."""
+
+KEPT = 16
+"""Compiled steps that a process keeps."""
+
+
+class Steps(NamedTuple):
+    """A local step, and the ways to take it, from the fastest to the one that always works."""
+
+    plain: Step
+    ways: tuple[Step | Compiled, ...]
+
+
+@final
+class GraphedEngine(StackedEngine):
+    """Any module without randomness of its own; results equal the loop's up to the order of sums."""
+
+    name: ClassVar[str] = "graphed"
+
+    def __init__(
+        self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting, compiled: bool = True
+    ) -> None:
+        Simulator.__init__(self, algorithm, network, clients, setting)
+        if _draws(network, self._inputs[:2]):
+            raise Unsupported("it draws random numbers (dropout), which a replayed graph would not draw by key")
+        self.compiled = compiled
+        self._alone = Together([self])
+
+    @property
+    def data(self) -> Data:
+        """Every client's rows."""
+        return Data(self._inputs, self._labels)
+
+    @property
+    def twin(self) -> tuple[object, ...]:
+        """Engines with the same may share a graph."""
+        network, rows = self._network, self._inputs
+        ways = (network.dtype, network.mixed, network.device, rows.dtype, rows.shape[1:], self._setting.augment)
+        return self._algorithm, signature(network.plain), *ways
+
+    def steps(self, scoring: bool) -> Steps:
+        """The local step, and the ways to take it."""
+        stacked, single = (Step(self._algorithm, self._network, way) for way in (True, False))
+        # A scoring cycle is too short to compile for.
+        fast = [_compiled(self.twin, step) for step in (stacked, single)] if self.compiled and not scoring else []
+        return Steps(single, (*fast, stacked, single))
+
+    def visit(self, order: Order, cohort: Cohort) -> Visits:
+        """Visit the cohort side by side."""
+        (visits,) = self._alone.visit([(order, cohort)])
+        assert visits is not None
+        return visits
+
+    def _advance(self, opened: Opened) -> Advanced:
+        (advanced,) = self._alone.advance([opened])
+        assert advanced is not None
+        return advanced
+
+
+class Together:
+    """Runs of one shape whose clients share a graph: one algorithm and model; seeds, steps and data may differ."""
+
+    def __init__(self, engines: Sequence[GraphedEngine]) -> None:
+        self._engines = list(engines)
+        self._steps: dict[bool, Steps] = {}
+        self._kind: object = None
+        self._runs: list[Lanes] = []
+        self._take: Callable[[], None] = lambda: None
+        self._at = torch.zeros(1, dtype=torch.int64)
+        self._width = 0
+        for engine in self._engines[1:]:
+            if engine.twin != self._engines[0].twin:
+                raise ValueError("runs that share a graph need one algorithm, model and shape of rows; run these apart")
+
+    @torch.no_grad()
+    def visit(self, visits: Sequence[tuple[Order, Cohort] | None]) -> list[Visits | None]:
+        """One visit of every run that has one, all at once; the others wait."""
+        pairs = zip(self._engines, visits, strict=True)
+        opened = [None if visit is None else engine.open(*visit) for engine, visit in pairs]
+        places = zip(self._engines, opened, self.advance(opened), strict=True)
+        return [None if mine is None or after is None else engine.close(mine, after) for engine, mine, after in places]
+
+    def advance(self, opened: list[Opened | None]) -> list[Advanced | None]:
+        """Every local step; visits of different kinds (a run that still scores) take turns."""
+        found: list[Advanced | None] = [None] * len(opened)
+        for kind in dict.fromkeys(_kind(mine) for mine in opened if mine is not None):
+            same = [mine if mine is not None and _kind(mine) == kind else None for mine in opened]
+            found = [after or before for after, before in zip(self._advance(same, kind), found, strict=True)]
+        return found
+
+    def _advance(self, opened: list[Opened | None], kind: object) -> list[Advanced | None]:
+        """In waves where a cohort has more clients than there are lanes."""
+        self._fit(opened, kind)
+        starts = range(0, max(len(mine.cohort.clients) for mine in opened if mine is not None), self._width)
+        waves = []
+        for start in starts:
+            wave = self._wave([_part(mine, start, self._width) for mine in opened])
+            # The next wave overwrites the lanes.
+            waves.append(wave if len(starts) == 1 else [_copy(after) for after in wave])
+        return [_joined([wave[run] for wave in waves]) for run in range(len(opened))]
+
+    def _fit(self, opened: list[Opened | None], kind: object) -> None:
+        """Lanes for this kind of visit, made when it first comes."""
+        if self._kind == kind:
+            return
+        found = [mine for mine in opened if mine is not None]
+        phase = found[0].order.phase
+        # The old lanes go first: they hold whole models.
+        self._runs, self._take, self._kind = [], lambda: None, kind
+        self._width = min(WIDTH, max(len(mine.cohort.clients) for mine in found))
+        if phase.scoring not in self._steps:
+            self._steps[phase.scoring] = self._engines[0].steps(phase.scoring)
+        steps = self._steps[phase.scoring]
+        self._at = torch.zeros(1, dtype=torch.int64, device=found[0].rows.weights.device)
+        for engine, mine in zip(self._engines, opened, strict=True):
+            self._runs.append(make_lanes(engine.data, mine or found[0], self._width, steps.plain))
+        self._take = ready(self._runs, self._at, steps.ways)
+
+    def _wave(self, opened: list[Opened | None]) -> list[Advanced | None]:
+        """Every local step of as many clients as there are lanes."""
+        pairs = list(zip(self._runs, opened, strict=True))
+        for lanes, mine in pairs:
+            if mine is not None:
+                lanes.fill(mine)
+        self._at.zero_()
+        for _ in range(self._runs[0].losses.shape[1]):
+            self._take()
+        return [None if mine is None else lanes.result(len(mine.cohort.clients)) for lanes, mine in pairs]
+
+
+_known: dict[object, Compiled] = {}
+
+
+def _compiled(twin: object, step: Step) -> Compiled:
+    """A compiled step, kept for later runs of the same shape in this process: compiling takes far longer than a run."""
+    key = (twin, step.stacked)
+    found = _known.pop(key, None) or Compiled(step)
+    _known[key] = found
+    while len(_known) > KEPT:
+        _known.pop(next(iter(_known)))
+    return found
+
+
+@torch.no_grad()
+def _draws(network: ModuleNetwork, rows: Tensor) -> bool:
+    """Whether a pass in training mode moves a random generator."""
+    cuda = network.device.type == "cuda"
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(network.device)] if cuda else [])]
+
+    with torch.random.fork_rng([network.device] if cuda else []):
+        before = states()
+        network.score(network.state(), rows)
+        return not all(map(torch.equal, before, states()))
+
+
+def _kind(opened: Opened) -> object:
+    """Visits of one kind fit the same lanes."""
+    phase = opened.order.phase
+    shapes = tuple(leaf.shape[1:] for leaf in tree_leaves((opened.local, opened.rows)))
+    return phase.scoring, phase.local_steps, phase.batch, shapes
+
+
+def _part(opened: Opened | None, start: int, width: int) -> Opened | None:
+    """Some of a cohort's clients; nothing where there are none left."""
+    if opened is None or start >= len(opened.cohort.clients):
+        return None
+    if len(opened.cohort.clients) <= width:
+        return opened
+    cohort = opened.cohort._replace(clients=opened.cohort.clients[start : start + width])
+    local, rows = tree_map(lambda leaf: leaf[start : start + width], (opened.local, opened.rows))
+    return opened._replace(cohort=cohort, local=local, rows=rows)
+
+
+def _copy(advanced: Advanced | None) -> Advanced | None:
+    return None if advanced is None else tree_map(torch.clone, advanced)
+
+
+def _joined(waves: list[Advanced | None]) -> Advanced | None:
+    found = [wave for wave in waves if wave is not None]
+    return tree_map(lambda *leaves: torch.cat(leaves), *found) if len(found) > 1 else (found[0] if found else None)

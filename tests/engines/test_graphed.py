@@ -1,0 +1,356 @@
+"""The graphed engine: every way to take a step gives the loop's result, alone and together, here and on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from fedauc import Clients
+from fedauc.engines import convolve, graphed
+from fedauc.engines.convolve import LastBatchNorm2d, LastGroupNorm, StackedConv2d, stackable
+from fedauc.engines.graphed import GraphedEngine, Together
+from fedauc.engines.kernels import Unsupported
+from fedauc.engines.lanes import Compiled, Step, ready
+from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.models import models
+from fedauc.models.model import Scale
+from fedauc.network import Compute, ModuleNetwork
+from fedauc.training import Round
+from fedauc.trees import tree_leaves
+
+METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
+WAYS = ["stacked", "single"]
+
+
+def images() -> Clients:
+    """Five clients of 12 small colour images, one of them without positives."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(5), 12)
+    labels = (np.arange(60) % 3 == 0) & (owner != 2)
+    return Clients.from_arrays(rng.integers(0, 256, (60, 3, 9, 7)).astype(np.uint8), labels, client=owner)
+
+
+def network(norm: Callable[[int], nn.Module]) -> nn.Module:
+    """Convolutions with stride, padding, a bias and without, both norms, pooling."""
+    torch.default_generator.manual_seed(0)
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+        norm(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 4, 3, padding=1),
+        norm(4),
+        nn.Flatten(),
+        nn.Linear(4 * 2 * 2, 1),
+    )
+    return Scale(body)
+
+
+def group(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
+
+
+def settings(method: str, **changes: Any) -> Recipe:
+    """Two clients a round, three steps, crops, in float64."""
+    own: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
+    return Recipe.of(method, **{**own, "dtype": "float64", "weight_decay": 1e-3, **changes})
+
+
+def ran(assembly: Assembly) -> list[Round]:
+    return list(assembly.training.rounds(assembly.start))
+
+
+def distance(one: Round, other: Round) -> float:
+    pairs = zip(tree_leaves(one.state.server), tree_leaves(other.state.server), strict=True)
+    return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in pairs if a.numel())
+
+
+def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
+    """Let engines take steps in one way only."""
+    plain = GraphedEngine.steps
+
+    def steps(self: GraphedEngine, scoring: bool) -> graphed.Steps:
+        step = Step(self._algorithm, self._network, way == "stacked")
+        made: Step | Compiled = Compiled(step) if compiled and not scoring else step
+        return plain(self, scoring)._replace(ways=(made,))
+
+    monkeypatch.setattr(GraphedEngine, "steps", steps)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("norm", [group, nn.BatchNorm2d], ids=["group", "batch"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_way_gives_the_loops_result(
+    method: str, way: str, norm: Callable[[int], nn.Module], last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole runs with client memory, duals, passive scores and running statistics."""
+    only(monkeypatch, way)
+    loop = ran(assemble(settings(method, engine="loop"), network(norm), images()))
+    recipe = settings(method, engine="graphed")
+    # The same choice that assemble makes on a GPU, whose order of weights must be undone to compare.
+    monkeypatch.setattr(
+        "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
+    )
+    assembly = assemble(recipe, network(norm), images())
+    mine = ran(assembly)
+    found = _values(mine, recipe, assembly.network)
+    wanted = _values(loop, recipe, ModuleNetwork(network(norm), torch.float64))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
+    for one, two in zip(mine, loop, strict=True):
+        assert (one.value is None) == (two.value is None)
+        assert one.value is None or one.value == pytest.approx(two.value, rel=1e-9)
+    assert mine[-1].traffic == loop[-1].traffic
+
+
+def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
+    """The trained module's state, whatever the order of the flat vector."""
+    module = made.module(recipe.algorithm.model(rounds[-1].state.server.shared))
+    return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Duals have no dimension of their own in one lane, which compiled code once lost."""
+    only(monkeypatch, way, compiled=True)
+    loop, mine = (ran(assemble(settled("cycp-minimax", engine=e), tiny(), table())) for e in ("loop", "graphed"))
+    assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+def tiny() -> nn.Module:
+    torch.default_generator.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def table(count: int = 7) -> Clients:
+    rng = np.random.default_rng(1)
+    rows = 9 * count
+    return Clients.from_arrays(rng.normal(size=(rows, 3)), np.arange(rows) % 3 == 0, client=np.arange(rows) // 9)
+
+
+def settled(method: str, **changes: Any) -> Recipe:
+    return settings(method, **{"augment": "none", **changes})
+
+
+def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven clients in lanes for three: waves of three, three and one."""
+    monkeypatch.setattr(graphed, "WIDTH", 3)
+    for method in ("cycp-pairwise", "scaffold"):
+        changes = {"groups": 1, "per_round": 7}
+        loop = ran(assemble(settled(method, engine="loop", **changes), tiny(), table()))
+        mine = ran(assemble(settled(method, engine="graphed", **changes), tiny(), table()))
+        assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+def test_runs_together_give_each_runs_own_result() -> None:
+    """Other seeds, step sizes and schedules; one of them rests for a round, and goes on later."""
+    recipes = [
+        settled("cycp-minimax", seed=0, step_size=0.1, engine="graphed"),
+        settled("rs-minimax", seed=1, step_size=0.02, engine="graphed", groups=10, per_round=1),
+        settled("cycp-minimax", seed=2, step_size=0.3, engine="graphed"),
+    ]
+    alone = [ran(assemble(recipe, tiny(), table()))[-1] for recipe in recipes]
+    parts = [assemble(recipe, tiny(), table()) for recipe in recipes]
+    engines = [part.training.engine for part in parts]
+    together = Together([engine for engine in engines if isinstance(engine, GraphedEngine)])
+    states = [part.start for part in parts]
+    last: list[Round | None] = [None] * 3
+    for turn in range(1 + max(part.training.plan.rounds for part in parts)):
+        opened = [
+            part.training.open(state) if state.round < part.training.plan.rounds and (turn, run) != (1, 2) else None
+            for run, (part, state) in enumerate(zip(parts, states, strict=True))
+        ]
+        visits = together.visit([None if o is None or o.order is None else (o.order, o.cohort) for o in opened])
+        for run, (part, mine, visit) in enumerate(zip(parts, opened, visits, strict=True)):
+            if mine is not None:
+                last[run] = finished = part.training.close(mine, visit)
+                states[run] = finished.state
+    for one, other in zip(alone, last, strict=True):
+        assert other is not None
+        assert distance(one, other) == 0
+
+
+def test_runs_of_another_shape_are_refused() -> None:
+    recipes = [settled("cycp-minimax", engine="graphed"), settled("cycp-fedavg", engine="graphed")]
+    engines = [assemble(recipe, tiny(), table()).training.engine for recipe in recipes]
+    with pytest.raises(ValueError, match="need one algorithm, model and shape of rows"):
+        Together([engine for engine in engines if isinstance(engine, GraphedEngine)])
+
+
+def test_a_module_with_dropout_is_refused_and_runs_in_the_loop() -> None:
+    shaky = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    with pytest.raises(Unsupported, match="it draws random numbers"):
+        assemble(settled("cycp-fedavg", engine="graphed"), shaky, table())
+    still = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1))
+    assemble(settled("cycp-fedavg", engine="graphed"), still, table())
+
+
+@pytest.mark.parametrize(("name", "norm"), [("resnet18", "group"), ("resnet18", "batch"), ("densenet121", "batch")])
+def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of two clients on two positives and two negatives, all clients stacked, channels last."""
+    only(monkeypatch, "stacked")
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (16, 3, 32, 32)).astype(np.uint8)
+    data = Clients.from_arrays(pictures, np.arange(16) % 2 == 0, client=np.arange(16) // 8)
+    kind: Any = models()[name]
+    module = kind(norm=norm).build((3, 32, 32), 0)
+    size: dict[str, Any] = {"positives": 2, "negatives": 2, "local_steps": 1, "cycles": 1, "groups": 1, "per_round": 2}
+    loop, mine = (assemble(settings("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed"))
+    # A BatchNorm over four images of one pixel magnifies rounding a thousandfold.
+    assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-10
+
+
+def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
+    """A setting that no repr shows tells two modules apart."""
+
+    class Hidden(nn.Linear):
+        def __init__(self, factor: float) -> None:
+            super().__init__(3, 1)
+            self.factor = factor
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.factor * super().forward(inputs)
+
+    def twin(module: nn.Module) -> object:
+        engine = assemble(settled("cycp-fedavg", engine="graphed"), module, table()).training.engine
+        assert isinstance(engine, GraphedEngine)
+        return engine.twin
+
+    assert twin(Hidden(2.0)) == twin(Hidden(2.0))
+    assert twin(Hidden(2.0)) != twin(Hidden(3.0))
+    frozen = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
+    assert twin(frozen) != twin(frozen)
+
+
+# ------------------------------------------------------------------------------------------------------------ layers
+
+
+@pytest.mark.parametrize("columns", [0, 1 << 30], ids=["streams", "product"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (8, 5)], ids=str)
+@pytest.mark.parametrize("kernel", [(1, 1, 0, 1), (1, 2, 0, 1), (3, 1, 1, 1), (3, 2, 1, 1), (3, 1, 2, 2), (7, 2, 3, 1)])
+def test_a_stacked_convolution_is_each_clients_convolution(
+    kernel: tuple[int, int, int, int], shape: tuple[int, int], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and both derivatives; (size, stride, padding, dilation). On images of one pixel most taps meet nothing."""
+    monkeypatch.setattr(convolve, "COLUMNS", columns)
+    layer = nn.Conv2d(2, 4, *kernel).double()
+    assert type(stackable(layer)) is StackedConv2d
+    _same(layer, stackable(layer), torch.randn(3, 2, 2, *shape, dtype=torch.float64, generator=_generator()))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_norms_are_torchs_norms(affine: bool) -> None:
+    inputs = 3 + 2 * torch.randn(3, 5, 4, 3, 2, dtype=torch.float64, generator=_generator())
+    for layer, kind in (
+        (nn.GroupNorm(2, 4, affine=affine), LastGroupNorm),
+        (nn.BatchNorm2d(4, affine=affine, momentum=0.2), LastBatchNorm2d),
+    ):
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, 1, generator=_generator())
+        made = stackable(layer.double())
+        assert type(made) is kind
+        _same(layer, made, inputs)
+
+
+def test_what_has_no_stacked_form_stays_as_it_is() -> None:
+    for layer in (
+        nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.BatchNorm2d(2, momentum=None),
+        nn.BatchNorm2d(2, track_running_stats=False),
+    ):
+        assert type(stackable(layer)) is type(layer)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def _same(layer: nn.Module, made: nn.Module, inputs: Tensor) -> None:
+    """Mapped over three clients with weights of their own, against one client after another."""
+    own = {n: torch.stack([(k + 1) * p.detach() for k in range(3)]) for n, p in layer.named_parameters()}
+
+    def one(module: nn.Module) -> Callable[..., Any]:
+        def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Any:
+            kept = {name: value.clone() for name, value in buffers.items()}
+            return functional_call(module, {**parameters, **kept}, (rows,)), kept
+
+        return call
+
+    buffers = {n: torch.stack([b.clone() for _ in range(3)]) for n, b in layer.named_buffers()}
+    made.train()
+    found: Any = vjp(lambda p, x: vmap(one(made))(p, buffers, x), own, inputs, has_aux=True)
+    outputs, pull, after = found
+    slopes = torch.randn(outputs.shape, dtype=outputs.dtype, generator=_generator())
+    gradients, left = pull(slopes)
+    for place in range(3):
+        alone = {name: value[place] for name, value in own.items()}
+        kept = {name: value[place] for name, value in buffers.items()}
+        single: Any = vjp(lambda p, x, k=kept: one(layer)(p, k, x), alone, inputs[place], has_aux=True)
+        wanted, back, state = single
+        expected, right = back(slopes[place])
+        torch.testing.assert_close(outputs[place], wanted, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(left[place], right, rtol=1e-9, atol=1e-9)
+        for name, value in expected.items():
+            torch.testing.assert_close(gradients[name][place], value, rtol=1e-9, atol=1e-9)
+        for name, value in state.items():
+            torch.testing.assert_close(after[name][place], value, rtol=1e-10, atol=1e-10)
+
+
+# -------------------------------------------------------------------------------------------------------------- CUDA
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("way", ["compiled", "stacked", "single"])
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax"])
+def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, with running statistics; 1e-9 leaves room for sums in another order."""
+    only(monkeypatch, "single" if way == "single" else "stacked", compiled=way == "compiled")
+    captured: list[Any] = []
+
+    def watched(*given: Any) -> Any:
+        captured.append(ready(*given))
+        return captured[-1]
+
+    monkeypatch.setattr(graphed, "ready", watched)
+    recipe = settings(method, engine="loop")
+    cpu = ran(assemble(recipe, network(nn.BatchNorm2d), images()))
+    part = assemble(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
+    gpu = ran(part)
+    model = recipe.algorithm.model(gpu[-1].state.server.shared)
+    wanted = ModuleNetwork(network(nn.BatchNorm2d), torch.float64)
+    expected = wanted.module(recipe.algorithm.model(cpu[-1].state.server.shared)).state_dict()
+    for name, value in part.network.module(model).state_dict().items():
+        torch.testing.assert_close(value.cpu(), expected[name], rtol=1e-9, atol=1e-9)
+    # A graph's replay, not the fallback that takes lanes one by one.
+    assert [type(take.__self__).__name__ for take in captured] == ["CUDAGraph"] * len(captured)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
+def test_no_round_waits_for_the_device(method: str) -> None:
+    """Once lanes are captured, torch finds no call that waits, whole cycles long; reading a result still waits."""
+    recipe = settings(method, engine="graphed", device="cuda", dtype="float32", precision="mixed", cycles=4)
+    training, _, state = assemble(recipe, network(group), images())
+    warm = 2 * training.setting.cycle_length
+    try:
+        for number in range(training.plan.rounds):
+            if number == warm:
+                torch.cuda.set_sync_debug_mode("error")
+            opened = training.open(state)
+            assert opened.order is not None
+            finished = training.close(opened, training.engine.visit(opened.order, opened.cohort))
+            state = finished.state
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            float(training.algorithm.model(state.server.shared).weights[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
