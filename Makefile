@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FLOWER ?= .venv-flower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu bench clean
+.PHONY: demo test lint types unit test-gpu test-federation bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -33,8 +34,19 @@ unit: $(STAMP)
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
 
+# Flower's pins clash with those of the other environment.
+$(FLOWER)/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	PIP_CONSTRAINT=constraints-flower.txt $(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[flower]' pytest
+	touch $@
+
+test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this machine
+	$(FLOWER)/bin/python -m pytest --only flower -p no:cacheprovider tests/federation/test_edge.py \
+	  tests/federation/test_real.py
+
 bench: $(STAMP)  ## speed against peers on this CPU; makes their environments under benchmarks/.venvs
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,35 +1,49 @@
-"""The shell face: run, compare, resume, list, show."""
+"""The shell face: run, compare, sweep, resume, list, show, data."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fedauc.algorithms import methods
+from fedauc import data_cli
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import families
+from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.options import build, build_each, describe, options, parameters, shown
+from fedauc.experiments.lockstep import grouped
+from fedauc.experiments.options import DEFAULT, build, describe, options
 from fedauc.experiments.ranks import joined, own_folder
-from fedauc.experiments.runner import Observer, Run
+from fedauc.experiments.runner import Loader, Run
+from fedauc.experiments.sweep import expand, read_list, read_seeds, read_varied
+from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
+from fedauc.reports.listing import members_table, methods_table
 from fedauc.reports.profile import profiled
 from fedauc.reports.profile import table as spent_table
 from fedauc.reports.progress import Bars
+from fedauc.reports.summary import Ranking, rank, summarize
 from fedauc.reports.summary import compare as summarize_all
-from fedauc.reports.summary import summarize
-from fedauc.reports.tables import comparison, markdown, pairs, size
+from fedauc.reports.tables import (
+    comparison,
+    groups_text,
+    markdown,
+    order,
+    pairs,
+    ranking,
+    ranking_markdown,
+    run_facts,
+)
 from fedauc.version import VERSION
 
 SHORT = {
@@ -52,12 +66,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated AUC maximization for clients that take part in cycles.",
 )
+app.add_typer(data_cli.app, name="data")
+app.add_typer(federation_commands.app, name="federation")
 
 
 def start() -> None:
     """Run the command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3."""
     try:
-        with joined():
+        with joined(), spoken():
             code = app(standalone_mode=False)
     except USAGE as error:
         _fail(f"error: {error.format_message()} See `fedauc COMMAND --help`.", 2)
@@ -70,6 +86,29 @@ def start() -> None:
     except typer.Abort:
         _fail("interrupted; go on with: fedauc resume DIR", 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class Notes(logging.Handler):
+    """Prints what the library itself has to say, such as why a model runs in the plain loop, on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One note, folded to the width of the terminal; a federation's processes have logs of their own."""
+        if record.name == "fedauc":
+            Console(stderr=True).print(f"note: {record.getMessage()}", markup=False, highlight=False)
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Show notes as long as a command runs."""
+    logger, handler = logging.getLogger("fedauc"), Notes()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def configurable(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +137,8 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
 
 Out = Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
-Folder = Annotated[Path, typer.Argument(help="A folder that run or compare made.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
 
 
 @app.command()
@@ -131,22 +171,52 @@ def compare(
     texts: dict[str, str],
     out: Out,
     methods_: Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Names from `fedauc list methods`.")],
-    seeds: Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; every method runs with each.")] = "0",
+    seeds: Seeds = "0",
     config: ConfigFile = None,
 ) -> None:
     """Train several methods side by side, then print a table and draw the learning curves.
 
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
-    base = Config.read(config) if config else None
-    configs = build_each(_names("methods", methods_), base, texts)
+    runs = _expand(methods_, seeds, texts, config)
     with own_folder(out) as folder:
-        _go(Comparison.create(folder, configs, _seeds(seeds, texts)))
+        _go(Comparison.create(folder, runs))
+
+
+@app.command()
+@configurable
+def sweep(
+    texts: dict[str, str],
+    out: Out,
+    methods_: Annotated[
+        str | None, typer.Option("--methods", "--method", metavar="a,b,...", help="Names from `fedauc list methods`.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
+    ] = None,
+    seeds: Seeds = "0",
+    config: ConfigFile = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what would run, and which runs share a graph.")
+    ] = False,
+) -> None:
+    """Train every combination of methods, varied options and seeds, and rank the settings by validation AUC.
+
+    With the graphed engine, runs that differ in seeds, step sizes or data alone go together in one CUDA graph.
+
+    Example: [bold]fedauc sweep --method cycp-pairwise --vary step-size=0.03,0.1 --seeds 0,1,2 --out runs/sweep[/bold]
+    """
+    runs = _expand(methods_, seeds, texts, config, vary)
+    if plan:
+        Console().print(groups_text(grouped(runs, Loader())), markup=False, highlight=False)
+        return
+    with own_folder(out) as folder:
+        _go(Comparison.create(folder, runs, sweep=True))
 
 
 @app.command()
 def resume(folder: Folder) -> None:
-    """Go on with an interrupted run or comparison, from its last checkpoint, to the same records.
+    """Go on with an interrupted run, comparison or sweep, from its last checkpoint, to the same records.
 
     Example: [bold]fedauc resume runs/first[/bold]
     """
@@ -167,11 +237,13 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     Example: [bold]fedauc show runs/first --json[/bold]
     """
     if Comparison.is_one(folder):
-        found = Comparison(folder).folders()
+        found = Comparison(folder)
         if as_json:
-            print(json.dumps([summarize(each) for _, each in found], indent=2))
+            print(json.dumps([{"setting": name} | summarize(each) for name, each in found.folders()], indent=2))
+        elif found.sweep:
+            _show_sweep(rank(found.folders(), found.settings()))
         else:
-            Console().print(comparison(summarize_all(found)))
+            Console().print(comparison(summarize_all(found.folders())))
     elif as_json:
         print(json.dumps(summarize(RunFolder.open(folder)), indent=2))
     else:
@@ -189,7 +261,7 @@ def list_(
     kinds = {"methods": "method", "objectives": "objective", "participation": "participation", "data": "data"}
     kinds |= {"models": "model", "partitions": "partition", "algorithms": "algorithm", "stages": "stages"}
     kind = lookup("list", what, kinds)
-    Console().print(_methods() if kind == "method" else _members(kind))
+    Console().print(methods_table() if kind == "method" else members_table(kind))
 
 
 @app.command()
@@ -202,10 +274,29 @@ def version() -> None:
 
 
 def _go(found: Comparison) -> None:
+    with Bars() as bars:
+        stopped = found.go(lambda place: bars.bar(_short(place)))
+    (_report_sweep if found.sweep else _report_comparison)(found)
+    for place, reason in stopped.items():
+        print(f"{place}: {reason}", file=sys.stderr)
+    if stopped:
+        raise typer.Exit(3)
+
+
+def _report_sweep(found: Comparison) -> None:
+    ranked = rank(found.folders(), found.settings())
+    write_atomically(found.path / "table.md", ranking_markdown(ranked).encode())
+    _show_sweep(ranked)
+
+
+def _show_sweep(ranked: Ranking) -> None:
+    Console().print(ranking(ranked))
+    Console().print(order(ranked))
+
+
+def _report_comparison(found: Comparison) -> None:
     from fedauc.reports.curves import draw
 
-    with Bars() as bars:
-        stopped = found.go(lambda place: _each(bars, place))
     lines = summarize_all(found.folders())
     draw(found.folders(), found.path / "curves.png")
     (found.path / "table.md").write_text(markdown(lines))
@@ -213,81 +304,28 @@ def _go(found: Comparison) -> None:
     console.print(comparison(lines))
     test = f"p: paired DeLong test against {lines[0].method}. " if len(lines) > 1 else ""
     console.print(f"{test}Curves: {picture}", soft_wrap=True)
-    for place, reason in stopped.items():
-        print(f"{place}: {reason}", file=sys.stderr)
-    if stopped:
-        raise typer.Exit(3)
 
 
-def _each(bars: Bars, place: str) -> Observer:
-    method, _, seed = place.partition("/")
-    return bars.bar(method if seed == "seed-0" else f"{method} {seed}")
+def _short(place: str) -> str:
+    """A run's name beside its bar: the seed comes before what may be cut off."""
+    method, *varied, seed = place.split("/")
+    return " ".join([seed, *varied]) if varied else f"{method} {seed}".removesuffix(" seed-0")
 
 
 def _show_run(folder: RunFolder) -> None:
-    found = summarize(folder)
-    if found["final"] is None:
-        Console().print(pairs({"method": found["method"], "status": found["status"]}))
-        return
-    chosen = "validation AUC" if found["best_by"] == "validation_auc" else "test AUC, so not for reporting"
-    rows = {
-        "method": f"{found['method']}, seed {found['seed']}",
-        "status": found["status"],
-        "final": _quality(found["final"]),
-        "best": f"{_quality(found['best'])} (by {chosen})",
-        "rounds": f"{found['rounds']} ({found['visits']} client visits, {found['absences']} absences)",
-        "traffic": f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down",
-        "seconds": f"{found['seconds']:.1f}",
-        "folder": folder.path,
-    }
-    Console().print(pairs(rows))
+    Console().print(pairs(run_facts(summarize(folder)) | {"folder": folder.path}))
 
 
-def _quality(found: dict[str, Any]) -> str:
-    text = f"AUC {found['auc']:.4f}"
-    if found["low"] is not None:
-        text += f" [{found['low']:.4f}, {found['high']:.4f}], AP {found['average_precision']:.4f}"
-    return f"{text}, round {found['round']}"
-
-
-def _methods() -> Table:
-    table = _table("method", "algorithm", "participation", "step", "reference")
-    for method in methods().values():
-        row = (method.algorithm.name, method.participation, f"{method.step_size:g}", method.reference)
-        table.add_row(method.name, *row)
-    return table
-
-
-def _members(kind: str) -> Table:
-    members = next(family.members for family in families() if family.kind == kind)
-    table = _table("name", "parameters", "what")
-    for name, member in members.items():
-        made = ", ".join(f"{found.name}={shown(found.default)}" for found in parameters(member))
-        table.add_row(name, made or "-", (member.__doc__ or "").split("\n")[0])
-    return table
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
-
-
-def _names(what: str, text: str) -> list[str]:
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found or len(set(found)) < len(found):
-        raise ValueError(f"{what} is {text!r}; it must list at least 1 name, each once")
-    return found
-
-
-def _seeds(text: str, texts: dict[str, str]) -> list[int]:
+def _expand(
+    names: str | None, seeds: str, texts: dict[str, str], config: Path | None, vary: list[str] | None = None
+) -> dict[str, Config]:
+    """The runs that lists of methods and seeds and the options of a command line stand for."""
     if "seed" in texts:
-        raise ValueError(f"seed is {texts['seed']}, but compare takes --seeds; use --seeds {texts['seed']}")
-    try:
-        return [int(seed) for seed in _names("seeds", text)]
-    except ValueError as error:
-        raise ValueError(f"seeds is {text!r}; it must list whole numbers, each once, such as 0,1,2") from error
+        raise ValueError(f"seed is {texts['seed']}, but several runs take --seeds; use --seeds {texts['seed']}")
+    base = Config.read(config) if config else None
+    found = (base.recipe.method if base else DEFAULT) if names is None else names
+    varied = read_varied(vary or [], {flag.removeprefix("--"): name for name, flags in SHORT.items() for flag in flags})
+    return expand(read_list("methods", found), read_seeds(seeds), varied, texts, base)
 
 
 def _fail(message: str, code: int) -> None:

@@ -22,7 +22,9 @@ LEVELS: list[set[str]] = [
     {"engines"},
     {"training"},
     {"experiments"},
+    {"federation"},
     {"reports"},
+    {"data_cli"},
     {"cli"},
     {"__main__"},
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.algorithms import methods
+from fedauc.engines import _say
 from fedauc.experiments.codec import families
 from fedauc.experiments.config import FORMAT
 from fedauc.experiments.options import options
@@ -94,7 +96,7 @@ def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) 
     assert expected <= set(listed.out.split())
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "resume", "show", "list"])
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "resume", "show", "list"])
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     helped = fedauc(capsys, command, "--help")
     assert helped.code == 0
@@ -230,7 +232,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_an_existing_folder_is_never_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
-    for command in (["run"], ["compare", "--methods", "fedavg"]):
+    for command in (["run"], ["compare", "--methods", "fedavg"], ["sweep", "--vary", "lr=0.1,1"]):
         found = fedauc(capsys, *command, *TINY, "--out", str(tmp_path / "mine"))
         assert found.code == 2
         assert "exists already" in found.err
@@ -391,3 +393,30 @@ def test_profile_says_where_the_time_went(capsys: pytest.CaptureFixture[str], tm
     assert calls["draw passive scores"] == 2 * 6
     shares = [int(line.split()[-2].rstrip("%")) for line in lines[1:] if line.strip() and not line.startswith("-")]
     assert sum(shares) == pytest.approx(100, abs=5)
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "--method", "cycp-fedavg"), ("compare", "--methods", "cycp-fedavg,fedavg", "--seeds", "0,1")]
+)
+def test_why_a_model_runs_in_the_plain_loop_is_said_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    # A process says it once, and earlier tests are part of this one.
+    _say.cache_clear()
+    images = np.zeros((40, 1, 8, 8), dtype=np.uint8) + np.arange(40, dtype=np.uint8)[:, None, None, None]
+    data = ("--data", "table", "--data.path", table(tmp_path / "images.npz", x=images), "--data.standardize", "false")
+    steps = ("--model", "small-cnn", "--cycles", "1", "--local-steps", "1")
+    found = fedauc(capsys, *command, *data, *steps, "--out", str(tmp_path / "out"))
+    assert found.code == 0, found.err
+    said = " ".join(found.err.split())
+    assert said.count("runs in the plain loop") == 1
+    assert said.startswith("note: ")
+    assert "which stacking on a CPU does not speed up" in said
+    assert max(map(len, found.err.splitlines())) <= 80
+    assert "plain loop" not in found.out
+    shown = fedauc(capsys, "show", str(tmp_path / "out"), "--json")
+    assert json.loads(shown.out)
+    assert shown.err == ""
+    # What a library user's own logging shows is as it was.
+    assert logging.getLogger("fedauc").handlers == []
+    assert logging.getLogger("fedauc").level == logging.NOTSET

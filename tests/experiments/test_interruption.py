@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_helpers import fedauc
+
 METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
 
 ARGUMENTS = [
@@ -61,6 +63,21 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> N
     assert kills[0], "the first kill came too late to test anything"
     assert (torn / "records.jsonl").read_bytes() == (whole / "records.jsonl").read_bytes()
     assert json.loads((torn / "result.json").read_text()) == json.loads((whole / "result.json").read_text())
+    assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
+
+
+def test_a_killed_sweep_resumes_to_the_same_bits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two runs in one graph."""
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    vary = ["--vary", "lr=0.03,0.1", "--engine", "graphed", "--cycles", "4"]
+    arguments = ["sweep", "--method", "cycp-pairwise", *ARGUMENTS, *vary]
+    assert fedauc(capsys, *arguments, "--out", str(whole)).code == 0
+    assert killed(torn, 0.2, *arguments, "--out", str(torn)), "the kill came too late to test anything"
+    finished("resume", str(torn))
+    for name in ("records.jsonl", "result.json"):
+        found = [{path.relative_to(out): path.read_bytes() for path in out.rglob(name)} for out in (whole, torn)]
+        assert len(found[0]) == 2
+        assert found[0] == found[1]
     assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
 
 

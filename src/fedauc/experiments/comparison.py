@@ -1,11 +1,12 @@
-"""Several runs side by side in one folder, each in a run folder of its own."""
+"""Several runs in one folder, each in a run folder of its own. Runs of one shape go together, in one graph."""
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +14,81 @@ from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.codec import encode
 from fedauc.experiments.config import FORMAT, Config
 from fedauc.experiments.folder import RunFolder, refuse_existing
-from fedauc.experiments.runner import Loader, Observer, Run, check
-from fedauc.guards import TrainingStopped
+from fedauc.experiments.lockstep import grouped, ride
+from fedauc.experiments.runner import Loader, Observer, Run
+from fedauc.experiments.sweep import setting_of
 
 NAME = "comparison.json"
+
+Groups = list[list[str]]
 
 
 class Comparison:
     """A folder of runs: `comparison.json` holds every configuration, so that an interrupted one can be finished."""
 
-    def __init__(self, path: Path, load: Loader | None = None) -> None:
+    def __init__(self, path: Path, load: Loader | None = None, groups: Groups | None = None) -> None:
         self.path = path
         self._load = load or Loader()
+        self._groups = groups
 
     @staticmethod
-    def create(path: Path, configs: list[Config], seeds: list[int]) -> Comparison:
-        """Check every run, then make the folder."""
+    def create(path: Path, runs: Mapping[str, Config], sweep: bool = False) -> Comparison:
+        """Check every run, then make the folder. Runs are named by their place in it, such as `method/seed-0`."""
         refuse_existing(path)
-        runs, load = {}, Loader()
-        for config in configs:
-            for seed in seeds:
-                seeded = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, seed=seed))
-                check(seeded, load)
-                runs[f"{config.recipe.method}/seed-{seed}"] = {"format": FORMAT, **encode(seeded)}
+        load = Loader()
+        groups = grouped(runs, load)
+        encoded = {place: {"format": FORMAT, **encode(config)} for place, config in runs.items()}
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_atomically(part / NAME, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
+        content = json.dumps({"sweep": sweep, "runs": encoded}, indent=2) + "\n"
+        write_atomically(part / NAME, content.encode())
         part.rename(path)
-        return Comparison(path, load)
+        return Comparison(path, load, groups)
 
     @staticmethod
     def is_one(path: Path) -> bool:
         """Whether a folder holds a comparison."""
         return (path / NAME).is_file()
 
+    @property
+    def sweep(self) -> bool:
+        """Whether its settings are to be ranked, rather than its methods tested against each other."""
+        return bool(self._read().get("sweep"))
+
     def configs(self) -> dict[str, Config]:
         """Every run's configuration, by its place in the folder."""
-        try:
-            runs: dict[str, Any] = json.loads((self.path / NAME).read_text())["runs"]
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{self.path / NAME} is damaged ({error}); resume its runs one by one") from error
-        return {
-            place: Config.from_json(json.dumps(tree), f"{self.path / NAME}: {place}") for place, tree in runs.items()
-        }
+        where, runs = self.path / NAME, self._read()["runs"]
+        return {place: Config.from_json(json.dumps(tree), f"{where}: {place}") for place, tree in runs.items()}
+
+    def settings(self) -> dict[str, int]:
+        """What runs differ in besides the seed, and with how many seeds each runs."""
+        return dict(Counter(map(setting_of, self._read()["runs"])))
 
     def folders(self) -> Iterator[tuple[str, RunFolder]]:
-        """The run folders that exist, by method."""
-        for place, config in self.configs().items():
+        """The run folders that exist, by setting."""
+        for place in self._read()["runs"]:
             if (self.path / place).is_dir():
-                yield config.recipe.method, RunFolder.open(self.path / place)
+                yield setting_of(place), RunFolder.open(self.path / place)
 
     def go(self, observer: Callable[[str], Observer]) -> dict[str, str]:
         """Run what has not run yet, go on with what was interrupted; say which runs could not go on, and why."""
-        stopped = {}
-        for place, config in self.configs().items():
-            path = self.path / place
-            run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
-            try:
-                run.go(observer(place))
-            except TrainingStopped as reason:
-                stopped[place] = str(reason)
+        configs, stopped = self.configs(), dict[str, str]()
+        for group in self._groups or grouped(configs, self._load):
+            stopped |= ride({place: self._run(place, configs[place]) for place in group}, observer)
+            # An engine and its lanes refer to each other: the next group may need their memory at once.
+            gc.collect()
         return stopped
+
+    def _run(self, place: str, config: Config) -> Run:
+        path = self.path / place
+        return Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
+
+    def _read(self) -> dict[str, Any]:
+        path = self.path / NAME
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+            found["runs"].keys()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); resume its runs one by one") from error
+        return found

@@ -31,6 +31,10 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 """Where each component stands in a configuration."""
 
 
+DEFAULT = "cycp-pairwise"
+"""The method of a configuration that names none."""
+
+
 class Foreign(ValueError):
     """An option that the chosen member has no parameter for."""
 
@@ -70,7 +74,7 @@ def options() -> list[Option]:
 def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
     """The configuration that options describe, on top of `base` or of the method's defaults."""
     if base is None:
-        tree = encode(Config(recipe=Recipe.of(method or "cycp-pairwise")))
+        tree = encode(Config(recipe=Recipe.of(method or DEFAULT)))
     else:
         tree = encode(base)
         if method is not None:
@@ -81,25 +85,6 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
     for name in sorted(given, key=lambda name: "." in name):
         _place(tree, given[name], texts[name])
     return Config.from_json(json.dumps(tree), "options")
-
-
-def build_each(methods: list[str], base: Config | None, texts: Mapping[str, str]) -> list[Config]:
-    """One configuration per method; an option goes to the methods that have it, and at least one must."""
-    found, used, refused = [], set(), {}
-    for method in methods:
-        mine = dict(texts)
-        while True:
-            try:
-                found.append(build(method, base, mine))
-                break
-            except Foreign as foreign:
-                refused[foreign.option] = foreign
-                del mine[foreign.option]
-        used |= set(mine)
-    for option in texts:
-        if option not in used:
-            raise refused[option]
-    return found
 
 
 def _changes(old: str, new: str) -> dict[str, Any]:

@@ -6,19 +6,22 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.data.clients import Clients
 from fedauc.data.prepare import Split, prepare
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
 from fedauc.experiments.folder import RunFolder, refuse_existing
-from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.experiments.recipe import DTYPES, Assembly, Recipe, assemble
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Model
 from fedauc.ledger import Ledger
@@ -43,59 +46,73 @@ class Run:
 
     config: Config
     folder: RunFolder
-    split: Split
+    data: Prepared
     assembly: Assembly
     state: State
     losses: list[Tensor] = field(default_factory=list)
     spent: float = 0.0
+    record: dict[str, Any] | None = None
 
     @staticmethod
     def create(config: Config, path: Path, load: Loader | None = None) -> Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         refuse_existing(path)
-        split, assembly = _prepare(config, load or Loader())
+        data, assembly = assembled(config, load or Loader())
         first = Checkpoint(assembly.start, {}, Ledger(), [])
-        return Run(config, RunFolder.create(path, config, first, fingerprint(split)), split, assembly, assembly.start)
+        return Run(config, RunFolder.create(path, config, first, data.fingerprint), data, assembly, assembly.start)
 
     @staticmethod
     def resume(path: Path, load: Loader | None = None) -> Run:
         """Go on from the last checkpoint of a folder; a finished run is left as it is."""
         folder = RunFolder.open(path)
         config = folder.config
-        split, assembly = _prepare(config, load or Loader())
-        folder.check_data(fingerprint(split))
+        data, assembly = assembled(config, load or Loader())
+        folder.check_data(data.fingerprint)
         if folder.done:
-            return Run(config, folder, split, assembly, assembly.start)
+            return Run(config, folder, data, assembly, assembly.start)
         state, memories, ledger, losses = folder.rewind(config.recipe.device)
         assembly.training.engine.restore(memories)
         assembly.training.ledger.resume(ledger)
         kept = [torch.tensor(loss, dtype=torch.float64) for loss in losses]
-        return Run(config, folder, split, assembly, state, kept, folder.seconds())
+        return Run(config, folder, data, assembly, state, kept, folder.seconds())
 
     def go(self, observer: Observer | None = None) -> dict[str, Any]:
         """Train to the end, and return the result."""
         if self.folder.done:
             return self.folder.result()
+        observer = observer or (lambda progress: None)
+        observer(self.progress)
         try:
-            self._train(observer or (lambda progress: None))
+            begin = time.perf_counter()
+            for finished in self.assembly.training.rounds(self.state):
+                self.take(finished, time.perf_counter() - begin)
+                observer(self.progress)
+                begin = time.perf_counter()
         except TrainingStopped as stopped:
-            write_atomically(self.folder.path / "stopped.txt", f"{stopped}\n".encode())
+            self.stop(stopped)
             raise
-        return self._finish()
+        return self.finish()
 
-    def _train(self, observer: Observer) -> None:
-        training = self.assembly.training
-        record, since = None, time.perf_counter()
-        observer(Progress(self.state.round, training.plan.rounds, None))
-        for finished in training.rounds(self.state):
-            self.state = finished.state
-            self.losses += [] if finished.loss is None else [finished.loss]
-            if self._due(finished, self.config.evaluate_every):
-                record, self.losses = self._record(finished), []
-                self.folder.append(record, self.spent + time.perf_counter() - since)
-            if self._due(finished, self.config.checkpoint_every):
-                self._checkpoint()
-            observer(Progress(self.state.round, training.plan.rounds, record))
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return Progress(self.state.round, self.assembly.training.plan.rounds, self.record)
+
+    def take(self, finished: Round, seconds: float) -> None:
+        """Go on to the state after a round that took so many seconds; evaluate it and save it where that is due."""
+        begin = time.perf_counter() - seconds
+        self.state = finished.state
+        self.losses += [] if finished.loss is None else [finished.loss]
+        if self._due(finished, self.config.evaluate_every):
+            self.record, self.losses = self._record(finished), []
+            self.folder.append(self.record, self.spent + time.perf_counter() - begin)
+        if self._due(finished, self.config.checkpoint_every):
+            self._checkpoint()
+        self.spent += time.perf_counter() - begin
+
+    def stop(self, reason: TrainingStopped) -> None:
+        """Write down why the run cannot go on."""
+        write_atomically(self.folder.path / "stopped.txt", f"{reason}\n".encode())
 
     def _due(self, finished: Round, every: int) -> bool:
         """Whether the round ends a learning cycle that is due; the last one always is."""
@@ -123,27 +140,29 @@ class Run:
 
     def _evaluate(self, model: Model, finished: Round) -> dict[str, Any]:
         evaluate = Evaluator(self.config.recipe.algorithm, self.assembly.network)
-        found = evaluate(model, self.split.test, finished.phase)._asdict()
-        if self.split.validation is not None:
-            found["validation_auc"] = evaluate(model, self.split.validation, finished.phase).auc
+        _, validation, test, _ = self.data.split
+        found = evaluate(model, test, finished.phase)._asdict()
+        if validation is not None:
+            found["validation_auc"] = evaluate(model, validation, finished.phase).auc
         return found
 
     @property
     def _model(self) -> Model:
         return self.config.recipe.algorithm.model(self.state.server.shared)
 
-    def _finish(self) -> dict[str, Any]:
-        network, test = self.assembly.network, self.split.test
+    def finish(self) -> dict[str, Any]:
+        """Write the result of the last state, and return it."""
+        network, test = self.assembly.network, self.data.split.test
         outputs = Evaluator(self.config.recipe.algorithm, network).outputs(self._model, test)
         labels = test.labels.cpu().numpy()
-        result = {"data": self.split.note, "final": self.folder.records()[-1], **self._by_group(labels, outputs)}
+        result = {"data": self.data.split.note, "final": self.folder.records()[-1], **self._by_group(labels, outputs)}
         weights = network.module(self._model).state_dict()
         self.folder.finish(result, weights, {"labels": labels, "scores": outputs})
         return result
 
     def _by_group(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         """AUC inside each client and each group, where test rows say whose they are."""
-        owners, clients = self.split.test.clients, self.split.train
+        owners, clients = self.data.split.test.clients, self.data.split.train
         if owners is None or outputs.ndim > 1:
             return {}
         found = {"client_auc": {str(key): value for key, value in group_auc(labels, outputs, owners).items()}}
@@ -159,38 +178,52 @@ class Run:
         return found
 
 
+class Prepared:
+    """Prepared data that runs share: as loaded, and once for each device and float type that trains on it."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self._moved: dict[tuple[str, str], Clients] = {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash, to notice when the data change under a run."""
+        digest, (train, _, test, _) = hashlib.blake2b(digest_size=8), self.split
+        tensors = (train.inputs, train.labels, test.inputs, test.labels)
+        arrays = [train.rows, train.offsets, *(tensor.cpu().numpy() for tensor in tensors)]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def clients(self, recipe: Recipe) -> Clients:
+        """The clients' rows where the recipe trains, so that no engine needs a copy of its own."""
+        key = (recipe.device, recipe.dtype)
+        if key not in self._moved:
+            self._moved[key] = self.split.train.to(DTYPES[recipe.dtype], recipe.device)
+        return self._moved[key]
+
+
 class Loader:
-    """Prepares data, and keeps the last: runs that are compared share it."""
+    """Prepares data, and keeps the last and what runs still use: runs side by side share each split."""
 
     def __init__(self) -> None:
-        self._key: object = None
-        self._split: Split | None = None
+        self._used: WeakValueDictionary[object, Prepared] = WeakValueDictionary()
+        self._last: Prepared | None = None
 
-    def __call__(self, config: Config) -> Split:
+    def __call__(self, config: Config) -> Prepared:
         """The prepared data of a configuration."""
         key = (config.data, config.preparation, config.data_seed)
-        if self._split is None or self._key != key:
-            table = config.data.load(config.data_seed)
-            self._key, self._split = key, prepare(table, config.preparation, config.data_seed)
-        return self._split
+        self._last = self._used.get(key) or Prepared(_load(config))
+        self._used[key] = self._last
+        return self._last
 
 
-def fingerprint(split: Split) -> str:
-    """A short hash of the prepared data, to notice when it changes under a run."""
-    digest = hashlib.blake2b(digest_size=8)
-    tensors = (split.train.inputs, split.train.labels, split.test.inputs, split.test.labels)
-    arrays = [split.train.rows, split.train.offsets, *(tensor.cpu().numpy() for tensor in tensors)]
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+def assembled(config: Config, load: Loader) -> tuple[Prepared, Assembly]:
+    """A run's data and parts, or what does not fit, before anything is written."""
+    data = load(config)
+    module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
+    return data, assemble(config.recipe, module, data.clients(config.recipe))
 
 
-def check(config: Config, load: Loader) -> None:
-    """Raise what a run of the configuration would raise before its first round."""
-    _prepare(config, load)
-
-
-def _prepare(config: Config, load: Loader) -> tuple[Split, Assembly]:
-    split = load(config)
-    module = config.model.build(tuple(split.train.inputs.shape[1:]), config.recipe.seed)
-    return split, assemble(config.recipe, module, split.train)
+def _load(config: Config) -> Split:
+    return prepare(config.data.load(config.data_seed), config.preparation, config.data_seed)

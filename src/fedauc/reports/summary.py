@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedauc.experiments.folder import RunFolder
 from fedauc.metrics import delong_test
 
-QUALITY = ("round", "auc", "low", "high", "average_precision")
+QUALITY = ("round", "auc", "low", "high", "average_precision", "validation_auc")
 
 
 def summarize(folder: RunFolder) -> dict[str, Any]:
@@ -30,8 +31,8 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
     counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
     return {
         **found,
-        "final": {key: last[key] for key in QUALITY},
-        "best": {key: best[key] for key in QUALITY},
+        "final": {key: last[key] for key in QUALITY if key in last},
+        "best": {key: best[key] for key in QUALITY if key in best},
         "best_by": by,
         **{key: last[key] for key in counts},
         "seconds": round(folder.seconds(), 3),
@@ -43,6 +44,36 @@ def _status(folder: RunFolder) -> str:
         return "done"
     stopped = folder.path / "stopped.txt"
     return stopped.read_text().strip() if stopped.is_file() else "unfinished: go on with `fedauc resume`"
+
+
+class Spread(NamedTuple):
+    """A number over several seeds: its mean, and its sample standard deviation (0 for a single seed)."""
+
+    mean: float
+    deviation: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
+
+
+class Rank(NamedTuple):
+    """A setting over its finished runs: the AUC it is judged by, and its test AUC at the end and in the best round."""
+
+    setting: str
+    done: int
+    runs: int
+    judged: Spread
+    final: Spread
+    best: Spread
+
+
+class Ranking(NamedTuple):
+    """Settings, the best first; `by` is `validation_auc`, or `auc` (of the test part) where some run has no other."""
+
+    by: str
+    lines: list[Rank]
 
 
 @dataclass(frozen=True)
@@ -73,16 +104,34 @@ def compare(folders: Iterable[tuple[str, RunFolder]]) -> list[Line]:
     return [_line(method, found, reference) for method, found in runs.items()]
 
 
+def rank(folders: Iterable[tuple[str, RunFolder]], settings: Mapping[str, int]) -> Ranking:
+    """One line per setting, of so many runs each, from the runs that are done."""
+    found: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
+    for setting, folder in folders:
+        if folder.done:
+            found[setting].append(summarize(folder))
+    by = "auc" if any(run["best_by"] == "auc" for runs in found.values() for run in runs) else "validation_auc"
+    lines = [_rank(setting, runs, settings[setting], by) for setting, runs in found.items()]
+    return Ranking(by, sorted(lines, key=lambda line: -line.judged.mean if line.done else math.inf))
+
+
+def _rank(setting: str, found: list[dict[str, Any]], runs: int, by: str) -> Rank:
+    if not found:
+        return Rank(setting, 0, runs, *[Spread(math.nan, math.nan)] * 3)
+    places = (("best", by), ("final", "auc"), ("best", "auc"))
+    return Rank(setting, len(found), runs, *(Spread.of([run[when][what] for run in found]) for when, what in places))
+
+
 def _line(method: str, folders: list[RunFolder], reference: RunFolder | None) -> Line:
     found = [summarize(folder) for folder in folders]
-    aucs = [summary["final"]["auc"] for summary in found]
+    spread = Spread.of([summary["final"]["auc"] for summary in found])
     precisions = [summary["final"]["average_precision"] for summary in found]
     first = found[0]
     return Line(
         method=method,
         seeds=len(found),
-        auc=float(np.mean(aucs)),
-        spread=float(np.std(aucs, ddof=1)) if len(aucs) > 1 else 0.0,
+        auc=spread.mean,
+        spread=spread.deviation,
         low=first["final"]["low"],
         high=first["final"]["high"],
         average_precision=None if None in precisions else float(np.mean(precisions)),

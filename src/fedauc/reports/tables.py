@@ -7,9 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from fedauc.reports.summary import Line
+from fedauc.reports.summary import Line, Rank, Ranking, Spread
 
 HEADERS = ("method", "AUC [95 %]", "AP", "rounds", "up", "down", "sec", "p")
+
+RANKS = ("setting", "runs", "validation", "final", "best")
 
 
 def size(amount: int) -> str:
@@ -58,8 +60,92 @@ def comparison(lines: Sequence[Line]) -> Table:
 
 def markdown(lines: Sequence[Line]) -> str:
     """The comparison, for a document."""
-    rows = [HEADERS, ["---"] * len(HEADERS), *(cells(line) for line in lines)]
+    return _markdown(HEADERS, [cells(line) for line in lines])
+
+
+def ranking(found: Ranking) -> Table:
+    """The settings of a sweep, for a terminal; a long setting is folded between its options."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in RANKS:
+        table.add_column(header, no_wrap=header != "setting")
+    for line in found.lines:
+        table.add_row(*rank_cells(found, line))
+    return table
+
+
+def ranking_markdown(found: Ranking) -> str:
+    """The settings of a sweep, for a document."""
+    return _markdown(RANKS, [rank_cells(found, line) for line in found.lines]) + f"\n{order(found)}\n"
+
+
+def rank_cells(found: Ranking, line: Rank) -> list[str]:
+    """A line's cells: mean and spread over seeds; `2 of 3` says that a run is not done."""
+    runs = str(line.runs) if line.done == line.runs else f"{line.done} of {line.runs}"
+    spreads = [_spread(spread, line.done) for spread in (line.judged, line.final, line.best)]
+    if found.by == "auc":
+        spreads[0] = "-"
+    return [line.setting.replace("/", " "), runs, *spreads]
+
+
+def order(found: Ranking) -> str:
+    """How the settings are sorted, in a sentence."""
+    if found.by == "validation_auc":
+        return "Sorted by validation AUC in each run's best round; final and best are test AUC."
+    return "Sorted by test AUC in each run's best round, as there is no validation part: not for reporting."
+
+
+def _spread(found: Spread, runs: int) -> str:
+    if not runs:
+        return "-"
+    return share(found.mean, 4) + (f" ± {share(found.deviation, 4)}" if runs > 1 else "")
+
+
+def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [headers, ["---"] * len(headers), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def run_facts(found: dict[str, Any]) -> dict[str, str]:
+    """What a run's summary says, name by name."""
+    if found["final"] is None:
+        return {"method": found["method"], "status": found["status"]}
+    chosen = "validation AUC" if found["best_by"] == "validation_auc" else "test AUC, so not for reporting"
+    return {
+        "method": f"{found['method']}, seed {found['seed']}",
+        "status": found["status"],
+        "final": _quality(found["final"]),
+        "best": f"{_quality(found['best'])} (by {chosen})",
+        "rounds": f"{found['rounds']} ({found['visits']} client visits, {found['absences']} absences)",
+        "traffic": f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down",
+        "seconds": f"{found['seconds']:.1f}",
+    }
+
+
+def _quality(found: dict[str, Any]) -> str:
+    text = f"AUC {found['auc']:.4f}"
+    if found["low"] is not None:
+        text += f" [{found['low']:.4f}, {found['high']:.4f}], AP {found['average_precision']:.4f}"
+    return f"{text}, round {found['round']}"
+
+
+def groups_text(groups: Sequence[Sequence[str]]) -> str:
+    """How many runs there are, and which share a graph.
+
+    >>> print(groups_text([["a/seed-0", "a/seed-1"], ["b/seed-0"]]))
+    3 runs: 2 in shared graphs, 1 alone
+    graph 1:
+      a/seed-0
+      a/seed-1
+    alone:
+      b/seed-0
+    """
+    shared = [group for group in groups if len(group) > 1]
+    alone = [name for group in groups if len(group) == 1 for name in group]
+    together = sum(map(len, shared))
+    lines = [f"{together + len(alone)} runs: {together} in shared graphs, {len(alone)} alone"]
+    for number, group in enumerate(shared, 1):
+        lines += [f"graph {number}:", *(f"  {name}" for name in group)]
+    return "\n".join(lines + (["alone:", *(f"  {name}" for name in alone)] if alone else []))
 
 
 def pairs(values: dict[str, Any]) -> Table:

@@ -1,0 +1,138 @@
+"""Runs of one shape, round by round together, their clients side by side in one graph."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+
+from fedauc.engines.graphed import WIDTH, GraphedEngine, Together
+from fedauc.experiments.config import Config
+from fedauc.experiments.runner import Loader, Observer, Run, assembled
+from fedauc.guards import TrainingStopped, Watch
+from fedauc.interfaces import Visits
+from fedauc.training import Opened, Training
+
+
+def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
+    """Which runs share a graph, by name: those of one shape, as many as have lanes; the others are alone.
+
+    What does not fit a run is raised on the way.
+    """
+    found: dict[Hashable, list[str]] = {}
+    lanes: dict[Hashable, int] = {}
+    for name, config in configs.items():
+        training = assembled(config, load)[1].training
+        key = _shape(training) or name
+        found.setdefault(key, []).append(name)
+        lanes[key] = max(lanes.get(key, 1), len(training.schedule.cohort(0).clients))
+    return [part for key, names in found.items() for part in _parts(names, max(1, WIDTH // lanes[key]))]
+
+
+def ride(runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> dict[str, str]:
+    """Take a group of runs to their ends; say which could not go on, and why."""
+    going = {name: run for name, run in runs.items() if not run.folder.done}
+    if len(going) > 1:
+        return Lockstep(going, observer).go()
+    try:
+        for name, run in going.items():
+            run.go(observer(name))
+    except TrainingStopped as reason:
+        return dict.fromkeys(going, str(reason))
+    return {}
+
+
+class Lockstep:
+    """Unfinished runs that share a graph. Those behind catch up first; one that stops leaves its lanes empty.
+
+    What a round takes is shared evenly among the runs in it, so that their seconds add up to those on the clock.
+    """
+
+    def __init__(self, runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> None:
+        self._runs = dict(runs)
+        self._observers = {name: observer(name) for name in runs}
+        self._watches = {name: Watch(self._training(name).algorithm) for name in runs}
+        self._together = Together([_graphed(self._training(name)) for name in runs])
+        self._going = list(runs)
+        self._stopped: dict[str, str] = {}
+
+    def go(self) -> dict[str, str]:
+        """Run all to their ends; say which could not go on, and why."""
+        for name, run in self._runs.items():
+            self._observers[name](run.progress)
+            self._leave_if_over(name)
+        while self._going:
+            behind = min(self._runs[name].state.round for name in self._going)
+            self._round([name for name in self._going if self._runs[name].state.round == behind])
+        return self._stopped
+
+    def _round(self, turn: list[str]) -> None:
+        begin = time.perf_counter()
+        opened = {name: self._training(name).open(self._runs[name].state) for name in turn}
+        visits = self._visit(opened)
+        finished = {name: self._training(name).close(opened[name], visits[name]) for name in turn}
+        for name, done in finished.items():
+            with self._stopping(name):
+                self._watches[name].see(done.phase, done.state.server.shared, done.marks)
+        # The watch has waited for the device where a cycle ends: no run's evaluation has to wait for the others' work.
+        seconds = (time.perf_counter() - begin) / len(turn)
+        for name in [name for name in turn if name in self._going]:
+            with self._stopping(name):
+                self._runs[name].take(finished[name], seconds)
+                self._observers[name](self._runs[name].progress)
+                self._leave_if_over(name)
+
+    def _visit(self, opened: Mapping[str, Opened]) -> dict[str, Visits | None]:
+        """The visits of one round; there are none where nobody comes."""
+        due = {name: (each.order, each.cohort) for name, each in opened.items() if each.order is not None}
+        if not due:
+            return dict.fromkeys(opened)
+        return dict(zip(self._runs, self._together.visit([due.get(name) for name in self._runs]), strict=True))
+
+    @contextmanager
+    def _stopping(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except TrainingStopped as reason:
+            self._runs[name].stop(reason)
+            self._stopped[name] = str(reason)
+            self._going.remove(name)
+
+    def _leave_if_over(self, name: str) -> None:
+        done, rounds, _ = self._runs[name].progress
+        if done == rounds:
+            self._runs[name].finish()
+            self._going.remove(name)
+
+    def _training(self, name: str) -> Training:
+        return self._runs[name].assembly.training
+
+
+def _shape(training: Training) -> Hashable:
+    """What runs that share a graph have in common: the engine's shape, and every round's kind; None for other engines.
+
+    A round's kind is its local steps, its batch, and whether it scores, which the algorithm and the rounds decide.
+    """
+    if not isinstance(training.engine, GraphedEngine):
+        return None
+    plan, setting = training.plan, training.setting
+    stages = tuple((stage.cycles, stage.local_steps) for stage in plan.stages)
+    return training.engine.twin, plan.rounds, stages, setting.cycle_length, setting.batch, setting.augment
+
+
+def _graphed(training: Training) -> GraphedEngine:
+    assert isinstance(training.engine, GraphedEngine)
+    return training.engine
+
+
+def _parts(names: list[str], most: int) -> list[list[str]]:
+    """The names in as few parts as hold at most so many each, none longer than another by more than one.
+
+    >>> _parts(list("abcdefg"), 3)
+    [['a', 'b'], ['c', 'd'], ['e', 'f', 'g']]
+    """
+    count = math.ceil(len(names) / most)
+    edges = [part * len(names) // count for part in range(count + 1)]
+    return [names[start:end] for start, end in pairwise(edges)]

@@ -1,0 +1,177 @@
+"""The site's side: one message in, one message out, whatever happens.
+
+A site does what the reference engine does for one client: the same draws, verbs and memory. It tells the server how
+many rows of each class it holds, the shape of a row, and what the algorithm uploads; nothing else, unless its owner
+allows it.
+
+Memory is kept by round. The server names the visit whose upload it last used, so a visit that came too late, was
+refused or is repeated after a crash leaves no trace: the next one starts from the memory of the named visit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from fedauc.data.checks import as_inputs
+from fedauc.engines.loop import LoopEngine
+from fedauc.experiments.codec import decode
+from fedauc.experiments.recipe import DTYPES, Recipe
+from fedauc.federation import orders
+from fedauc.federation.data import Load, SiteData, as_client
+from fedauc.federation.drawer import Drawer
+from fedauc.federation.scoring import histogram
+from fedauc.federation.wire import Parcel, pack, rebuild, unpack
+from fedauc.interfaces import Algorithm, Cohort, Order, Setting
+from fedauc.metrics import auc
+from fedauc.models.model import ModelConfig
+from fedauc.network import Compute, ModuleNetwork
+from fedauc.trees import Tree, is_empty, tree_map
+
+LOG = logging.getLogger("fedauc.site")
+
+Build = Callable[[tuple[int, ...], int], nn.Module]
+"""A model of the federation's own: rows of that shape, initialised by that seed."""
+
+SHARES = ("nothing", "histograms", "scores")
+"""What a site may tell of its scores, each including those before it."""
+
+
+class Unable(Exception):
+    """Why a site does not do as asked; the text goes to the server, so it must not speak of rows."""
+
+
+class Allows(NamedTuple):
+    """What the site's owner allows: what to tell of held-out scores, and whether to tell the site's own AUC."""
+
+    share: Literal["nothing", "histograms", "scores"] = "histograms"
+    auc: bool = False
+
+
+USUAL = Allows()
+"""Unless a site's owner says otherwise."""
+
+
+class Job(NamedTuple):
+    """What a message's facts describe: the algorithm and network to run, and the run's setting for this client."""
+
+    algorithm: Algorithm
+    network: ModuleNetwork
+    setting: Setting
+    client: int
+
+
+class Site:
+    """Answers orders with data that never leaves it. `drawer` gives the run's drawer."""
+
+    def __init__(
+        self, load: Load, drawer: Callable[[str], Drawer], allows: Allows = USUAL, build: Build | None = None
+    ) -> None:
+        if allows.share not in SHARES:
+            raise ValueError(f"share is {allows.share!r}; use {', '.join(map(repr, SHARES))}")
+        self._load, self._drawer, self._allows, self._build = load, drawer, allows, build
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """The answer to a message; a failure is an answer too."""
+        try:
+            facts = parcel.facts()
+            answers = {"hello": self._hello, "visit": self._visit, "evaluate": self._evaluate}
+            if facts.get("kind") not in answers:
+                raise Unable(f"the order's kind is {facts.get('kind')!r}; this site knows {', '.join(answers)}")
+            return answers[facts["kind"]](facts, parcel)
+        except orders.Lacking as lacking:
+            return pack({"kind": "lacking", "what": str(lacking)})
+        except Unable as reason:
+            LOG.warning("%s", reason)
+            return pack({"kind": "unable", "reason": str(reason)})
+        except Exception as error:  # A client function that raises stops serving, and a message may quote rows.
+            LOG.exception("the order failed")
+            return pack({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
+
+    def _hello(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+        data = self._load()
+        as_inputs(data.inputs)
+        kind = "uint8" if data.inputs.dtype == torch.uint8 else "float"
+        return pack({"kind": "hello", "rows": data.held, "shape": list(data.inputs.shape[1:]), "dtype": kind})
+
+    def _visit(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+        data = self._load()
+        job, phase = self._job(facts, data), orders.phase(facts["phase"])
+        drawer = self._drawer(facts["run"])
+        order = orders.receive(job.algorithm, job.setting, job.network, phase, parcel, drawer)
+        engine = LoopEngine(job.algorithm, job.network, as_client(data, job.client, job.setting.census), job.setting)
+        blank = job.algorithm.blank(order)
+        memory = () if is_empty(blank) else self._memory(drawer, facts["accepted"], blank)
+        if not is_empty(memory):
+            engine.restore({job.client: memory})
+        visits = engine.visit(_stacked(order), Cohort(phase.round, (job.client,), (1.0,)))
+        if not is_empty(blank):
+            self._keep(drawer, facts["accepted"], phase.round, engine.memories().get(job.client, ()))
+        trees = {"mean": visits.upload.mean, "pool": visits.upload.pool}
+        return pack({"kind": "visit", "round": phase.round, "rows": data.held}, trees)
+
+    def _evaluate(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+        ask, data = facts["ask"], self._load()
+        if SHARES.index(ask) > SHARES.index(self._allows.share):
+            raise Unable(f"the order asks for {ask}; this site shares {self._allows.share}")
+        if data.test is None:
+            raise Unable("the order asks for an evaluation; this site holds no test rows")
+        network = self._network(facts, data)
+        model = rebuild(unpack(parcel)["model"], network.state(), "model")
+        scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
+        own = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
+        LOG.info("AUC of this site's %d test rows: %s", len(labels), own)
+        told = {"auc": own} if self._allows.auc else {}
+        tensors = (histogram(scores, labels),) if ask == "histograms" else (scores, labels)
+        return pack({"kind": "evaluate", "round": facts["round"], **told}, {ask: tensors})
+
+    def _job(self, facts: dict[str, Any], data: SiteData) -> Job:
+        recipe = _recipe(facts)
+        setting = orders.setting(facts, recipe, data.held)
+        return Job(recipe.algorithm, self._network(facts, data), setting, facts["client"])
+
+    def _network(self, facts: dict[str, Any], data: SiteData) -> ModuleNetwork:
+        recipe = _recipe(facts)
+        config: ModelConfig = decode(ModelConfig, facts["model"], "model")
+        build = self._build or config.build
+        compute = Compute(mixed=recipe.precision == "mixed")
+        return ModuleNetwork(build(tuple(data.inputs.shape[1:]), recipe.seed), DTYPES[recipe.dtype], compute)
+
+    def _memory(self, drawer: Drawer, accepted: int, blank: Tree) -> Tree:
+        """What the named visit left behind; `()` before the first."""
+        if accepted < 0:
+            return ()
+        kept = drawer.load(f"memory-{accepted}")
+        if kept is None:
+            raise orders.Lacking("memory")
+        leaves = unpack(kept)["memory"]
+        return rebuild(leaves, blank, "memory") if leaves else ()
+
+    def _keep(self, drawer: Drawer, accepted: int, round: int, memory: Tree) -> None:
+        """Two versions at most: the one the server knows of, and the one it may come to know of."""
+        drawer.save(f"memory-{round}", pack({}, {"memory": memory}))
+        for name in drawer.names():
+            if name.startswith("memory-") and name not in (f"memory-{accepted}", f"memory-{round}"):
+                drawer.drop(name)
+
+
+def _stacked(order: Order) -> Order:
+    """The order of a cohort of one."""
+    return order._replace(own=tree_map(lambda leaf: leaf[None], order.own))
+
+
+def _recipe(facts: dict[str, Any]) -> Recipe:
+    # Where a site computes is its own affair.
+    return _decoded(json.dumps({**facts["recipe"], "device": "cpu", "engine": "loop"}))
+
+
+@lru_cache(maxsize=8)
+def _decoded(recipe: str) -> Recipe:
+    found: Recipe = decode(Recipe, json.loads(recipe), "recipe")
+    return found

@@ -1,0 +1,388 @@
+"""Runs of one shape that share a graph: each is what it would be alone, to the bit, interrupted or not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from fedauc.engines.graphed import WIDTH, GraphedEngine, Together
+from fedauc.experiments.comparison import Comparison
+from fedauc.experiments.config import Config
+from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.lockstep import grouped
+from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.experiments.sweep import expand, read_varied
+
+DATA = {"data": "synthetic", "data.clients": "6", "data.rows-per-client": "30"}
+
+SMALL = {"cycles": "3", "local-steps": "2", "participation.groups": "3", "dtype": "float64", "engine": "graphed"}
+"""Three groups of two clients; three cycles are 9 rounds, and 12 with a cycle of scoring rounds."""
+
+
+def typed(texts: Mapping[str, str]) -> list[str]:
+    """Options as a user types them."""
+    flags = {option: f"--{option.replace('participation.groups', 'groups')}" for option in texts}
+    return [word for option, text in texts.items() for word in (flags[option], text)]
+
+
+TYPED = typed(DATA | SMALL)
+
+
+def runs(methods: str, seeds: int, *vary: str, **changes: str) -> dict[str, Config]:
+    """Changes are options, with __ for the dot and _ for the dash."""
+    varied = read_varied(vary, {})
+    texts = DATA | SMALL | {name.replace("__", ".").replace("_", "-"): text for name, text in changes.items()}
+    return expand(methods.split(","), range(seeds), varied, {o: text for o, text in texts.items() if o not in varied})
+
+
+def silent(place: str) -> Observer:
+    return lambda progress: None
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file of a run but its seconds."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "timing.jsonl"
+    }
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Callable[[Config], dict[str, bytes]]:
+    """The files of a run by itself."""
+
+    def go(config: Config) -> dict[str, bytes]:
+        folder = tmp_path / "alone" / str(len(list(tmp_path.glob("alone/*"))))
+        Run.create(config, folder).go()
+        return files(folder)
+
+    return go
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many runs each visit had places for, and how many of them took part."""
+    seen: list[tuple[int, int]] = []
+    visit = Together.visit
+
+    def spy(self: Together, visits: list[object]) -> object:
+        seen.append((len(visits), sum(each is not None for each in visits)))
+        return visit(self, visits)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Together, "visit", spy)
+    return seen
+
+
+SHARING: Mapping[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "a pool of scores": ("cycp-pairwise", ("step-size=0.03,0.1",), {}),
+    "client memories": ("a-scaffold", ("step-size=0.03,0.1",), {}),
+    "a stage's mean": ("cycp-pairwise", ("step-size=0.03,0.1",), {"output": "cycle_mean", "stages": "geometric"}),
+    "other data": ("cycp-minimax", ("data-seed=0,1",), {}),
+    "other cohorts": ("cycp-minimax,rs-minimax", (), {"participation__per_round": "1"}),
+}
+
+
+def images(path: Path) -> dict[str, str]:
+    """Sixty 8 x 8 images of six clients, a little brighter where the label is 1."""
+    labels = np.arange(60) % 3 == 0
+    noise = np.random.default_rng(0).integers(0, 200, size=(60, 1, 8, 8))
+    pixels = (noise + 40 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez(path, allow_pickle=False, x=pixels, y=labels, client=np.arange(60) // 10)
+    return {"data": "table", "data.path": str(path), "data.standardize": "false"}
+
+
+@pytest.mark.parametrize("case", SHARING)
+def test_runs_that_share_a_graph_are_what_they_are_alone(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]], case: str
+) -> None:
+    methods, vary, changes = SHARING[case]
+    found = runs(methods, 2, *vary, **changes)
+    assert Comparison.create(tmp_path / "sweep", found).go(silent) == {}
+    # Two seeds of two settings: every visit is one of four.
+    assert shared
+    assert set(shared) == {(4, 4)}
+    for place, config in found.items():
+        assert files(tmp_path / "sweep" / place) == alone(config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["cycp-pairwise", "a-scaffold"])
+def test_runs_that_share_a_cuda_graph_are_what_they_are_alone(tmp_path: Path, method: str) -> None:
+    """In float64; 1e-9 leaves room for sums in another order."""
+    found = runs(method, 2, "step-size=0.03,0.1", device="cuda")
+    sweep = Comparison.create(tmp_path / "sweep", found)
+    assert sweep.go(silent) == {}
+    for number, (place, config) in enumerate(found.items()):
+        Run.create(config, tmp_path / str(number)).go()
+        mine, theirs = (RunFolder(path).records() for path in (sweep.path / place, tmp_path / str(number)))
+        assert len(mine) == 3
+        for one, two in zip(mine, theirs, strict=True):
+            assert one == pytest.approx(two, rel=1e-9)
+
+
+def test_rounds_that_nobody_comes_to_are_waited_out(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
+) -> None:
+    """Two traces of two rounds a cycle: nobody comes to round 1 of the first and round 2 of the second; none to 3."""
+    for name, rounds in (("a", (0, 2, 4, 5)), ("b", (0, 1, 4, 5))):
+        rows = "".join(f"{round},{round % 2}\n{round},{4 + round % 2}\n" for round in rounds)
+        (tmp_path / f"{name}.csv").write_text("round,client\n" + rows)
+    texts = {option: text for option, text in (DATA | SMALL).items() if option != "participation.groups"}
+    texts |= {"participation": "trace", "participation.cycle-length": "2"}
+    varied = {"participation.path": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]}
+    found = expand(["cycp-minimax"], [0], varied, texts)
+    Comparison.create(tmp_path / "sweep", found).go(silent)
+    assert shared == [(2, 2), (2, 1), (2, 1), (2, 2), (2, 2)]
+    for place, config in found.items():
+        assert files(tmp_path / "sweep" / place) == alone(config)
+
+
+class Stop(Exception):
+    """Someone pressed a key."""
+
+
+@pytest.mark.parametrize("moment", [(0, 6), (1, 9), (2, 4), (0, 12)])
+def test_an_interrupted_sweep_resumes_to_the_same_bits(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]], moment: tuple[int, int]
+) -> None:
+    """After some round of some run, which those before it have finished and those after it have not."""
+    found, (unlucky, round) = runs("cycp-pairwise", 3), moment
+    sweep = Comparison.create(tmp_path / "sweep", found)
+
+    def observer(place: str) -> Observer:
+        def observe(progress: Progress) -> None:
+            if (place, progress.done) == (list(found)[unlucky], round):
+                raise Stop
+
+        return observe
+
+    with pytest.raises(Stop):
+        sweep.go(observer)
+    before = len(shared)
+    assert Comparison(sweep.path).go(silent) == {}
+    if moment == (1, 9):
+        # Two runs have saved round 9, the third goes on from round 6: three rounds by itself, then 9 to 12 together.
+        assert shared[before:] == [(3, 1)] * 3 + [(3, 3)] * 3
+    for place, config in found.items():
+        assert files(sweep.path / place) == alone(config)
+
+
+def test_a_run_that_stops_leaves_the_others_going(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
+) -> None:
+    """At step size 0.3 unbounded scores diverge in the second cycle; their neighbours do not notice."""
+    found = runs("cycp-minimax", 2, "step-size=0.01,0.3", objective__score="identity")
+    stopped = Comparison.create(tmp_path / "sweep", found).go(silent)
+    wild = {place for place in found if "step-size-0.3" in place}
+    assert set(stopped) == wild
+    assert shared[0] == (4, 4)
+    assert shared[-1] == (4, 2)
+    for place, config in found.items():
+        folder = tmp_path / "sweep" / place
+        if place in wild:
+            assert (folder / "stopped.txt").read_text().strip() == stopped[place]
+            assert not (folder / "result.json").exists()
+        else:
+            assert files(folder) == alone(config)
+
+
+def test_the_seconds_of_runs_that_share_add_up_to_the_clock(tmp_path: Path) -> None:
+    sweep, begin = Comparison.create(tmp_path / "sweep", runs("cycp-fedavg", 3)), time.perf_counter()
+    sweep.go(silent)
+    whole = time.perf_counter() - begin
+    seconds = [folder.seconds() for _, folder in sweep.folders()]
+    # Each run is charged at least some of it; none all of it, as it would be if each counted the others' time.
+    assert 0 < sum(seconds) < whole
+
+
+def places(groups: list[list[str]]) -> list[int]:
+    return sorted(map(len, groups))
+
+
+GROUPS = {
+    "seeds, steps, data and twins share": (
+        ("cycp-minimax,rs-minimax", 2, "step-size=0.1,1", "data-seed=0,1"),
+        {},
+        [16],
+    ),
+    "weights of rows share": (("cycp-minimax", 1, "weighting=clients,pooled"), {}, [2]),
+    "another algorithm does not": (("cycp-minimax,cycp-fedavg", 2), {}, [2, 2]),
+    "another parameter of the loss does not": (("cycp-pairwise", 2, "objective.scale=0.5,1"), {}, [2, 2]),
+    "another number of steps does not": (("cycp-minimax", 2, "local-steps=1,2"), {}, [2, 2]),
+    "another batch does not": (("cycp-minimax", 2, "positives=4,8"), {}, [2, 2]),
+    "another length does not": (("cycp-minimax", 2, "cycles=2,3"), {}, [2, 2]),
+    "other stages do not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
+    "another cycle does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
+    "another pass of scores does not": (
+        ("cycp-pairwise", 2, "output=last,cycle_mean"),
+        {"stages": "geometric", "stages__initial": "1"},
+        [2, 2],
+    ),
+    "another model does not": (("cycp-minimax", 2, "model=linear,mlp"), {}, [2, 2]),
+    "another float does not": (("cycp-minimax", 2, "dtype=float32,float64"), {}, [2, 2]),
+    "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),
+    # Two clients a round: 33 runs of 2 are more than 64 lanes.
+    "as many as there are lanes": (("cycp-fedavg", WIDTH // 2 + 1), {}, [16, 17]),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_who_shares_a_graph(case: str) -> None:
+    (methods, seeds, *vary), changes, expected = GROUPS[case]
+    found = runs(str(methods), int(seeds), *map(str, vary), **changes)
+    groups = grouped(found, Loader())
+    assert places(groups) == expected
+    assert sorted(place for group in groups for place in group) == sorted(found)
+
+
+def test_the_seeds_of_a_comparison_share_a_graph(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shared: list[tuple[int, int]]
+) -> None:
+    named = ("--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0,1,2")
+    assert fedauc(capsys, "compare", *TYPED, *named, "--out", str(tmp_path / "both")).code == 0
+    # Two methods, 9 rounds each.
+    assert shared == [(3, 3)] * 18
+
+
+def test_runs_share_the_rows_they_train_on(tmp_path: Path) -> None:
+    """Each split is there once, in the recipe's type, and is let go when no run uses it."""
+    load, held = Loader(), []
+    for number, config in enumerate(runs("cycp-fedavg", 2, "data-seed=0,1").values()):
+        held.append(Run.create(config, tmp_path / str(number), load))
+    rows = []
+    for run in held:
+        engine = run.assembly.training.engine
+        assert isinstance(engine, GraphedEngine)
+        rows.append(engine.data.inputs.data_ptr())
+    assert rows[0] == rows[1] != rows[2] == rows[3]
+    first, last = held[0].config, held[3].config
+    kept, used = load(last), id(held[0].data)
+    assert kept is held[3].data
+    assert id(load(first)) == used
+    load(last)
+    del held, run, engine
+    assert load(last) is kept
+    assert list(load._used.values()) == [kept]
+
+
+def test_a_sweep_prints_its_settings_by_validation_auc(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "sweep")
+    vary = ("--vary", "lr=0.03,1", "--vary", "objective.scale=0.5,1")
+    ran = fedauc(capsys, "sweep", *TYPED, "--method", "cycp-pairwise", "--seeds", "0,1", *vary, "--out", out)
+    assert ran.code == 0, ran.err
+    assert "Sorted by validation AUC" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+    shown = json.loads(fedauc(capsys, "show", out, "--json").out)
+    # Two step sizes, two scales, two seeds.
+    assert len(shown) == 8
+    means = {}
+    for setting in dict.fromkeys(run["setting"] for run in shown):
+        mine = [run for run in shown if run["setting"] == setting]
+        means[setting] = np.mean([[run["best"]["validation_auc"], run["final"]["auc"]] for run in mine], axis=0)
+    ranked = sorted(means, key=lambda setting: -means[setting][0])
+    table = (tmp_path / "sweep" / "table.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table[2:6]]
+    assert [row[0] for row in rows] == [setting.replace("/", " ") for setting in ranked]
+    for row, setting in zip(rows, ranked, strict=True):
+        judged, final = (float(cell.split(" ± ")[0]) for cell in row[2:4])
+        # Printed with four digits.
+        assert (judged, final) == pytest.approx(tuple(means[setting]), abs=5e-5)
+    assert {row[1] for row in rows} == {"2"}
+    again = fedauc(capsys, "resume", out)
+    assert (again.code, again.out) == (0, ran.out)
+    assert fedauc(capsys, "show", out).out == ran.out
+
+
+def test_without_a_validation_part_a_sweep_says_that_it_sorts_by_test_auc(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chosen = ("--method", "cycp-fedavg", "--model", "small-cnn", "--vary", "lr=0.01,0.1")
+    data = typed(SMALL | images(tmp_path / "images.npz"))
+    ran = fedauc(capsys, "sweep", *data, *chosen, "--out", str(tmp_path / "sweep"))
+    assert ran.code == 0, ran.err
+    assert "Sorted by test AUC" in ran.out
+    assert "not for reporting" in " ".join(ran.out.split())
+
+
+def test_a_sweep_says_which_runs_could_not_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chosen = ("--method", "cycp-minimax", "--score", "identity", "--vary", "lr=0.3,0.01")
+    ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
+    assert ran.code == 3
+    assert "cycp-minimax/step-size-0.3/seed-0: stopped in round 3" in ran.err
+    lines = ran.out.splitlines()
+    assert lines[1].split()[:3] == ["cycp-minimax", "step-size-0.01", "1"]
+    # What never finished has no numbers, even if it has records, and comes last.
+    assert (tmp_path / "sweep/cycp-minimax/step-size-0.3/seed-0/records.jsonl").is_file()
+    assert lines[2].split() == ["cycp-minimax", "step-size-0.3", "0", "of", "1", "-", "-", "-"]
+
+
+def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chosen = ("--methods", "cycp-minimax,cycp-fedavg", "--vary", "algorithm.prox=0,0.1", "--plan")
+    ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
+    assert ran.code == 0, ran.err
+    # The proximal weight is Minimax's alone; it is part of the step, so nothing is shared.
+    assert ran.out.splitlines() == [
+        "3 runs: 0 in shared graphs, 3 alone",
+        "alone:",
+        "  cycp-minimax/algorithm.prox-0/seed-0",
+        "  cycp-minimax/algorithm.prox-0.1/seed-0",
+        "  cycp-fedavg/seed-0",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parameter_is_varied_only_where_it_belongs() -> None:
+    found = runs("cycp-pairwise", 1, "objective=sigmoid,square", "objective.scale=0.5,1")
+    assert list(found) == [
+        "cycp-pairwise/objective-sigmoid/objective.scale-0.5/seed-0",
+        "cycp-pairwise/objective-sigmoid/objective.scale-1/seed-0",
+        "cycp-pairwise/objective-square/seed-0",
+    ]
+
+
+BAD = {
+    "unknown option": (["--vary", "step-sise=1,2"], ["step-sise", "step-size"]),
+    "unknown method": (["--methods", "fedavgg"], ["fedavgg", "fedavg"]),
+    "nobody's option": (["--method", "fedavg", "--vary", "algorithm.prox=0,1"], ["algorithm.prox", "not a parameter"]),
+    "no value": (["--vary", "step-size="], ["vary step-size", "''", "at least 1"]),
+    "no list": (["--vary", "step-size"], ["'step-size'", "option=value"]),
+    "no option": (["--vary", "=1,2"], ["'=1,2'", "option=value"]),
+    "a value twice": (["--vary", "step-size=0.1,0.1"], ["0.1,0.1", "once"]),
+    "a value in two spellings": (["--vary", "step-size=0.1,0.10"], ["step-size-0.1/", "step-size-0.10/", "same run"]),
+    "an option twice": (["--vary", "step-size=1", "--vary", "lr=2"], ["step-size", "twice"]),
+    "fixed and varied": (["--vary", "groups=2,3"], ["participation.groups", "3", "varied too"]),
+    "a bad value": (["--vary", "step-size=1,-1"], ["step_size", "-1", "above 0"]),
+    "folders of one name": (["--data", "table", "--vary", "data.path=a/b.csv,a:b.csv"], ["path-a-b.csv", "folder"]),
+    "seeds elsewhere": (["--vary", "seed=1,2"], ["--seeds 1,2"]),
+    "a seed": (["--seed", "1"], ["--seeds 1"]),
+    "no seeds": (["--seeds", ","], ["seeds", "','", "0,1,2"]),
+    "a seed twice": (["--seeds", "1,01"], ["1,01", "once"]),
+    "seeds that are none": (["--seeds", "a"], ["'a'", "whole numbers"]),
+    "what does not fit": (["--vary", "participation.per-round=1,5"], ["5", "2"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_sweep_is_one_line_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str
+) -> None:
+    arguments, expected = BAD[case]
+    found = fedauc(capsys, "sweep", *TYPED, *arguments, "--out", str(tmp_path / "deep" / "sweep"))
+    message = found.err.strip().splitlines()[-1]
+    assert (found.code, found.err.count("error: ")) == (2, 1), found.err
+    assert all(word in message for word in expected), message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_list_of_runs_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for content in ("{", "{}", '{"runs": []}'):
+        (tmp_path / "comparison.json").write_text(content)
+        found = fedauc(capsys, "show", str(tmp_path))
+        assert (found.code, "comparison.json is damaged" in found.err) == (2, True)

@@ -1,0 +1,115 @@
+"""A trial's processes: stopped with all they started, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedauc.federation.local import Trial, free_port
+from fedauc.federation.locks import alone
+
+PARENT = """
+import subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+"""A process whose child does not listen to SIGTERM and has left the group for a session of its own."""
+
+
+def gone(number: int) -> bool:
+    """Whether a process ends within the moment that the kernel takes to end it."""
+    end = time.monotonic() + 5
+    while alive(number) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not alive(number)
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def child_of(folder: Path, name: str) -> int:
+    log = folder / "logs" / f"{name}.log"
+    end = time.monotonic() + 20
+    while not log.read_text().strip():
+        assert time.monotonic() < end, "the process did not start"
+        time.sleep(0.05)
+    return int(log.read_text())
+
+
+def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with Trial(tmp_path) as trial:
+            trial.start("one", "python", "-c", PARENT)
+            child = child_of(tmp_path, "one")
+            assert alive(child)
+            assert trial.running("one")
+        assert gone(child)
+        assert not trial.running("one")
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Trial(tmp_path) as trial:
+        trial.start("one", "python", "-c", PARENT)
+        child = child_of(tmp_path, "one")
+        trial.stop("one", signal.SIGKILL)
+        assert gone(child)
+
+
+def test_a_process_started_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    with Trial(tmp_path) as trial:
+        trial.start("one", "python", "-c", PARENT)
+        child = child_of(tmp_path, "one")
+        before = trial.family()
+        assert child in before
+        trial.start("one", "python", "-c", "import time; time.sleep(60)")
+        (after,) = trial.family()
+        assert all(map(gone, before))
+        assert os.getpgid(after) == after
+
+
+def test_a_folder_is_one_process_s_until_it_ends(tmp_path: Path) -> None:
+    """Held by another process it is refused; when that one is killed, it is free."""
+    program = (
+        "import sys, time; from pathlib import Path; from fedauc.federation.locks import alone\n"
+        "with alone(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="is in use by another server"), alone(tmp_path, seconds=0.2):
+            pytest.fail("it was taken twice")
+    finally:
+        other.kill()
+        other.wait()
+        if other.stdout is not None:
+            other.stdout.close()
+    with alone(tmp_path, seconds=0.2):
+        assert (tmp_path / ".lock").exists()
+
+
+def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    with Trial(tmp_path) as trial, pytest.raises(ValueError, match="no-such-program is not installed beside"):
+        trial.start("one", "no-such-program")
+
+
+def test_ports_are_free_and_differ() -> None:
+    assert len({free_port() for _ in range(5)}) > 1

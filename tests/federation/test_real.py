@@ -1,0 +1,142 @@
+"""Real SuperNodes on loopback, with TLS and keys: the simulator's model, whoever is killed on the way.
+
+Run with `make test-federation`. Both tests together stay below five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedauc.data.clients import Clients
+from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.federation import journal
+from fedauc.federation.apps import make_app
+from fedauc.federation.credentials import make_key
+from fedauc.federation.demo import deal_demo
+from fedauc.federation.local import LINK, Trial
+from fedauc.federation.watching import summary
+from fedauc.models.linear import Linear
+
+pytestmark = pytest.mark.flower
+
+SITES = {"site-0": "a", "site-1": "b", "site-2": "c", "site-3": "a"}
+"""Three groups of two, one and one."""
+
+SECONDS = 150.0
+"""What a run of six rounds may take on a busy machine; a quiet one needs a third of it."""
+
+
+def trial_of(folder: Path) -> Trial:
+    make_app(folder, SITES)
+    deal_demo(folder / "sites", list(SITES))
+    return Trial(folder)
+
+
+def node(trial: Trial, name: str) -> None:
+    home = trial.folder / "sites" / name
+    trial.node(name, {"data": str(home / "rows"), "state": str(home / "state")})
+
+
+def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
+    """The weights of the same training in one process."""
+    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in SITES}
+    inputs, labels = (np.concatenate([parts[name][side] for name in SITES]) for side in (0, 1))
+    owner = np.repeat(list(SITES), [len(parts[name][1]) for name in SITES])
+    clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
+    recipe = Recipe.of(method, engine="loop", **settings)
+    training, _, state = assemble(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients)
+    *_, last = training.rounds(state)
+    return np.asarray(recipe.algorithm.model(last.state.server.shared).weights)
+
+
+def trained(folder: Path) -> np.ndarray:
+    with np.load(folder / "run" / "model.npz", allow_pickle=False) as arrays:
+        return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
+
+
+def wait(trial: Trial, true: Callable[[], bool]) -> None:
+    """For something to happen in a run, or for its end."""
+    end = time.monotonic() + SECONDS
+    while not true():
+        log = trial.folder / "logs" / "run.log"
+        assert time.monotonic() < end, f"it took too long: {log.read_text()[-2000:]}"
+        assert trial.running("run"), f"the run ended: {log.read_text()[-2000:]}"
+        time.sleep(0.1)
+
+
+def wait_for_the_end(trial: Trial) -> None:
+    wait(trial, lambda: not trial.running("run"))
+
+
+def received(trial: Trial, name: str) -> int:
+    return (trial.folder / "logs" / f"{name}.log").read_text().count("Received successfully")
+
+
+def restart_until_accepted(trial: Trial, name: str) -> None:
+    """A SuperLink takes a node's key for online until two heartbeats (60 s) have failed, and refuses it until then."""
+    activated = (trial.folder / "logs" / "superlink.log").read_text().count("Activated")
+    end = time.monotonic() + 100
+    while (trial.folder / "logs" / "superlink.log").read_text().count("Activated") == activated:
+        assert time.monotonic() < end, "the node was not accepted again"
+        if not trial.running(name):
+            time.sleep(8)
+            node(trial, name)
+        time.sleep(0.2)
+
+
+def test_a_node_killed_in_mid_round_comes_back_and_the_model_is_the_simulators(tmp_path: Path) -> None:
+    """CyCp-Pairwise: three scoring rounds, three learning rounds. The killed node is one of the first group's two."""
+    folder = tmp_path / "trial"
+    with trial_of(folder) as trial:
+        trial.link()
+        for name in SITES:
+            trial.register(name)
+            node(trial, name)
+        trial.run('cycles=1 deadline=120.0 method="cycp-pairwise"')
+        wait(trial, lambda: received(trial, "site-3") == 2)
+        trial.stop("site-3", signal.SIGKILL)
+        restart_until_accepted(trial, "site-3")
+        wait_for_the_end(trial)
+    found = summary(folder / "run")
+    assert found["status"] == "done"
+    # Killed in round 0, it is back before that round's deadline and takes part in it.
+    assert journal.read(folder / "run" / "attendance.jsonl")[0]["came"] == ["site-0", "site-3"]
+    assert {name: counts["came"] for name, counts in found["attendance"].items()} == dict.fromkeys(SITES, 2)
+    np.testing.assert_allclose(trained(folder), simulated(folder, "cycp-pairwise", cycles=1), rtol=0, atol=1e-6)
+    assert found["records"][-1]["auc"] > 0.9
+
+
+def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(tmp_path: Path) -> None:
+    """CyCp-Minimax with a stage reference; and a node whose key nobody registered stays outside."""
+    folder = tmp_path / "trial"
+    settings = 'cycles=2 deadline=120.0 method="cycp-minimax" evaluation="none" options="algorithm.prox=0.1"'
+    with trial_of(folder) as trial:
+        trial.link()
+        for name in SITES:
+            trial.register(name)
+            node(trial, name)
+        make_key(folder / "keys" / "stranger")
+        trial.node("stranger", {"data": "none", "state": "none"})
+        trial.run(settings)
+        wait(trial, lambda: len(journal.read(folder / "run" / "attendance.jsonl")) >= 2)
+        trial.stop("superlink", signal.SIGKILL)
+        assert not (folder / "run" / "result.json").exists()
+        trial.stop("run")
+        trial.link()
+        trial.run(f"{settings} resume=true")
+        wait_for_the_end(trial)
+        assert not trial.running("stranger")
+        assert trial.code("stranger") != 0
+        assert "stranger" not in trial.flwr("supernode", "list", LINK)
+    found = summary(folder / "run")
+    assert found["status"] == "done"
+    assert [line["round"] for line in journal.read(folder / "run" / "attendance.jsonl")] == list(range(6))
+    expected = simulated(folder, "cycp-minimax", cycles=2, prox=0.1)
+    np.testing.assert_allclose(trained(folder), expected, rtol=0, atol=1e-6)

@@ -1,0 +1,212 @@
+"""A site answers whatever it is asked, keeps what it must, and tells no more than it may."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedauc.data.weighting import WEIGHTINGS, class_scales, row_scales
+from fedauc.federation import orders
+from fedauc.federation.data import SiteData, as_client, from_arrays, from_dataset, from_file, from_folder
+from fedauc.federation.drawer import FolderDrawer
+from fedauc.federation.orders import Totals
+from fedauc.federation.server import Service
+from fedauc.federation.site import Allows, Site
+from fedauc.federation.wire import Parcel, pack, unpack
+from fedauc.interfaces import Census, Phase
+from federation.memory_grid import agreed, exchange_of, grid_of, sites_of
+from federation.test_faults import build
+from small_federations import federation, held_out
+
+EMPTY = np.zeros(0, np.uint8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        "[]",
+        "{}",
+        '{"kind": "reboot"}',
+        '{"kind": "visit"}',
+        '{"kind": "evaluate", "ask": "everything"}',
+        '{"kind": "visit", "recipe": {"name": "x"}, "phase": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_site_answers_whatever_it_is_asked(text: str, tmp_path: Path) -> None:
+    site = sites_of(federation(), tmp_path, held_out())["site-0"]
+    facts = site.answer(Parcel(text, EMPTY)).facts()
+    assert facts["kind"] == "unable"
+    assert "\n" not in facts["reason"]
+
+
+def test_an_error_that_quotes_rows_does_not_leave_the_site(tmp_path: Path) -> None:
+    def load() -> SiteData:
+        raise ValueError("row 7 holds 'Jane Doe'")
+
+    said = Site(load, lambda run: FolderDrawer(tmp_path)).answer(pack({"kind": "hello"}))
+    assert said.facts()["reason"] == "ValueError; the site's log says more"
+    assert "Jane" not in said.text
+
+
+def test_rows_that_are_not_finite_are_found_when_a_site_first_answers(tmp_path: Path) -> None:
+    data = SiteData(torch.tensor([[1.0], [torch.nan]]), np.array([0, 1], np.int8))
+    said = Site(lambda: data, lambda run: FolderDrawer(tmp_path)).answer(pack({"kind": "hello"}))
+    assert said.facts()["kind"] == "unable"
+
+
+def test_a_bad_allowance_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="share is 'rows'; use 'nothing', 'histograms', 'scores'"):
+        Site(lambda: from_arrays([[1.0]], [1]), lambda run: FolderDrawer(tmp_path), Allows("rows"))  # type: ignore[arg-type]
+
+
+def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Path) -> None:
+    """What a crash of the server makes it do: the same order twice, then the next."""
+    agreement = agreed("scaffold", {"evaluation": "none"}, participation="cyclic")
+    grid = grid_of(tmp_path / "sites")
+    letters: list[Parcel] = []
+    push = grid.push
+
+    def keep(node: int, parcel: Parcel, seconds: float) -> str:
+        letters.append(parcel)
+        return push(node, parcel, seconds)
+
+    grid.push = keep  # type: ignore[method-assign]
+    Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()
+    mine = [each for each in letters if each.facts()["kind"] == "visit" and each.facts()["client"] == 0]
+    site = sites_of(federation(), tmp_path / "again")["site-0"]
+    first, again = site.answer(mine[0]), site.answer(mine[0])
+    assert first.text == again.text
+    assert np.array_equal(first.body, again.body)
+    second = site.answer(mine[1])
+    repeated = site.answer(mine[1])
+    assert np.array_equal(second.body, repeated.body)
+    assert not np.array_equal(first.body, second.body)
+    (run,) = (tmp_path / "again" / "site-0").iterdir()
+    assert FolderDrawer(run).names() == ["memory-0", "memory-3"]
+
+
+# ---------------------------------------------------------------------------------------------------------- totals
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_totals_weigh_a_site_as_the_true_census_does(weighting: str) -> None:
+    """Eight sites, one empty, two without positives, one without negatives: every site's scales agree to the bit."""
+    census = federation().census
+    totals = Totals.of(census)
+    for client in range(len(census.positives)):
+        held = (int(census.positives[client]), int(census.negatives[client]))
+        if sum(held):
+            told = totals.census(client, held)
+            assert np.array_equal(class_scales(told, weighting)[client], class_scales(census, weighting)[client])
+            assert row_scales(told, weighting)[client] == row_scales(census, weighting)[client]
+            assert Totals.of(told) == totals
+
+
+def test_totals_of_one_class_each() -> None:
+    """Every positive at one site, every negative at another."""
+    census = Census(np.array([5, 0]), np.array([0, 9]))
+    assert Totals.of(census).census(1, (0, 9)).positives.tolist() == [5, 0]
+
+
+def test_a_phase_survives_json() -> None:
+    phase = Phase(3, 1, 0, 0.1 / 3, 2, agreed("cycp-fedavg").recipe.batch, learned=2, ends_cycle=True)
+    assert orders.phase(json.loads(json.dumps(orders._plain(phase)))) == phase
+
+
+# ---------------------------------------------------------------------------------------------------------- drawer
+
+
+def test_a_drawer_keeps_parcels_whole(tmp_path: Path) -> None:
+    drawer = FolderDrawer(tmp_path / "drawer")
+    assert drawer.load("memory-1") is None
+    parcel = pack({"word": "a\nb"}, {"memory": torch.arange(3.0)})
+    drawer.save("memory-1", parcel)
+    found = FolderDrawer(tmp_path / "drawer").load("memory-1")
+    assert found is not None
+    assert found.text == parcel.text
+    assert torch.equal(unpack(found)["memory"][0], torch.arange(3.0))
+    assert drawer.names() == ["memory-1"]
+    (file,) = (tmp_path / "drawer").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is damaged: its \d+ bytes do not match its checksum; delete it"):
+        drawer.load("memory-1")
+    drawer.drop("memory-1")
+    drawer.drop("memory-1")
+    assert drawer.names() == []
+
+
+# ------------------------------------------------------------------------------------------------------------ data
+
+
+def test_a_site_is_one_client_with_the_simulators_rows() -> None:
+    clients = federation()
+    for client in (0, 1, 3):
+        mine = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
+        data = from_arrays(clients.inputs[mine], clients.labels[mine])
+        alone = as_client(data, client, clients.census)
+        for side in ("positives", "negatives"):
+            ours, theirs = getattr(alone, side)(client), getattr(clients, side)(client)
+            assert torch.equal(alone.inputs[ours], clients.inputs[theirs])
+
+
+def test_a_folder_is_mapped_not_read(tmp_path: Path) -> None:
+    rows, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 0, 1, 0, 0])
+    for name, array in {"x": rows, "y": labels, "test_x": rows[:2], "test_y": labels[:2]}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    data = from_folder(tmp_path)
+    assert data.held == (2, 4)
+    assert data.test is not None
+    assert data.test.labels.tolist() == [0.0, 1.0]
+    data.inputs[0, 0] = 99.0
+    assert np.load(tmp_path / "x.npy")[0, 0] == 0.0
+    (tmp_path / "test_x.npy").unlink()
+    (tmp_path / "test_y.npy").unlink()
+    assert from_folder(tmp_path).test is None
+    with pytest.raises(ValueError, match=r"holds no x\.npy; write x\.npy and y\.npy"):
+        from_folder(tmp_path / "nothing")
+
+
+def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    """Ten rows, three of them positive: a third of each class to the nearest row is two negatives and one positive."""
+    file, cache = tmp_path / "rows.csv", tmp_path / "cache"
+    lines = ["age,y", *(f"{age},{int(age < 3)}" for age in range(10))]
+    file.write_text("\n".join(lines) + "\n")
+    data = from_file(file, cache, test_fraction=1 / 3)
+    assert data.held == (2, 5)
+    assert data.test is not None
+    assert data.test.labels.sum() == 1
+    stamp = (cache / "x.npy").stat().st_mtime_ns
+    from_file(file, cache, test_fraction=1 / 3)
+    assert (cache / "x.npy").stat().st_mtime_ns == stamp
+    file.write_text("\n".join([*lines, "10,0"]) + "\n")
+    assert from_file(file, cache, test_fraction=1 / 3).held == (2, 5)  # a third of eight negatives is three
+    assert len(np.load(cache / "test_y.npy")) == 4
+    with pytest.raises(ValueError, match="no such file: check it"):
+        from_file(tmp_path / "none.csv", cache)
+
+
+def test_a_site_may_hold_one_class(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("age,y\n" + "".join(f"{age},0\n" for age in range(10)))
+    assert from_file(file, tmp_path / "cache").held == (0, 7)
+
+
+def test_a_dataset_of_items() -> None:
+    class Items(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+            return torch.full((2,), float(row)), row % 2
+
+    data = from_dataset(Items(), Items())
+    assert data.held == (2, 2)
+    assert data.test is not None
+    assert data.test.inputs.shape == (4, 2)

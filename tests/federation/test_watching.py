@@ -1,0 +1,98 @@
+"""A run seen from its folder, and the commands that need no Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from fedauc.federation.demo import deal_demo
+from fedauc.federation.server import Service
+from fedauc.federation.terms import read_sites
+from fedauc.federation.watching import follow, summary
+from federation.memory_grid import Fault, agreed, exchange_of, grid_of
+from federation.test_faults import build
+from small_federations import held_out
+
+
+def a_run(folder: Path) -> Path:
+    agreement = agreed("cycp-pairwise", {"evaluation": "histograms"})
+    grid = grid_of(folder / "sites", [Fault(site=6, round=2, kind="nan", times=9)], held_out())
+    Service.create(agreement, exchange_of(grid, agreement), folder / "run", build).go()
+    return folder / "run"
+
+
+def test_a_run_in_a_few_numbers(tmp_path: Path) -> None:
+    found = summary(a_run(tmp_path))
+    assert (found["status"], found["done"], found["rounds"]) == ("done", 9, 9)
+    assert found["attendance"]["site-6"] == {"came": 2, "away": 0, "refused": 1}
+    with pytest.raises(ValueError, match=r"has no gathered\.json"):
+        summary(tmp_path)
+
+
+def test_live_lines_name_who_came_and_who_did_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run is over when it is first looked at, so nothing is new; seen from its start, every line is."""
+    run = a_run(tmp_path)
+    moved = tmp_path / "moved"
+    steps = iter([True, False])
+
+    def alive() -> bool:
+        if not run.exists():
+            return next(steps)
+        run.rename(moved)
+        return True
+
+    follow(moved, alive)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "round 1 of 9: site-0, site-1"
+    assert lines[2] == "round 3 of 9: site-5, site-7; site-6 missing: 4 of its values are NaN or infinite"
+    assert lines[-1].startswith("round 9: AUC 0.")
+    assert len(lines) == 11
+    # The refused scores: two local steps of two positives each.
+
+
+def test_the_demo_is_dealt_by_the_hour_without_loss(tmp_path: Path) -> None:
+    """28,930 transactions, 492 of them frauds, over three sites."""
+    names = ["a", "b", "c"]
+    deal_demo(tmp_path, names)
+    labels = [np.load(tmp_path / name / "rows" / f"{part}y.npy") for name in names for part in ("", "test_")]
+    assert sum(map(len, labels)) == 28_930
+    assert sum(int(each.sum()) for each in labels) == 492
+    assert min(map(len, labels)) > 1000
+
+
+def test_a_table_of_sites_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "sites.toml"
+    path.write_text('[south]\ngroup = "b"\n[north]\ngroup = "a"\nkey = "k"\n')
+    assert [(site.name, site.group, site.key) for site in read_sites(path)] == [("north", "a", "k"), ("south", "b", "")]
+    path.write_text('[north]\nteam = "a"\n')
+    with pytest.raises(ValueError, match=r"site 'north' is \{'team': 'a'\}; it must be a section with"):
+        read_sites(path)
+    path.write_text("[north\n")
+    with pytest.raises(ValueError, match="is not TOML"):
+        read_sites(path)
+    with pytest.raises(ValueError, match="no such file"):
+        read_sites(tmp_path / "none.toml")
+
+
+def test_the_commands_say_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["federation", "show", str(tmp_path)],
+        ["federation", "resume", str(tmp_path)],
+        ["federation", "init", str(tmp_path / "app"), "--sites", ","],
+        ["federation", "local", "--sites", "2", "--groups", "3", "--out", str(tmp_path / "t")],
+    ):
+        done = fedauc(capsys, *words)
+        assert done.code == 2
+        assert done.err.startswith("error: ")
+        assert done.err.count("\n") == 1
+
+
+def test_show_prints_attendance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(tmp_path)
+    done = fedauc(capsys, "federation", "show", str(tmp_path))
+    assert done.code == 0
+    assert "done, 9 of 9 rounds" in done.out
+    assert "site-6: came 2, away 0, refused 1" in done.out

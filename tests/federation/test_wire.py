@@ -1,0 +1,93 @@
+"""What crosses the wire: the same bits on the other side, and nothing that does not fit its place."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedauc.algorithms.minimax import Shared, origin
+from fedauc.federation.wire import DTYPES, Parcel, layout, pack, rebuild, unpack
+from fedauc.interfaces import Model
+from small_federations import same_bits
+
+
+def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
+    """Odd sizes, so that tensors do not lie where their type wants them; an empty one and a scalar."""
+    tensors = [torch.arange(3).to(dtype) for dtype in DTYPES.values()]
+    tree = (tuple(tensors), torch.tensor(2.5), torch.zeros(0, 4), torch.arange(6.0).reshape(2, 3).T)
+    parcel = pack({"kind": "test"}, {"one": tree, "two": ()})
+    assert parcel.body.dtype == np.uint8
+    assert parcel.body.ndim == 1
+    found = unpack(Parcel(parcel.text, parcel.body.copy()))
+    assert found["two"] == []
+    assert same_bits(rebuild(found["one"], tree, "tree"), tree)
+    assert parcel.facts()["kind"] == "test"
+
+
+def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
+    point = origin(Model(torch.randn(5), torch.zeros(0)))
+    parcel = pack({}, {"shared": point})
+    assert "minimax" not in parcel.text
+    assert "Shared" not in parcel.text
+    found = rebuild(unpack(parcel)["shared"], point, "shared")
+    assert isinstance(found, Shared)
+    assert same_bits(found, point)
+
+
+def test_nan_and_infinity_travel_as_they_are() -> None:
+    """The wire does not judge; the reader does."""
+    tree = torch.tensor([torch.nan, torch.inf, -0.0])
+    (found,) = unpack(pack({}, {"a": tree}))["a"]
+    assert torch.equal(found.view(torch.int32), tree.view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ([torch.zeros(3)], r"mean has tensors \[\['float32', 3\]\]; due are \[\['float32', 2\]\]"),
+        ([torch.zeros(2, dtype=torch.float64)], "float64"),
+        ([], "mean has tensors "),
+        ([torch.zeros(2), torch.zeros(2)], "mean has tensors "),
+    ],
+)
+def test_what_does_not_fit_is_refused(leaves: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("'", '"')):
+        rebuild(leaves, torch.zeros(2), "mean")
+
+
+def test_a_body_of_the_wrong_size_is_refused_before_it_is_copied() -> None:
+    parcel = pack({}, {"a": torch.zeros(4)})
+    with pytest.raises(ValueError, match="the body has 16 bytes; at most 8 are due"):
+        unpack(parcel, most=8)
+    with pytest.raises(ValueError, match="the body has 15 bytes; its layout says 16"):
+        unpack(parcel._replace(body=parcel.body[:-1]))
+    with pytest.raises(ValueError, match="one flat array of uint8"):
+        unpack(parcel._replace(body=np.zeros(4, np.float32)))
+
+
+@pytest.mark.parametrize(
+    "entry", [["object", 1], ["float32", -1], ["float32", 1.5], ["float32", True], [], "float32", [None], [[1], 2]]
+)
+def test_a_strange_layout_is_refused(entry: object) -> None:
+    body = np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="a layout"):
+        unpack(Parcel(json.dumps({"layouts": {"a": [entry]}}), body))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"layouts": 3}', '{"layouts": {"a": 3}}', "{}"])
+def test_strange_facts_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        unpack(Parcel(text, np.zeros(0, np.uint8)))
+    assert "\n" not in str(caught.value)
+
+
+def test_facts_beyond_any_use_are_not_parsed() -> None:
+    with pytest.raises(ValueError, match="the facts have 1048577 characters; at most 1048576 are read"):
+        Parcel(" " * ((1 << 20) + 1), np.zeros(0, np.uint8)).facts()
+
+
+def test_a_layout_lists_dtypes_and_shapes() -> None:
+    assert layout(Model(torch.zeros(7), torch.zeros(0))) == [["float32", 7], ["float32", 0]]
