@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.ceilings import ceilings, floor
 from harness.environments import HERE
 from harness.prepare import prepare
 from harness.race import TOLERANCE, Limits, Outcome, race
@@ -29,7 +30,7 @@ ALWAYS = ("fedauc", "torch-loop")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Race on each workload, print the table, write the file."""
     options = _options(arguments)
-    before = hardware()
+    before, limits = hardware(), ceilings(options.threads)
     outcomes: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory(prefix="fedauc-bench-") as folder:
         for workload in options.workloads:
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": before,
         "threads": options.threads,
+        "ceilings": limits,
+        "floors": {name: floor(name, limits) for name in options.workloads},
         "tolerance": TOLERANCE,
         "workloads": {name: WORKLOADS[name]._asdict() for name in options.workloads},
         "versions": versions(outcomes),
@@ -48,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(options.out, report)
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s) each")
     print(table(found, failed))
+    print(", ".join(f"{name} {value:g}" for name, value in limits.items()))
     print(f"written to {options.out}")
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,11 +33,13 @@ CYCLE_ROUNDS, CYCLES = 10, 40
 
 ROWS, COLUMNS, INSURERS, POSITIVE_RATE = 4_031_752, 60, 50, 0.0007
 BLOCK = 1 << 16
+SOURCES = ("npy", "arrow", "parquet")
 
 ABOUT = {
     "clients": f"{ROWS_EACH} rows of {FEATURES} float32 each, linear model, {CYCLE_ROUNDS} random groups, 10 clients a "
     "round, 16 local steps of 16+16 rows; ms_per_round is the median over a run, then over the runs",
-    "insurance": f"{ROWS} rows x {COLUMNS} float32 in a memory-mapped .npy file that is not in the page cache, "
+    "insurance": f"{ROWS} rows x {COLUMNS} float32 in a memory-mapped .npy file (or in an Arrow or Parquet file, whose "
+    "rows are laid out on disk the first time) that is not in the page cache, "
     f"{INSURERS} clients in 10 groups, linear model, cycp-pairwise, 32 local steps of 512+512 rows",
     "memory": "peak_mb is the process's largest resident set, which counts the touched pages of a mapped file, in "
     "millions of bytes; clients_peak_mb is what it was once the clients were made; "
@@ -73,7 +76,7 @@ def many_clients(method: str, count: int) -> dict[str, Any]:
     }
 
 
-def insurance(folder: str) -> dict[str, Any]:
+def insurance(folder: str, source: str) -> dict[str, Any]:
     """From the file to two cycles of learning."""
     imports = _imported()
     import numpy as np
@@ -84,8 +87,10 @@ def insurance(folder: str) -> dict[str, Any]:
 
     paths = [Path(folder) / f"{name}.npy" for name in ("inputs", "labels", "client")]
     start = time.perf_counter()
-    inputs = np.load(paths[0], mmap_mode="r")
-    clients = Clients.from_arrays(inputs, np.load(paths[1]), np.load(paths[2]))
+    if source == "npy":
+        clients = Clients.from_arrays(np.load(paths[0], mmap_mode="r"), np.load(paths[1]), np.load(paths[2]))
+    else:
+        clients = Clients.from_file(str(Path(folder) / f"rows.{source}"), "y", "client")
     built = time.perf_counter() - start
     peak = _peak()
     recipe = Recipe.of(
@@ -116,7 +121,29 @@ def generate(folder: str) -> dict[str, Any]:
     inputs.flush()
     np.save(Path(folder) / "labels.npy", (draw.random(ROWS) < POSITIVE_RATE).astype(np.int8))
     np.save(Path(folder) / "client.npy", draw.integers(0, INSURERS, ROWS, dtype=np.int16))
+    _columnar(Path(folder))
     return {}
+
+
+def _columnar(folder: Path) -> None:
+    """The same table in columns."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    inputs, labels, client = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "client"))
+    fields = [(f"x{place}", pa.float32()) for place in range(COLUMNS)]
+    schema = pa.schema([*fields, ("y", pa.int8()), ("client", pa.int16())])
+    with (
+        pa.ipc.new_file(str(folder / "rows.arrow"), schema) as arrow,
+        pq.ParquetWriter(folder / "rows.parquet", schema, use_dictionary=False) as parquet,
+    ):
+        for row in range(0, ROWS, BLOCK):
+            mine = slice(row, row + BLOCK)
+            columns = [*np.ascontiguousarray(inputs[mine].T), labels[mine], client[mine]]
+            batch = pa.record_batch([pa.array(column) for column in columns], schema=schema)
+            arrow.write_batch(batch)
+            parquet.write_batch(batch)
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -167,7 +194,7 @@ def main() -> None:
     if "clients" in options.parts:
         found += _client_rows(options.repeats, options.threads)
     if "insurance" in options.parts:
-        found.append(_insurance_row(options.repeats, options.threads))
+        found += _insurance_rows(options.repeats, options.threads)
     report = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": before, "versions": _versions()}
     write(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": found})
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s)")
@@ -191,14 +218,24 @@ def _client_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
     return found
 
 
-def _insurance_row(repeats: int, threads: int) -> dict[str, Any]:
+def _insurance_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
+    """From a mapped array, and from columns: the first time, which lays out their rows, and after that."""
+    found = []
     with tempfile.TemporaryDirectory(prefix="fedauc-scale-") as folder:
+        os.environ["FEDAUC_DATA"] = str(Path(folder) / "home")
         _run(threads, "generate", folder)
-        done = []
-        for _ in range(repeats):
-            _evict(Path(folder))
-            done.append(_run(threads, "insurance", folder))
-    return {"workload": "insurance", "method": METHODS[0], "clients": INSURERS, **_middle(done)}
+        for source in SOURCES:
+            first, again = list[dict[str, Any]](), list[dict[str, Any]]()
+            for _ in range(repeats):
+                shutil.rmtree(Path(folder) / "home", ignore_errors=True)
+                for done in (again,) if source == "npy" else (first, again):
+                    _evict(Path(folder))
+                    done.append(_run(threads, "insurance", folder, source))
+            for when, done in ((f"{source}, first", first), (source, again)):
+                if done:
+                    row = {"workload": f"insurance ({when})", "method": METHODS[0], "clients": INSURERS}
+                    found.append({**row, **_middle(done)})
+    return found
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -209,7 +246,7 @@ def _middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _evict(folder: Path) -> None:
     """Write files to the disk and drop them from the page cache, so that reading them is part of the time."""
-    for path in folder.iterdir():
+    for path in (found for found in folder.rglob("*") if found.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -14,8 +14,12 @@ import numpy as np
 from harness.environments import NotInstalled, python_of
 from harness.process import Failed, Place, Worker
 
-TOLERANCE = 1e-4
-"""How far the final weights may be from the plain loop's, in norm, relative to how far training moved them."""
+TOLERANCE = 5e-4
+"""How far the final weights may be from the plain loop's, in norm, relative to how far training moved them.
+
+Sums in another order part ways at the kinks of a ReLU: correct contenders were up to 1.1e-4 apart after 20 rounds of
+the MLP in float32, while a single other batch, of 6,400, made 2e-3.
+"""
 
 
 class Limits(NamedTuple):
