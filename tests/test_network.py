@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedauc.engines.draws import Draws
 from fedauc.experiments.recipe import assemble
 from fedauc.interfaces import Model
-from fedauc.network import ModuleNetwork
+from fedauc.models.resnet import ResNet18
+from fedauc.network import Compute, ModuleNetwork
 from small_federations import FEATURES, federation, held_out, linear, listen, run, same_bits, small
 
 ROWS = held_out().inputs[:6]
@@ -302,3 +303,15 @@ def test_mixed_precision_parameters_are_refused_unless_a_dtype_is_asked_for() ->
     with pytest.raises(ValueError, match=r"dtypes \['torch.float32', 'torch.float64'\]; use one: model.to\(dtype\)"):
         ModuleNetwork(module)
     assert ModuleNetwork(module, torch.float32).dtype == torch.float32
+
+
+def test_mixed_precision_gives_scores_that_still_tell_rows_apart() -> None:
+    """A last layer in bfloat16, with its 8 bits, would give several of 64 rows one score."""
+    module = ResNet18().build((3, 16, 16), 0)
+    network = ModuleNetwork(module, torch.float32, Compute(mixed=True))
+    rows = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for outputs in (network.predict(network.state(), rows), network.score(network.state(), rows).outputs):
+        assert outputs.dtype == torch.float32
+        assert len(set(outputs.tolist())) == 64
+    plain = ModuleNetwork(module, torch.float32)
+    assert torch.equal(network.predict(network.state(), rows), plain.predict(plain.state(), rows))

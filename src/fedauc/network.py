@@ -110,11 +110,10 @@ class ModuleNetwork(Network):
 
     @torch.no_grad()
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
-        """Raw outputs in evaluation mode, in parts of so many rows, on the CPU."""
+        """Raw outputs in evaluation mode, in parts of so many rows, on the CPU; not mixed, since bfloat16 ties."""
         module = self.module(model)
-        with self._casting():
-            parts = [_scores(module(self.cast(part.clone())), len(part)) for part in torch.split(inputs, rows)]
-        return torch.cat(parts).to(self.dtype).cpu()
+        parts = [_scores(module(self.cast(part.clone())), len(part)) for part in torch.split(inputs, rows)]
+        return torch.cat(parts).cpu()
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device; floats in the model's dtype, integers (uint8 images) as they are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedauc.models.model import check_counts
@@ -22,6 +23,15 @@ class ImageMean(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """`[B, C, H, W]` to `[B, C]`."""
         return images.mean((-2, -1))
+
+
+class Head(nn.Linear):
+    """The last layer, in the weights' own type also in mixed precision: bfloat16 would give many rows one score."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[B, in]` to `[B, out]`."""
+        with torch.autocast(inputs.device.type, enabled=False):
+            return super().forward(inputs.to(self.weight.dtype))
 
 
 def check_images(name: str, input_shape: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.models._layers import (
+    Head,
     ImageMean,
     Norm,
     Stem,
@@ -63,7 +64,7 @@ class DenseNet121(ModelConfig):
             if place < len(BLOCKS) - 1:
                 parts.append(_transition(channels, norm))
                 channels //= 2
-        parts += [norm(channels), nn.ReLU(), ImageMean(), nn.Linear(channels, self.outputs)]
+        parts += [norm(channels), nn.ReLU(), ImageMean(), Head(channels, self.outputs)]
         return _initialized(nn.Sequential(*parts))
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fedauc.models._layers import (
+    Head,
     ImageMean,
     Norm,
     Stem,
@@ -53,7 +54,7 @@ class ResNet18(ModelConfig):
         norm = normalizer(self.norm, self.norm_groups)
         stem = stem_layers(self.stem, input_shape[0], WIDTHS[0], norm)
         stages = [_stage(*pair, norm) for pair in pairwise((WIDTHS[0], *WIDTHS))]
-        network = nn.Sequential(stem, *stages, ImageMean(), nn.Linear(WIDTHS[-1], self.outputs))
+        network = nn.Sequential(stem, *stages, ImageMean(), Head(WIDTHS[-1], self.outputs))
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
