@@ -29,6 +29,7 @@ from fedauc.experiments.sweep import expand, read_list, read_seeds, read_varied
 from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
 from fedauc.reports.listing import members_table, methods_table
+from fedauc.reports.paper import commands as paper_commands
 from fedauc.reports.profile import profiled
 from fedauc.reports.profile import table as spent_table
 from fedauc.reports.progress import Bars
@@ -68,6 +69,7 @@ app = typer.Typer(
 )
 app.add_typer(data_cli.app, name="data")
 app.add_typer(federation_commands.app, name="federation")
+app.add_typer(paper_commands.app, name="paper")
 
 
 def start() -> None:

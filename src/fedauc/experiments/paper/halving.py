@@ -1,0 +1,108 @@
+"""Successive halving (Jamieson and Talwalkar 2016): many candidates for a few cycles, the best third for more.
+
+A budget of cycles is spent evenly over the rungs, so that methods with few candidates and with many cost the same. A
+rung is a run of its own, with its whole schedule of step sizes in so many cycles.
+
+>>> [(rung.candidates, rung.cycles) for rung in rungs(12, 120)]
+[(12, 3), (4, 10), (2, 20)]
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import NamedTuple
+
+from fedauc.experiments.paper.scales import Texts
+from fedauc.experiments.paper.sheets import Entry
+
+KEPT = 3
+"""One candidate in so many goes on."""
+
+
+class Rung(NamedTuple):
+    """So many candidates for so many cycles each."""
+
+    candidates: int
+    cycles: int
+
+
+class Trial(NamedTuple):
+    """Candidates that are to run for so many cycles."""
+
+    candidates: tuple[Texts, ...]
+    cycles: int
+
+
+class Judged(NamedTuple):
+    """A candidate after a rung: its validation AUC, None if it could not go on."""
+
+    settings: Texts
+    cycles: int
+    validation_auc: float | None
+
+
+class Winner(NamedTuple):
+    """The last candidate left, and how every rung went."""
+
+    settings: Texts
+    judged: tuple[Judged, ...]
+
+
+def rungs(candidates: int, cycles: int) -> list[Rung]:
+    """The rungs down to one candidate, each with an even share of the cycles; none where there is nothing to choose."""
+    sizes = []
+    while candidates > 1:
+        sizes.append(candidates)
+        candidates = math.ceil(candidates / KEPT)
+    found = [Rung(size, cycles // len(sizes) // size) for size in sizes]
+    if found and found[0].cycles < 1:
+        least = found[0].candidates * len(found)
+        raise ValueError(
+            f"tuning has {cycles} cycles; {found[0].candidates} candidates need at least {least}: raise it"
+        )
+    return found
+
+
+def halve(candidates: Sequence[Texts], cycles: int) -> Generator[Trial, Sequence[float | None], Winner]:
+    """Ask for trials, be sent their validation AUCs, return the winner; the earlier candidate wins a tie."""
+    left, judged = list(candidates), list[Judged]()
+    for rung in rungs(len(left), cycles):
+        found = yield Trial(tuple(left), rung.cycles)
+        judged += [Judged(each, rung.cycles, auc) for each, auc in zip(left, found, strict=True)]
+        values = [-math.inf if auc is None else auc for auc in found]
+        order = sorted(range(len(left)), key=lambda place: -values[place])
+        left = [left[place] for place in sorted(order[: math.ceil(len(left) / KEPT)])]
+    return Winner(left[0], tuple(judged))
+
+
+# --------------------------------------------------------------------------------------------------------------- grids
+
+STEPS = ("0.1", "0.01", "0.001")
+STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
+
+GRIDS = ("none", "steps", "paper")
+"""No tuning; step sizes with λ or ρ; the paper's whole grid, with the stages of the stagewise methods."""
+
+
+def candidates(entry: Entry, grid: str) -> list[Texts]:
+    """The paper's grid for a row: step sizes for all, λ for the sigmoid loss, ρ for the minimax methods.
+
+    The paper does not define ρ; the proximal weight is nearest.
+    """
+    if grid == "none":
+        return [{}]
+    axes: dict[str, Sequence[str]] = {"step-size": STEPS}
+    minimax, pairwise = (entry.method.endswith(kind) for kind in ("minimax", "pairwise"))
+    if pairwise and "objective" not in entry.settings:
+        axes["objective.scale"] = ("1", "0.1", "0.01", "0.001")
+    if minimax:
+        axes["algorithm.prox"] = ("0.1", "0.01", "0.001")
+    staged = grid == "paper" and (minimax or pairwise)
+    fixed = {"stages": "geometric"} if staged else {}
+    return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]
+
+
+def _product(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -1,0 +1,209 @@
+"""Finished runs as small files: a JSON record each, and the test rows' ranks beside it.
+
+An AUC and its DeLong test depend on scores through their order alone, so ranks of two bytes lose nothing that a table
+shows. A record is found by its configuration, less what does not decide the result: device, engine, checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedauc import keys
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.codec import encode
+from fedauc.experiments.config import FORMAT, Config
+from fedauc.experiments.folder import RunFolder
+
+MOST_ROWS = 22_500
+"""Test rows whose ranks are kept, 50 kB of them; larger parts keep every positive and a keyed draw of negatives."""
+
+VERSIONS = ("fedauc", "python", "torch", "numpy", "gpu")
+
+
+class Point(NamedTuple):
+    """An evaluated cycle: rounds and bytes both ways so far, and AUC on the test and validation parts."""
+
+    cycle: int
+    rounds: int
+    bytes: int
+    auc: float
+    validation_auc: float | None
+
+
+class Ranks(NamedTuple):
+    """Test labels, and the place of each row's score among the distinct ones."""
+
+    labels: np.ndarray
+    ranks: np.ndarray
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of a run. One that stopped says why, and has the curve up to there."""
+
+    config: Config
+    stopped: str
+    auc: float | None
+    low: float | None
+    high: float | None
+    average_precision: float | None
+    curve: tuple[Point, ...]
+    seconds: float
+    data: str
+    versions: dict[str, Any]
+    commit: str | None
+
+    @property
+    def final(self) -> Point | None:
+        """The last evaluated cycle of a run that reached its end."""
+        return None if self.stopped or not self.curve else self.curve[-1]
+
+
+class Store:
+    """A folder of records: `runs/` holds them, `ranks/` the test ranks of those that a table tests."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _known(self) -> dict[Config, Record]:
+        return {record.config: record for record in self._read()}
+
+    def get(self, config: Config) -> Record | None:
+        """The record of a configuration, if it has run."""
+        return self._known.get(plain(config))
+
+    def ranks(self, config: Config) -> Ranks | None:
+        """The test ranks of a configuration, if they are kept."""
+        path = self._ranks(config)
+        if not path.is_file():
+            return None
+        with np.load(path, allow_pickle=False) as stored:
+            ranks = stored["ranks"]
+            return Ranks(np.unpackbits(stored["labels"], count=len(ranks)), ranks)
+
+    def put(self, folder: RunFolder, stopped: str = "", tested: bool = True) -> Record:
+        """Keep a run that is done or stopped; its ranks too, if it is to be tested. Ranks come first."""
+        record = summarize(folder, stopped)
+        if tested and folder.done:
+            write_atomically(_made(self._ranks(record.config)), _packed(*folder.scores()))
+        content = {"format": FORMAT, **_encode(record)}
+        write_atomically(_made(self._run(record.config)), (json.dumps(content) + "\n").encode())
+        self._known[record.config] = record
+        return record
+
+    def _read(self) -> Iterator[Record]:
+        for path in sorted((self.path / "runs").glob("*.json")):
+            try:
+                yield _decode(json.loads(path.read_text()), str(path))
+            except (KeyError, TypeError, json.JSONDecodeError) as error:
+                raise ValueError(f"record {path} is damaged ({error}); delete it, and its run is done again") from error
+
+    def _run(self, config: Config) -> Path:
+        return self.path / "runs" / f"{name(config)}.json"
+
+    def _ranks(self, config: Config) -> Path:
+        return self.path / "ranks" / f"{name(config)}.npz"
+
+
+@functools.lru_cache(maxsize=8192)
+def plain(config: Config) -> Config:
+    """A configuration without what does not decide its result."""
+    return replace(config, recipe=replace(config.recipe, device="cpu", engine="auto"), checkpoint_every=1)
+
+
+def name(config: Config) -> str:
+    """What a run's files are called."""
+    digest = hashlib.blake2b(plain(config).to_json().encode(), digest_size=6).hexdigest()
+    return f"{config.data.name}-{config.recipe.method}-{digest}"
+
+
+def summarize(folder: RunFolder, stopped: str) -> Record:
+    """What is kept of a run folder."""
+    records, where = folder.records(), json.loads((folder.path / "environment.json").read_text())
+    last = records[-1] if records else {}
+    return Record(
+        config=plain(folder.config),
+        stopped=stopped,
+        auc=last.get("auc"),
+        low=last.get("low"),
+        high=last.get("high"),
+        average_precision=last.get("average_precision"),
+        curve=tuple(_point(record) for record in records),
+        seconds=round(folder.seconds(), 3),
+        data=folder.result()["data"] if folder.done else "",
+        versions={key: where[key] for key in VERSIONS},
+        commit=_commit(),
+    )
+
+
+def _point(record: dict[str, Any]) -> Point:
+    traffic = record["bytes_up"] + record["bytes_down"]
+    return Point(record["cycle"], record["rounds"], traffic, record["auc"], record.get("validation_auc"))
+
+
+def _packed(labels: np.ndarray, scores: np.ndarray) -> bytes:
+    kept = _kept(labels)
+    labels, scores = labels[kept].astype(bool), scores[kept]
+    ranks = np.unique(scores, return_inverse=True)[1].astype(np.uint16)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, labels=np.packbits(labels), ranks=ranks)
+    return buffer.getvalue()
+
+
+def _kept(labels: np.ndarray) -> np.ndarray:
+    """Every row, or every positive and as many negatives as there is room for; the same ones for every method."""
+    negatives = np.flatnonzero(labels == 0)
+    room = max(1, MOST_ROWS - (len(labels) - len(negatives)))
+    if room >= len(negatives):
+        return np.arange(len(labels))
+    drawn = negatives[keys.sample(len(negatives), room, 0, "kept", "negatives")]
+    return np.sort(np.concatenate([np.flatnonzero(labels != 0), drawn]))
+
+
+def _commit() -> str | None:
+    """The commit of the source in use, if it lies in a repository; a plus marks changes since."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--abbrev=12",
+        "--dirty=+",
+        "--exclude=*",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _encode(record: Record) -> dict[str, Any]:
+    found = {key: value for key, value in vars(record).items() if key != "config"}
+    return {"config": {"format": FORMAT, **encode(record.config)}, **found}
+
+
+def _decode(found: dict[str, Any], where: str) -> Record:
+    if found.pop("format") > FORMAT:
+        raise ValueError(f"record {where} has a newer format than {FORMAT}: upgrade fedauc")
+    config = Config.from_json(json.dumps(found.pop("config")), where)
+    curve = tuple(Point(*point) for point in found.pop("curve"))
+    return Record(config=config, curve=curve, **found)
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

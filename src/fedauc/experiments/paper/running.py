@@ -1,0 +1,91 @@
+"""Run what has no record yet, in shared graphs where that can be, within a time limit; then record it."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedauc.experiments.checkpoint import Checkpoint
+from fedauc.experiments.config import Config
+from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.lockstep import grouped, ride
+from fedauc.experiments.paper.records import Store, name
+from fedauc.experiments.runner import Loader, Observer, Progress, Run
+
+
+class OutOfTime(Exception):
+    """The time limit came before the end; what is unfinished goes on from its checkpoint next time."""
+
+
+class _Brief(RunFolder):
+    """A run folder without the last round's checkpoint: the result follows at once, and that is what is kept.
+
+    With a memory per client a checkpoint of an image model is gigabytes.
+    """
+
+    def __init__(self, path: Path, rounds: int) -> None:
+        super().__init__(path)
+        self._rounds = rounds
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Save a state that is not the last."""
+        if checkpoint.state.round < self._rounds:
+            super().checkpoint(checkpoint)
+
+
+@dataclass
+class Workshop:
+    """Where runs are made: their records' store, a folder for unfinished ones, a device and the moment to stop."""
+
+    store: Store
+    work: Path
+    device: str
+    observer: Callable[[str], Observer]
+    deadline: float = float("inf")
+    _load: Loader = field(default_factory=Loader)
+
+    def run(self, configs: Iterable[Config], tested: bool = True) -> None:
+        """Give every configuration a record. Runs of one shape share a graph."""
+        todo = {name(config): self._placed(config) for config in configs if self.store.get(config) is None}
+        if not todo:
+            return
+        self._check_time()
+        for group in grouped(todo, self._load):
+            self._check_time()
+            stopped = ride({each: self._open(each, todo[each]) for each in group}, self._watched)
+            for each in group:
+                self.store.put(RunFolder.open(self.work / each), stopped.get(each, ""), tested)
+                shutil.rmtree(self.work / each)
+            # An engine and its lanes refer to each other: the next group may need their memory at once.
+            gc.collect()
+
+    def _placed(self, config: Config) -> Config:
+        return replace(config, recipe=replace(config.recipe, device=self.device))
+
+    def _open(self, place: str, config: Config) -> Run:
+        """A run from where it stood; one begun on another device starts anew."""
+        path = self.work / place
+        if path.is_dir() and RunFolder.open(path).config != config:
+            shutil.rmtree(path)
+        run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
+        run.folder = _Brief(path, run.progress.rounds)
+        return run
+
+    def _watched(self, place: str) -> Observer:
+        observe = self.observer(place)
+
+        def see(progress: Progress) -> None:
+            observe(progress)
+            # A run's last round is followed by its result: stopping there would lose it.
+            if progress.done < progress.rounds:
+                self._check_time()
+
+        return see
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime

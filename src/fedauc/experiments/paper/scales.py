@@ -1,0 +1,116 @@
+"""How large an experiment is: the paper's, or a smoke test of seconds on drawn rows.
+
+Everything is said in the options of `fedauc run`, so that a record can be repeated by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fedauc.experiments.config import Config
+from fedauc.experiments.options import build
+from fedauc.interfaces import Algorithm
+
+Texts = Mapping[str, str]
+"""Options of `fedauc run` and their values."""
+
+
+RARELY = 1_000_000
+"""More cycles than any run has."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The numbers of a run, the data behind each dataset's name, and the values that figures go through.
+
+    `positive` is the option that tells apart the repetitions over positive classes; `published` says whether results
+    may stand beside the paper's.
+    """
+
+    name: str
+    published: bool
+    cycles: int
+    local_steps: int
+    groups: int
+    common: Texts
+    datasets: Mapping[str, Texts]
+    intervals: tuple[int, ...]
+    cohorts: tuple[int, ...]
+    group_counts: tuple[int, ...]
+    positive: str
+
+    def config(self, dataset: str, method: str, texts: Texts) -> Config:
+        """A run of a method on a dataset; later texts win over the scale's."""
+        numbers = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
+        numbers |= {"participation.groups": str(self.groups)}
+        return _built(method, tuple(({**numbers, **self.common, **self.datasets[dataset], **texts}).items()))
+
+
+@functools.lru_cache(maxsize=8192)
+def _built(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
+    """Kept, because a report asks for a thousand configurations several times, and each takes milliseconds."""
+    found = build(method, None, dict(texts))
+    return found if _light(found.recipe.algorithm) else replace(found, checkpoint_every=RARELY)
+
+
+def _light(algorithm: Algorithm) -> bool:
+    """Whether a checkpoint is one model; with a memory per client it is a hundred, and takes longer than a cycle."""
+    return type(algorithm).blank is Algorithm.blank
+
+
+_IMAGES = {"partition": "dirichlet", "partition.clients": "100", "partition.concentration": "0.5"}
+_IMAGES |= {"precision": "mixed"}
+_PHOTOGRAPHS = _IMAGES | {"model": "resnet18", "augment": "crop-flip"}
+_LUNGS = _IMAGES | {"model": "densenet121", "remove-positives": "0.5"}
+_STATES = {"partition": "natural", "model": "linear"}
+
+PAPER = Scale(
+    name="paper",
+    published=True,
+    cycles=100,
+    local_steps=16,
+    groups=10,
+    common={
+        "positives": "16",
+        "negatives": "16",
+        "algorithm.weight-decay": "0.0001",
+        "evaluate-every": "2",
+        "checkpoint-every": "20",
+    },
+    datasets={
+        "cifar10": _PHOTOGRAPHS | {"data": "cifar10", "remove-positives": "0.95"},
+        "cifar100": _PHOTOGRAPHS | {"data": "cifar100", "remove-positives": "0.5"},
+        "chestmnist": _LUNGS | {"data": "chestmnist"},
+        "insurance": _STATES | {"data": "medicare"},
+        "chest-stand-in": _LUNGS | {"data": "chest-stand-in", "remove-positives": "0"},
+        "insurance-stand-in": _STATES | {"data": "medicare-stand-in"},
+    },
+    intervals=(4, 8, 16, 32, 64),
+    cohorts=(1, 2, 5, 10),
+    group_counts=(1, 5, 10, 20, 50),
+    positive="data.positive",
+)
+"""The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty."""
+
+_DRAWN = {"data": "synthetic", "data.clients": "40", "data.rows-per-client": "60", "model": "linear"}
+_DRAWN |= {"partition": "dirichlet", "partition.clients": "40", "partition.concentration": "0.5"}
+_DRAWN |= {"remove-positives": "0.5"}
+
+SMOKE = Scale(
+    name="smoke",
+    published=False,
+    cycles=3,
+    local_steps=2,
+    groups=4,
+    common={"positives": "4", "negatives": "4", "algorithm.weight-decay": "0.0001", "evaluate-every": "1"},
+    datasets={name: _DRAWN | {"data.features": str(features)} for features, name in enumerate(PAPER.datasets, start=5)},
+    intervals=(1, 2, 3),
+    cohorts=(1, 2, 5),
+    group_counts=(1, 2, 4),
+    positive="data-seed",
+)
+"""Drawn rows and a linear scorer in place of every dataset: it shows that an experiment runs, and nothing else."""
+
+SCALES = {scale.name: scale for scale in (PAPER, SMOKE)}

@@ -1,0 +1,264 @@
+"""One function per table and figure: its rows, its columns, and the run behind every cell."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from fedauc.discovery import lookup
+from fedauc.experiments.config import Config
+from fedauc.experiments.paper.scales import Scale, Texts
+
+View = Literal["auc", "traffic"]
+"""What cells show: test AUC, or what it takes to reach the first row's."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: a method, and what it changes from its defaults. It is tuned once per dataset."""
+
+    name: str
+    method: str
+    settings: Texts = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: a dataset, and what it changes; several `cases` are repetitions on other data.
+
+    `averaged` cases count as one result per seed; otherwise every case and seed is a result of its own. Columns that
+    are not `usual` run only when named.
+    """
+
+    name: str
+    dataset: str
+    cases: tuple[Texts, ...] = ({},)
+    averaged: bool = False
+    usual: bool = True
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table or figure before anything has run."""
+
+    name: str
+    title: str
+    rows: tuple[Entry, ...]
+    columns: tuple[Column, ...]
+    view: View = "auc"
+
+    def narrowed(self, columns: Sequence[str], rows: Sequence[str]) -> Sheet:
+        """Only the columns (the usual ones, if none is named) and rows named."""
+        mine, entries = {each.name: each for each in self.columns}, {each.name: each for each in self.rows}
+        kept = [lookup(f"column of {self.name}", name, mine) for name in columns]
+        chosen = [lookup(f"method of {self.name}", name, entries) for name in rows]
+        usual = tuple(column for column in self.columns if column.usual)
+        return replace(self, columns=tuple(kept) or usual, rows=tuple(chosen) or self.rows)
+
+
+class Cell(NamedTuple):
+    """One row in one column of a sheet."""
+
+    entry: Entry
+    column: Column
+
+
+def cells(sheet: Sheet) -> Iterator[Cell]:
+    """Every cell, column by column: runs on the same data come one after another."""
+    for column in sheet.columns:
+        for entry in sheet.rows:
+            yield Cell(entry, column)
+
+
+def runs(scale: Scale, cell: Cell, tuned: Texts, seeds: Sequence[int]) -> list[list[Config]]:
+    """A cell's configurations: for each case, one per seed. What the column says wins over what was tuned."""
+    entry, column = cell
+    made = [scale.config(column.dataset, entry.method, {**entry.settings, **tuned, **case}) for case in column.cases]
+    return [[seeded(config, seed) for seed in seeds] for config in made]
+
+
+@functools.lru_cache(maxsize=8192)
+def seeded(config: Config, seed: int) -> Config:
+    """A configuration with another seed of training."""
+    return replace(config, recipe=replace(config.recipe, seed=seed))
+
+
+# ------------------------------------------------------------------------------------------------- the paper's tables
+
+METHODS = ("cycp-fedavg", "a-fedavg", "a-scaffold", "rs-minimax", "rs-pairwise", "cycp-minimax", "cycp-pairwise")
+"""The rows of every table of the paper, in its order."""
+
+OURS = ("cycp-minimax", "cycp-pairwise")
+"""The rows of its figures."""
+
+PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
+STAND_INS = ("chest-stand-in", "insurance-stand-in")
+
+
+def table1(scale: Scale) -> Sheet:
+    """Original labels, dir = 0.5."""
+    return Sheet("table1", "Table 1: original labels, dir = 0.5", _entries(METHODS), _datasets())
+
+
+def table2(scale: Scale) -> Sheet:
+    """20 % of the training positives become negatives."""
+    columns = _datasets({"flip-positives": "0.2"})
+    return Sheet("table2", "Table 2: flipped labels, dir = 0.5, flip = 20 %", _entries(METHODS), columns)
+
+
+def table3(scale: Scale) -> Sheet:
+    """Heterogeneity and label noise on CIFAR-10."""
+    return _skewed("table3", "cifar10", "CIFAR-10")
+
+
+def table4(scale: Scale) -> Sheet:
+    """Heterogeneity and label noise on CIFAR-100."""
+    return _skewed("table4", "cifar100", "CIFAR-100")
+
+
+def table5(scale: Scale) -> Sheet:
+    """Heterogeneity and label noise on ChestMNIST."""
+    return _skewed("table5", "chestmnist", "ChestMNIST")
+
+
+def table8(scale: Scale) -> Sheet:
+    """50 and 200 clients. Groups of 5 take part whole; of those of 20, ten clients at a time."""
+    sizes: dict[str, Texts] = {"50": {}, "200": {"participation.per-round": "10"}}
+    columns = tuple(
+        Column(f"{name}-{count}", name, ({**_skew("0.1"), "partition.clients": count, **cohort},))
+        for name in PUBLISHED[:2]
+        for count, cohort in sizes.items()
+    )
+    return Sheet("table8", "Table 8: number of clients, dir = 0.1, flip = 0", _entries(METHODS), columns)
+
+
+def table9(scale: Scale) -> Sheet:
+    """The data drawn three times: split, removal and partition."""
+    draws = tuple({"data-seed": str(seed)} for seed in range(3))
+    columns = tuple(Column(name, name, draws) for name in PUBLISHED[:2])
+    return Sheet("table9", "Table 9: repeated random removal, dir = 0.5", _entries(METHODS), columns)
+
+
+# ------------------------------------------------------------------------------------------------ the paper's figures
+
+
+def figure1(scale: Scale) -> Sheet:
+    """The communication interval I, at the same number of local steps in all."""
+    columns = []
+    for dataset in PUBLISHED:
+        for steps in scale.intervals:
+            cycles = scale.cycles * scale.local_steps // steps
+            every = max(1, cycles // 50)
+            case = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(every)}
+            columns.append(Column(f"{dataset}-I{steps}", dataset, (case,)))
+    return Sheet("figure1", "Figure 1: communication interval I, equal local steps", _entries(OURS), tuple(columns))
+
+
+def figure2(scale: Scale) -> Sheet:
+    """Clients per round M, out of the same groups; the largest M is the whole group."""
+    columns = []
+    for dataset in PUBLISHED[:2]:
+        for size in scale.cohorts:
+            case = {} if size == scale.cohorts[-1] else {"participation.per-round": str(size)}
+            columns.append(Column(f"{dataset}-M{size}", dataset, (case,)))
+    return Sheet("figure2", "Figure 2: clients per round M, dir = 0.5, flip = 0", _entries(OURS), tuple(columns))
+
+
+def figure3(scale: Scale) -> Sheet:
+    """The number of groups K with one client per round, at the same number of rounds."""
+    columns = []
+    for dataset in PUBLISHED[:2]:
+        for groups in scale.group_counts:
+            cycles = scale.cycles * scale.groups // groups
+            case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
+            case |= {"evaluate-every": str(max(1, cycles // 50))}
+            columns.append(Column(f"{dataset}-K{groups}", dataset, (case,)))
+    return Sheet("figure3", "Figure 3: number of groups K, M = 1, equal rounds", _entries(OURS), tuple(columns))
+
+
+# --------------------------------------------------------------------------------------------------- beyond the paper
+
+
+def classes(scale: Scale) -> Sheet:
+    """Table 1's image columns as the mean over five positive classes, since the paper does not name its one."""
+    cases = tuple({scale.positive: str(positive)} for positive in range(5))
+    columns = tuple(Column(name, name, cases, averaged=True) for name in PUBLISHED[:2])
+    return Sheet("classes", "Table 1 as the mean over positive classes 0-4", _entries(METHODS), columns)
+
+
+def ablation(scale: Scale) -> Sheet:
+    """How raw outputs become scores, and whose data counts how much."""
+    rows = tuple(
+        Entry(f"{method}-{score}-{weighting}", method, {"objective.score": score, "weighting": weighting})
+        for method in OURS
+        for score in ("identity", "sigmoid")
+        for weighting in ("clients", "pooled", "paper")
+    )
+    return Sheet("ablation", "Scores and weighting", rows, _datasets()[:2])
+
+
+def traffic(scale: Scale) -> Sheet:
+    """Rounds and bytes until a run's test AUC reaches what CyCp-FedAvg ends with; the runs are Table 1's."""
+    title = "Rounds and megabytes until test AUC reaches the first row's final one (runs of Table 1)"
+    return Sheet("traffic", title, _entries(METHODS), _datasets(), "traffic")
+
+
+def noise(scale: Scale) -> Sheet:
+    """Labels flipped both ways; the sigmoid and the barrier hinge are the symmetric losses."""
+    columns = tuple(
+        Column(f"{name}-{share}", name, ({"flip-positives": share, "flip-negatives": share},))
+        for name in PUBLISHED[:2]
+        for share in ("0.01", "0.05", "0.1")
+    )
+    rows = (*_entries(("cycp-fedavg", *OURS)), *(_surrogate(name) for name in ("square", "barrier-hinge")))
+    return Sheet("noise", "Two-sided label noise, dir = 0.5", rows, columns)
+
+
+def surrogates(scale: Scale) -> Sheet:
+    """The seven losses of the paper's Table 10."""
+    pairwise = ("square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge")
+    rows = (Entry("cycp-minimax", "cycp-minimax"), *map(_surrogate, pairwise))
+    return Sheet("surrogates", "The seven surrogates of Table 10, dir = 0.5", rows, _datasets())
+
+
+SHEETS: Mapping[str, Callable[[Scale], Sheet]] = {
+    made.__name__: made
+    for made in (
+        *(table1, table2, table3, table4, table5, table8, table9),
+        *(figure1, figure2, figure3),
+        *(classes, ablation, traffic, noise, surrogates),
+    )
+}
+"""Every table and figure that comes from runs, by name."""
+
+
+def _entries(methods: Sequence[str]) -> tuple[Entry, ...]:
+    return tuple(Entry(method, method) for method in methods)
+
+
+def _surrogate(objective: str) -> Entry:
+    if objective == "sigmoid":
+        return Entry("cycp-pairwise", "cycp-pairwise")
+    return Entry(objective, "cycp-pairwise", {"objective": objective})
+
+
+def _datasets(case: Texts | None = None) -> tuple[Column, ...]:
+    """Every dataset; stand-ins come only when named."""
+    names = (*PUBLISHED, *STAND_INS)
+    return tuple(Column(name, name, (case or {},), usual=name in PUBLISHED) for name in names)
+
+
+def _skewed(name: str, dataset: str, title: str) -> Sheet:
+    columns = tuple(
+        Column(f"dir{skew}-flip{flip}", dataset, ({**_skew(skew), "flip-positives": flip},))
+        for skew in ("0.1", "10")
+        for flip in ("0", "0.2")
+    )
+    label = f"Table {name[-1]}: dir and flip on {title}"
+    return Sheet(name, label, _entries(METHODS), columns)
+
+
+def _skew(concentration: str) -> dict[str, str]:
+    return {"partition.concentration": concentration}

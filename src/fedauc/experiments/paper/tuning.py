@@ -1,0 +1,147 @@
+"""What each row is run with: chosen on validation AUC by successive halving, once per dataset, and recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedauc.discovery import lookup
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.config import Config
+from fedauc.experiments.paper.halving import GRIDS, Trial, Winner, candidates, halve
+from fedauc.experiments.paper.records import Store
+from fedauc.experiments.paper.running import Workshop
+from fedauc.experiments.paper.scales import Scale, Texts
+from fedauc.experiments.paper.sheets import Entry, Sheet, cells
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A grid, and the cycles that each row may spend on it.
+
+    >>> Tuning.read("steps:90")
+    Tuning(grid='steps', cycles=90)
+    """
+
+    grid: str = "steps"
+    cycles: int = 120
+
+    @staticmethod
+    def read(text: str) -> Tuning:
+        """From `grid` or `grid:cycles`."""
+        grid, _, cycles = text.partition(":")
+        lookup("grid", grid, dict.fromkeys(GRIDS))
+        if cycles and not cycles.isdecimal():
+            raise ValueError(f"tuning is {text!r}; it must be a grid and cycles, such as steps:120")
+        return Tuning(grid, int(cycles or Tuning.cycles))
+
+
+Game = Generator[Trial, Sequence[float | None], Winner]
+"""A halving between its trials."""
+
+
+class Job(NamedTuple):
+    """A row to tune on a dataset, with its labels as they are and dir = 0.5."""
+
+    dataset: str
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The values chosen, the rungs they came through, and what that cost."""
+
+    settings: Texts
+    grid: str
+    budget: int
+    judged: tuple[dict[str, Any], ...] = ()
+    runs: int = 0
+    cycles: int = 0
+    seconds: float = 0.0
+
+
+class Choices:
+    """The choices of one scale, a file each beside the records."""
+
+    def __init__(self, store: Store, scale: Scale) -> None:
+        self._store, self._scale = store, scale
+
+    def get(self, job: Job) -> Choice | None:
+        """What was chosen, if anything was."""
+        path = self._path(job)
+        return Choice(**json.loads(path.read_text())) if path.is_file() else None
+
+    def settings(self, dataset: str, entry: Entry) -> Texts:
+        """The chosen values, or none: the method's defaults."""
+        found = self.get(Job(dataset, entry))
+        return found.settings if found else {}
+
+    def put(self, job: Job, choice: Choice) -> None:
+        """Record a choice."""
+        path = self._path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(asdict(choice), indent=1) + "\n").encode())
+
+    def _path(self, job: Job) -> Path:
+        return self._store.path / "choices" / self._scale.name / f"{job.dataset}-{job.entry.name}.json"
+
+
+def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
+    """Choose for every row and dataset of the sheets. What was chosen stays, unless another tuning is asked for."""
+    choices, wanted = Choices(shop.store, scale), asked or Tuning()
+    jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for sheet in sheets for cell in cells(sheet))
+    games: dict[Job, Game] = {}
+    for job in jobs:
+        found = choices.get(job)
+        if found is None or (asked and (found.grid, found.budget) != (asked.grid, asked.cycles)):
+            games[job] = halve(candidates(job.entry, wanted.grid), wanted.cycles)
+    answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)
+    while answers:
+        trials = dict[Job, list[Config]]()
+        for job, answer in answers.items():
+            try:
+                # The first send of a generator takes None.
+                trials[job] = _configs(scale, job, games[job].send(answer))  # type: ignore[arg-type]
+            except StopIteration as over:
+                choices.put(job, _choice(scale, job, wanted, over.value, shop.store))
+        # All rows at once, so that those of several datasets may share a graph.
+        shop.run([config for configs in trials.values() for config in configs], tested=False)
+        answers = {job: [_validation(shop.store, config) for config in configs] for job, configs in trials.items()}
+    return choices
+
+
+def _configs(scale: Scale, job: Job, trial: Trial) -> list[Config]:
+    return [_config(scale, job, each, trial.cycles) for each in trial.candidates]
+
+
+def _config(scale: Scale, job: Job, settings: Texts, cycles: int) -> Config:
+    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint."""
+    brief = {"cycles": str(cycles), "evaluate-every": str(cycles), "checkpoint-every": str(cycles)}
+    return scale.config(job.dataset, job.entry.method, {**job.entry.settings, **settings, **brief})
+
+
+def _validation(store: Store, config: Config) -> float | None:
+    """Never the test AUC: without a validation part there is no tuning."""
+    record = store.get(config)
+    assert record is not None
+    if record.final is None:
+        return None
+    if record.final.validation_auc is None:
+        raise ValueError(f"{config.data.name} has no validation part to tune on: use --tuning none")
+    return record.final.validation_auc
+
+
+def _choice(scale: Scale, job: Job, tuning: Tuning, winner: Winner, store: Store) -> Choice:
+    found = [store.get(_config(scale, job, each.settings, each.cycles)) for each in winner.judged]
+    return Choice(
+        settings=winner.settings,
+        grid=tuning.grid,
+        budget=tuning.cycles,
+        judged=tuple(each._asdict() for each in winner.judged),
+        runs=len(winner.judged),
+        cycles=sum(each.cycles for each in winner.judged),
+        seconds=round(sum(record.seconds for record in found if record), 3),
+    )

@@ -1,0 +1,169 @@
+"""The shell face of the paper's experiments: list, run (or a table's own name), report."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedauc.discovery import lookup
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.paper.records import Store
+from fedauc.experiments.paper.running import OutOfTime, Workshop
+from fedauc.experiments.paper.scales import SCALES, Scale
+from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet
+from fedauc.experiments.paper.tuning import Tuning, tune
+from fedauc.experiments.sweep import read_list, read_seeds
+from fedauc.reports.paper.filling import Filler, wanted
+from fedauc.reports.paper.pictures import draw
+from fedauc.reports.paper.report import overview, page
+from fedauc.reports.paper.tables import LEGEND, SMOKE, counts, terminal
+from fedauc.reports.progress import Bars
+
+HOME = "FEDAUC_RESULTS"
+"""The environment variable that names the folder of records; `results` by default."""
+
+WORK = Path("runs") / "paper"
+"""Runs that are not finished yet."""
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", rich_markup_mode="rich")
+
+ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: seconds on drawn rows.")]
+Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
+Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds of every row.")]
+Minutes = Annotated[float, typer.Option("--budget-minutes", help="Stop after so long; go on by the same command.")]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Grid = Annotated[
+    str,
+    typer.Option(
+        "--tuning",
+        metavar="grid[:cycles]",
+        help="none, steps or paper, and cycles per row; what was chosen before by default, else steps:120.",
+    ),
+]
+
+
+@app.command("list")
+def list_(scale: ScaleName = "paper") -> None:
+    """List the tables and figures with their columns.
+
+    Example: [bold]fedauc paper list[/bold]
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in ("name", "what", "columns"):
+        table.add_column(header, overflow="fold")
+    for line in overview(lookup("scale", scale, SCALES)):
+        table.add_row(*line)
+    table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
+    Console().print(table)
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("results/report.md"),
+    tables: Annotated[str, typer.Option("--tables", metavar="a,b,...", help="Tables; every one by default.")] = "",
+    scale: ScaleName = "paper",
+    seeds: Seeds = "0,1,2",
+) -> None:
+    """Write a page of every table from the records alone; nothing runs.
+
+    Example: [bold]fedauc paper report --out results/report.md[/bold]
+    """
+    names = _names("tables", tables) or list(SHEETS)
+    text = page(_store(), lookup("scale", scale, SCALES), read_seeds(seeds), names)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text.encode())
+    print(f"wrote {out}")
+
+
+@app.command()
+def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
+    """Count positives and negatives beside the paper's Table 7; nothing runs.
+
+    Example: [bold]fedauc paper table7 --columns cifar10[/bold]
+    """
+    found = lookup("scale", scale, SCALES)
+    names = _names("columns", columns) or list(PUBLISHED)
+    for name in names:
+        lookup("column of table7", name, found.datasets)
+    Console().print(counts(found, names))
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="Names from `fedauc paper list`.")],
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    budget_minutes: Minutes = float("inf"),
+    device: Device = "cpu",
+    scale: ScaleName = "paper",
+    tuning: Grid = "",
+) -> None:
+    """Run several tables, whose runs then share graphs; what has a record is not run again.
+
+    Example: [bold]fedauc paper run table1 table2 --columns cifar10,cifar100 --device cuda[/bold]
+    """
+    found, store = lookup("scale", scale, SCALES), _store()
+    sheets = [lookup("table", name, SHEETS)(found) for name in names]
+    sheets = [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in sheets]
+    filler = Filler(store, found, read_seeds(seeds))
+    late = False
+    with Bars() as bars:
+        shop = Workshop(store, WORK, device, bars.bar, time.monotonic() + 60 * budget_minutes)
+        try:
+            tune(sheets, found, shop, Tuning.read(tuning) if tuning else None)
+            shop.run(wanted(sheets, filler))
+        except OutOfTime:
+            late = True
+    _show(sheets, filler, store, found)
+    if late:
+        print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
+
+
+def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
+    console = Console()
+    for sheet in sheets:
+        console.print(sheet.title, highlight=False, markup=False)
+        console.print(terminal(sheet, filler.fill(sheet)))
+        if sheet.name.startswith("figure"):
+            path = store.path / "figures" / f"{scale.name}-{sheet.name}.png"
+            draw(sheet, store, filler, path)
+            console.print(f"Curves: {path}", soft_wrap=True)
+    if any(sheet.view == "auc" for sheet in sheets):
+        console.print(LEGEND, highlight=False, markup=False)
+    if not scale.published:
+        console.print(SMOKE, highlight=False)
+
+
+def _shortcut(name: str) -> Callable[..., None]:
+    """`fedauc paper table1` for `fedauc paper run table1`."""
+
+    def command(**given: Any) -> None:
+        run([name], **given)
+
+    own = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name != "names"]
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in own}
+    command.__doc__ = f"{SHEETS[name].__doc__}\n\nExample: [bold]fedauc paper {name} --scale smoke[/bold]"
+    return command
+
+
+for _name in SHEETS:
+    app.command(_name)(_shortcut(_name))
+
+
+def _store() -> Store:
+    return Store(Path(os.environ.get(HOME) or "results"))
+
+
+def _names(what: str, text: str) -> list[str]:
+    return read_list(what, text) if text else []

@@ -1,0 +1,91 @@
+"""Filled sheets as text: for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
+
+from fedauc.data import datasets
+from fedauc.data.sources import Absent
+from fedauc.data.statistics import PAPER, statistics
+from fedauc.experiments.paper.scales import Scale
+from fedauc.experiments.paper.sheets import Sheet
+from fedauc.reports.paper.filling import Filled, Key, marks
+from fedauc.reports.tables import share, size
+
+LEGEND = (
+    "Test AUC after the last cycle, mean ± standard deviation over runs; in brackets what the paper prints. "
+    "* is a column's highest mean, ~ marks means that a paired DeLong test does not tell from it (p ≥ .05)."
+)
+SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
+
+
+def rows(sheet: Sheet, filled: Mapping[Key, Filled]) -> Iterator[list[str]]:
+    """A header, then a line per row."""
+    yield ["", *(column.name for column in sheet.columns)]
+    for entry in sheet.rows:
+        keys = [(entry.name, column.name) for column in sheet.columns]
+        show = auc_text if sheet.view == "auc" else traffic_text
+        yield [entry.name, *(show(filled, key) for key in keys)]
+
+
+def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """A cell of AUCs, such as `.9110 ± .0012* [.8480]`."""
+    cell = filled[key]
+    paper = f" [{share(cell.paper.mean, 4)}]" if cell.paper else ""
+    if cell.auc is None:
+        return (f"stopped {cell.stopped} of {cell.asked}" if cell.stopped else "-") + paper
+    spread = f" ± {share(cell.auc.deviation, 4)}" if cell.done > 1 else ""
+    missing = "" if cell.done == cell.asked else f" ({cell.done} of {cell.asked})"
+    return f"{share(cell.auc.mean, 4)}{spread}{marks(filled, key)}{missing}{paper}"
+
+
+def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """Rounds and bytes to the target."""
+    cell = filled[key]
+    if cell.reach is None:
+        return "not reached" if cell.done else "-"
+    rounds, amount = cell.reach
+    return f"{rounds:.0f}, {size(round(amount))}"
+
+
+def terminal(sheet: Sheet, filled: Mapping[Key, Filled]) -> Table:
+    """The sheet for a terminal."""
+    head, *lines = rows(sheet, filled)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for column in head:
+        table.add_column(column, overflow="fold")
+    for line in lines:
+        table.add_row(*(cell.replace("[", "\\[") for cell in line))
+    return table
+
+
+def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
+    """The sheet for a document."""
+    head, *lines = rows(sheet, filled)
+    body = [
+        head,
+        ["---"] * len(head),
+        *([cell.replace("~", "\\~").replace("*", "\\*") for cell in line] for line in lines),
+    ]
+    return f"## {sheet.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in body)
+
+
+def counts(scale: Scale, columns: list[str]) -> Table:
+    """Table 7, the data statistics as positives / negatives; data that are not there are named."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in ("dataset", "part", "here", "paper"):
+        table.add_column(header, overflow="fold")
+    for column in columns:
+        data = scale.datasets[column]["data"]
+        try:
+            found = statistics(datasets()[data](), 0)
+        except Absent as absent:
+            table.add_row(column, "-", str(absent), "")
+            continue
+        for part, count in found.items():
+            paper = getattr(PAPER[data], part) if data in PAPER else None
+            beside = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
+            table.add_row(column, part, f"{count.positives:,} / {count.negatives:,}", beside)
+    return table

@@ -1,0 +1,104 @@
+"""Successive halving: the same budget for every method, and the best candidate wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedauc.experiments.paper.halving import Rung, Winner, candidates, halve, rungs
+from fedauc.experiments.paper.scales import PAPER, Texts
+from fedauc.experiments.paper.sheets import Entry
+
+
+def play(options: list[Texts], cycles: int, judge: Callable[[Texts, int], float | None]) -> Winner:
+    """A halving to its end."""
+    game = halve(options, cycles)
+    answer: list[float | None] | None = None
+    while True:
+        try:
+            trial = game.send(answer)  # type: ignore[arg-type]
+        except StopIteration as over:
+            found: Winner = over.value
+            return found
+        answer = [judge(each, trial.cycles) for each in trial.candidates]
+
+
+def named(count: int) -> list[Texts]:
+    return [{"step-size": str(place)} for place in range(count)]
+
+
+def place(settings: Texts) -> int:
+    return int(settings["step-size"])
+
+
+@pytest.mark.parametrize("count", [2, 3, 9, 12, 27])
+def test_every_method_has_the_same_budget(count: int) -> None:
+    """The rungs' cycles add up to the budget but for what division drops, less than a cycle per candidate and rung."""
+    found = rungs(count, 360)
+    spent = sum(rung.candidates * rung.cycles for rung in found)
+    assert 360 - sum(rung.candidates for rung in found) < spent <= 360
+    assert [rung.cycles for rung in found] == sorted(rung.cycles for rung in found)
+
+
+def test_rungs_keep_a_third() -> None:
+    """9 candidates: 9, then 3, then one is left; each rung has half of 90 cycles."""
+    assert rungs(9, 90) == [Rung(9, 5), Rung(3, 15)]
+    assert rungs(1, 90) == []
+
+
+def test_a_budget_too_small_is_refused() -> None:
+    """12 candidates take three rungs, so each needs 12 cycles."""
+    assert rungs(12, 36)[0] == Rung(12, 1)
+    with pytest.raises(ValueError, match="tuning has 35 cycles; 12 candidates need at least 36: raise it"):
+        rungs(12, 35)
+
+
+def test_the_best_candidate_wins_whatever_its_place() -> None:
+    for best in range(12):
+        winner = play(named(12), 120, lambda each, _, best=best: 0.9 - 0.01 * abs(place(each) - best))  # type: ignore[misc]
+        assert place(winner.settings) == best
+
+
+def test_later_rungs_decide_among_those_left() -> None:
+    """Candidate 0 is ahead after 3 cycles and behind after 10, as a large step often is."""
+    slow = {0: (0.9, 0.5), 5: (0.8, 0.95), 7: (0.7, 0.6), 9: (0.6, 0.55)}
+    winner = play(named(12), 120, lambda each, cycles: slow.get(place(each), (0.1, 0.1))[cycles > 3])
+    assert place(winner.settings) == 5
+    assert {place(each.settings) for each in winner.judged if each.cycles == 10} == {0, 5, 7, 9}
+
+
+def test_one_that_stopped_never_beats_one_that_did_not() -> None:
+    winner = play(named(3), 30, lambda each, _: None if place(each) < 2 else 0.1)
+    assert place(winner.settings) == 2
+    assert [each.validation_auc for each in winner.judged] == [None, None, 0.1]
+
+
+def test_a_tie_goes_to_the_earlier_candidate() -> None:
+    assert place(play(named(4), 40, lambda each, _: 0.5).settings) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "paper"),
+    [("cycp-fedavg", 3, 3), ("a-scaffold", 3, 3), ("rs-minimax", 9, 243), ("cycp-pairwise", 12, 324)],
+)
+def test_grids_are_the_papers(method: str, steps: int, paper: int) -> None:
+    """Three step sizes; times four λ or three ρ; times 3·3·3 stages for the stagewise methods."""
+    entry = Entry(method, method)
+    assert candidates(entry, "none") == [{}]
+    for grid, size in {"steps": steps, "paper": paper}.items():
+        found = candidates(entry, grid)
+        assert len({tuple(each.items()) for each in found}) == len(found) == size
+        PAPER.config("cifar10", method, found[-1])
+
+
+def test_a_candidate_changes_what_it_names() -> None:
+    found = PAPER.config("cifar10", "cycp-pairwise", candidates(Entry("x", "cycp-pairwise"), "paper")[-1]).recipe
+    assert found.step_size == 0.001
+    assert getattr(found.algorithm.objective, "scale", None) == 0.001
+    assert (found.stages.name, getattr(found.stages, "initial", None)) == ("geometric", 50)
+
+
+def test_another_surrogate_has_no_lambda() -> None:
+    square = Entry("square", "cycp-pairwise", {"objective": "square"})
+    assert candidates(square, "steps") == [{"step-size": "0.1"}, {"step-size": "0.01"}, {"step-size": "0.001"}]

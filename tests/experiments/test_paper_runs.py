@@ -1,0 +1,282 @@
+"""Records of finished runs, and the runs that make them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedauc.data.synthetic import Synthetic
+from fedauc.experiments.config import Config
+from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.lockstep import grouped
+from fedauc.experiments.paper.records import MOST_ROWS, Record, Store, name
+from fedauc.experiments.paper.running import OutOfTime, Workshop
+from fedauc.experiments.paper.scales import SMOKE
+from fedauc.experiments.paper.sheets import Column, Entry, Sheet
+from fedauc.experiments.paper.tuning import Choices, Job, Tuning, tune
+from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.metrics import auc, delong_interval
+
+FEDAVG, MINIMAX = (Entry(method, method) for method in ("cycp-fedavg", "cycp-minimax"))
+
+
+def config(method: str = "cycp-fedavg", **changes: str) -> Config:
+    """A smoke run; changes are options, with __ for the dot and _ for the dash."""
+    return SMOKE.config("cifar10", method, {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()})
+
+
+def silent(place: str) -> Observer:
+    return lambda progress: None
+
+
+def shop(folder: Path, observer: object = silent, **changes: float) -> Workshop:
+    return Workshop(Store(folder / "results"), folder / "work", "cpu", observer, **changes)  # type: ignore[arg-type]
+
+
+def known(store: Store, asked: Config) -> Record:
+    found = store.get(asked)
+    assert found is not None
+    return found
+
+
+def finished(folder: Path, asked: Config) -> RunFolder:
+    run = Run.create(asked, folder)
+    run.go()
+    return run.folder
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def test_a_record_says_what_the_run_folder_says(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", config("cycp-pairwise"))
+    Store(tmp_path / "results").put(folder)
+    found, last = known(Store(tmp_path / "results"), config("cycp-pairwise")), folder.records()[-1]
+    assert found.final is not None
+    assert (found.auc, found.low, found.high) == (last["auc"], last["low"], last["high"])
+    assert found.final.auc == last["auc"]
+    assert found.final.validation_auc == last["validation_auc"]
+    assert found.final.bytes == last["bytes_up"] + last["bytes_down"]
+    # Three learning cycles of four rounds, after one that scores.
+    assert [(point.cycle, point.rounds) for point in found.curve] == [(1, 8), (2, 12), (3, 16)]
+    assert set(found.versions) == {"fedauc", "python", "torch", "numpy", "gpu"}
+
+
+def test_a_record_is_found_whatever_the_device_and_the_checkpoints(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    store.put(finished(tmp_path / "run", config()))
+    assert store.get(config(engine="loop", checkpoint_every="2")) == store.get(config()) is not None
+    assert store.get(config(seed="1")) is None
+    assert store.get(config(step_size="0.2")) is None
+
+
+def test_ranks_keep_auc_and_interval_to_the_last_digit(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", config())
+    store = Store(tmp_path / "results")
+    store.put(folder)
+    kept, (labels, scores) = store.ranks(config()), folder.scores()
+    assert kept is not None
+    assert kept.ranks.dtype == np.uint16
+    assert auc(kept.labels, kept.ranks) == auc(labels, scores)
+    assert delong_interval(kept.labels, kept.ranks) == delong_interval(labels, scores)
+
+
+@pytest.mark.parametrize("rows", [MOST_ROWS, 2 * MOST_ROWS])
+def test_a_records_files_are_small(tmp_path: Path, rows: int) -> None:
+    """22,500 test rows, a little more than ChestMNIST's, or twice that: at most 50 kB, and every positive is kept."""
+    data = Synthetic(clients=rows // 100, rows_per_client=100, features=5)
+    asked = replace(config(cycles="1", partition__clients="20"), data=data)
+    store, folder = Store(tmp_path / "results"), finished(tmp_path / "run", asked)
+    store.put(folder)
+    sizes = [path.stat().st_size for path in store.path.rglob("*.*")]
+    assert len(sizes) == 2
+    assert max(sizes) < 50_000
+    kept, (labels, scores) = store.ranks(asked), folder.scores()
+    assert kept is not None
+    assert len(kept.labels) == MOST_ROWS
+    assert kept.labels.sum() == labels.sum() == rows // 10
+    # Half of the negatives move the AUC by less than its standard error, .002 with 4,500 positives.
+    assert auc(kept.labels, kept.ranks) == pytest.approx(auc(labels, scores), abs=0.002)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put(finished(tmp_path / "run", config()))
+    path = tmp_path / "runs" / f"{name(config())}.json"
+    for broken in (path.read_text()[:-20], json.dumps({"format": 1})):
+        path.write_text(broken)
+        with pytest.raises(ValueError, match=r"record .*json is damaged .*: delete it|record .*damaged .*; delete it"):
+            Store(tmp_path).get(config())
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_what_has_a_record_does_not_run_again(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def observer(place: str) -> Observer:
+        ran.append(place)
+        return lambda progress: None
+
+    shop(tmp_path, observer).run([config(), config(seed="1"), config()])
+    assert ran == [name(config()), name(config(seed="1"))]
+    shop(tmp_path, observer).run([config(), config(seed="1")])
+    assert len(ran) == 2
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
+    """Minimax on raw scores with a step of 1,000 diverges at once; the run beside it goes on."""
+    bad = config("cycp-minimax", objective__score="identity", step_size="1000")
+    made = shop(tmp_path)
+    made.run([bad, config()])
+    found = known(Store(tmp_path / "results"), bad)
+    assert found.stopped.startswith("stopped in round")
+    assert found.final is None
+    assert made.store.ranks(bad) is None
+    assert known(made.store, config()).final is not None
+
+
+class Clock:
+    """Runs out after so many rounds."""
+
+    def __init__(self, made: Workshop, rounds: int) -> None:
+        self._shop, self._left = made, rounds
+
+    def __call__(self, place: str) -> Observer:
+        def see(progress: Progress) -> None:
+            self._left -= progress.done > 0
+            if self._left == 0:
+                self._shop.deadline = time.monotonic() - 1
+
+        return see
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 11, 12, 13])
+def test_a_run_out_of_time_goes_on_to_the_same_record(tmp_path: Path, rounds: int) -> None:
+    """Two runs of twelve rounds, a checkpoint every four: stopped early, late, at the first's end, in the second."""
+    asked = [config(), config(seed="1")]
+    shop(tmp_path / "whole").run(asked)
+    made = shop(tmp_path / "parts")
+    made.observer = Clock(made, rounds)
+    with pytest.raises(OutOfTime):
+        made.run(asked)
+    assert sum(made.store.get(each) is not None for each in asked) == (rounds >= 12)
+    shop(tmp_path / "parts").run(asked)
+    for each in asked:
+        parts, whole = (known(Store(tmp_path / path / "results"), each) for path in ("parts", "whole"))
+        assert replace(parts, seconds=0) == replace(whole, seconds=0)
+
+
+def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
+    with pytest.raises(OutOfTime):
+        shop(tmp_path, deadline=time.monotonic() - 1).run([config()])
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(("engine", "first"), [("auto", 4), ("loop", 0)])
+def test_only_a_folder_of_the_same_configuration_is_gone_on_with(tmp_path: Path, engine: str, first: int) -> None:
+    """A run left after six rounds has a checkpoint of round 4; one of another engine (or device) begins anew."""
+    begun = shop(tmp_path)
+    begun.observer = Clock(begun, 6)
+    with pytest.raises(OutOfTime):
+        begun.run([config(engine=engine)])
+    seen: list[int] = []
+    made = shop(tmp_path, lambda place: lambda progress: seen.append(progress.done))
+    made.run([config()])
+    assert seen[0] == first
+    assert known(made.store, config()).final is not None
+
+
+def test_seeds_and_steps_share_a_graph(tmp_path: Path) -> None:
+    """Lanes on a CPU give what the stacked engine gives, up to rounding, and all runs are one group."""
+    asked = [config(seed=str(seed), step_size=step) for seed in range(2) for step in ("0.1", "0.01")]
+    lanes = [config(seed=str(s), step_size=step, engine="graphed") for s in range(2) for step in ("0.1", "0.01")]
+    assert len(grouped({name(each): each for each in lanes}, Loader())) == 1
+    shop(tmp_path / "alone").run(asked)
+    shop(tmp_path / "lanes").run(lanes)
+    for each in asked:
+        one, two = (known(Store(tmp_path / path / "results"), each).auc for path in ("alone", "lanes"))
+        assert one == pytest.approx(two, abs=1e-6)
+
+
+def test_the_last_checkpoint_is_left_out(tmp_path: Path) -> None:
+    """Three cycles: the state before the first round and after two cycles; the result follows the third."""
+    rounds: list[list[str]] = []
+
+    def observer(place: str) -> Observer:
+        folder = tmp_path / "work" / place / "checkpoints"
+        return lambda progress: rounds.append(sorted(path.stem for path in folder.iterdir()))
+
+    shop(tmp_path, observer).run([config()])
+    assert rounds[-1] == ["round-00000004", "round-00000008"]
+
+
+# -------------------------------------------------------------------------------------------------------------- tuning
+
+
+def sheet(*rows: Entry, datasets: Sequence[str] = ("cifar10",)) -> Sheet:
+    return Sheet("made", "Made up", rows, tuple(Column(each, each) for each in datasets))
+
+
+def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
+    """Three step sizes in one rung of 4 cycles each; the record beside each says what it was judged by."""
+    made = shop(tmp_path)
+    choices = tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 12))
+    found = choices.get(Job("cifar10", FEDAVG))
+    assert found is not None
+    assert (found.runs, found.cycles, found.budget) == (3, 12, 12)
+    values = {}
+    for step in ("0.1", "0.01", "0.001"):
+        record = known(made.store, config(cycles="4", evaluate_every="4", step_size=step))
+        assert record.final is not None
+        assert record.final.validation_auc != record.final.auc
+        values[step] = record.final.validation_auc
+    assert {each["settings"]["step-size"]: each["validation_auc"] for each in found.judged} == values
+    assert found.settings == {"step-size": max(values, key=lambda step: values[step] or 0)}
+    assert list((tmp_path / "results").glob("ranks/*")) == []
+
+
+def test_rows_cost_the_same_and_are_tuned_once(tmp_path: Path) -> None:
+    """FedAvg has 3 candidates, minimax 9 in two rungs: 18 cycles each. The other dataset is tuned by itself."""
+    jobs = [sheet(FEDAVG, MINIMAX), sheet(FEDAVG, datasets=("cifar100", "cifar10"))]
+    choices = tune(jobs, SMOKE, shop(tmp_path), Tuning("steps", 18))
+    asked = [Job("cifar10", FEDAVG), Job("cifar10", MINIMAX), Job("cifar100", FEDAVG)]
+    found = [choices.get(job) for job in asked]
+    assert [each and (each.runs, each.cycles) for each in found] == [(3, 18), (12, 18), (3, 18)]
+    count = len(list((tmp_path / "results" / "runs").iterdir()))
+    assert count == 3 + 12 + 3
+    again = tune(jobs, SMOKE, shop(tmp_path), None)
+    assert [again.get(job) for job in asked] == found
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == count
+
+
+def test_another_tuning_replaces_a_choice(tmp_path: Path) -> None:
+    made = shop(tmp_path)
+    tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 9))
+    assert Choices(made.store, SMOKE).settings("cifar10", FEDAVG) != {}
+    tune([sheet(FEDAVG)], SMOKE, made, Tuning("none"))
+    assert Choices(made.store, SMOKE).settings("cifar10", FEDAVG) == {}
+
+
+def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
+    """Fraud data are split in two only."""
+    bare = {"data": "creditcard", "partition": "natural", "model": "linear"}
+    scale = replace(SMOKE, datasets={"cifar10": bare}, groups=8)
+    with pytest.raises(ValueError, match="creditcard has no validation part to tune on: use --tuning none"):
+        tune([sheet(FEDAVG)], scale, shop(tmp_path), Tuning("steps", 3))
+
+
+def test_a_tuning_is_read_from_a_word() -> None:
+    assert Tuning.read("paper") == Tuning("paper", 120)
+    with pytest.raises(ValueError, match="unknown grid 'step': did you mean 'steps'"):
+        Tuning.read("step:3")
+    with pytest.raises(ValueError, match="tuning is 'steps:x'; it must be a grid and cycles"):
+        Tuning.read("steps:x")

@@ -1,0 +1,143 @@
+"""What the paper's tables and figures run."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedauc.data.cifar import Cifar10
+from fedauc.data.partitions import Dirichlet
+from fedauc.experiments.config import Config
+from fedauc.experiments.paper.scales import PAPER, SCALES, SMOKE, Scale
+from fedauc.experiments.paper.sheets import METHODS, SHEETS, Entry, Sheet, cells, runs
+from fedauc.experiments.runner import Loader, assembled
+from fedauc.models.resnet import ResNet18
+from fedauc.participation.cyclic import Cyclic
+
+
+def configs(scale: Scale, sheet: Sheet) -> dict[tuple[str, str], Config]:
+    """The first run of every cell."""
+    return {(cell.entry.name, cell.column.name): runs(scale, cell, {}, [0])[0][0] for cell in cells(sheet)}
+
+
+def test_table_1_runs_the_settings_of_the_target() -> None:
+    """Class 0, dir .5, N = 100, K = 10 whole groups, 95 % of positives removed, 100 cycles, I = 16, B = 16 + 16."""
+    found = configs(PAPER, SHEETS["table1"](PAPER))["cycp-pairwise", "cifar10"]
+    recipe = found.recipe
+    assert found.data == Cifar10(positive="0")
+    assert found.preparation.partition == Dirichlet(clients=100, concentration=0.5)
+    assert (found.preparation.remove_positives, found.preparation.flip_positives) == (0.95, 0)
+    assert found.model == ResNet18(stem="imagenet", norm="group")
+    assert recipe.participation == Cyclic(groups=10, per_round=None)
+    assert (recipe.cycles, recipe.local_steps, recipe.positives, recipe.negatives) == (100, 16, 16, 16)
+    assert (recipe.augment, recipe.precision, recipe.algorithm.weight_decay) == ("crop-flip", "mixed", 1e-4)
+
+
+def test_only_a_method_with_a_memory_per_client_goes_without_checkpoints() -> None:
+    found = configs(PAPER, SHEETS["table1"](PAPER))
+    rare = {row for (row, _), config in found.items() if config.checkpoint_every > config.recipe.cycles}
+    assert rare == {"a-scaffold"}
+
+
+def test_flips_and_skews_reach_the_preparation() -> None:
+    flipped = configs(PAPER, SHEETS["table2"](PAPER))["cycp-fedavg", "cifar10"]
+    assert flipped.preparation.flip_positives == 0.2
+    skewed = configs(PAPER, SHEETS["table4"](PAPER))["cycp-fedavg", "dir10-flip0.2"]
+    assert skewed.data.name == "cifar100"
+    assert skewed.preparation.partition == Dirichlet(clients=100, concentration=10)
+    noisy = configs(PAPER, SHEETS["noise"](PAPER))["square", "cifar10-0.05"].preparation
+    assert (noisy.flip_positives, noisy.flip_negatives) == (0.05, 0.05)
+
+
+def test_table_8_varies_the_clients() -> None:
+    """Groups of 5 take part whole; of groups of 20 (fewer where clients are empty) ten clients do."""
+    found = configs(PAPER, SHEETS["table8"](PAPER))
+    made = {name: found["cycp-fedavg", name] for name in ("cifar10-50", "cifar100-200")}
+    assert {name: config.preparation.partition for name, config in made.items()} == {
+        "cifar10-50": Dirichlet(clients=50, concentration=0.1),
+        "cifar100-200": Dirichlet(clients=200, concentration=0.1),
+    }
+    assert [config.recipe.participation for config in made.values()] == [Cyclic(groups=10), Cyclic(10, 10)]
+
+
+def test_table_9_and_the_classes_repeat_on_other_data() -> None:
+    removal, classes = (next(cells(SHEETS[name](PAPER))) for name in ("table9", "classes"))
+    assert [[config.data_seed for config in case] for case in runs(PAPER, removal, {}, [0, 1])] == [
+        [0, 0],
+        [1, 1],
+        [2, 2],
+    ]
+    assert [case[0].data for case in runs(PAPER, classes, {}, [0])] == [Cifar10(positive=str(k)) for k in range(5)]
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
+def test_figures_vary_one_thing_at_equal_cost(scale: Scale) -> None:
+    """Figure 1 has the same local steps in all, figure 3 the same rounds."""
+    interval = configs(scale, SHEETS["figure1"](scale)).values()
+    assert {config.recipe.cycles * config.recipe.local_steps for config in interval} == {
+        scale.cycles * scale.local_steps
+    }
+    groups = [config.recipe for config in configs(scale, SHEETS["figure3"](scale)).values()]
+    schedules = [recipe.participation for recipe in groups if isinstance(recipe.participation, Cyclic)]
+    assert {schedule.per_round for schedule in schedules} == {1}
+    rounds = {recipe.cycles * (each.groups or 0) for recipe, each in zip(groups, schedules, strict=True)}
+    assert rounds == {scale.cycles * scale.groups}
+
+
+def test_sheets_share_the_runs_they_have_in_common() -> None:
+    """Table 1's runs serve the traffic table, I = 16 of figure 1 and M = 10 of figure 2, so they run once."""
+    first = configs(PAPER, SHEETS["table1"](PAPER))
+    assert configs(PAPER, SHEETS["traffic"](PAPER)) == first
+    ours = first["cycp-minimax", "cifar10"]
+    assert configs(PAPER, SHEETS["figure1"](PAPER))["cycp-minimax", "cifar10-I16"] == ours
+    assert configs(PAPER, SHEETS["figure2"](PAPER))["cycp-minimax", "cifar10-M10"] == ours
+
+
+def test_the_seven_surrogates_are_all_there() -> None:
+    found = configs(PAPER, SHEETS["surrogates"](PAPER))
+    names = {config.recipe.algorithm.objective.name for config in found.values()}
+    pairwise = {"square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge"}
+    assert names == {"minimax", *pairwise}
+
+
+def test_a_row_of_one_name_is_one_row_everywhere() -> None:
+    """Choices are kept by name."""
+    known: dict[str, Entry] = {}
+    for make in SHEETS.values():
+        for entry in make(PAPER).rows:
+            assert known.setdefault(entry.name, entry) == entry
+
+
+def test_every_cell_fits_its_data() -> None:
+    """Groups, cohorts and models agree with the drawn rows of the smoke scale; every seed makes other groups."""
+    load, seen = Loader(), set[Config]()
+    for make in SHEETS.values():
+        for cell in cells(make(SMOKE)):
+            seen |= {config for case in runs(SMOKE, cell, {}, [0]) for config in case}
+    # Runs on the same data one after another, since the loader keeps the last.
+    for config in sorted(seen, key=lambda config: str((config.data, config.preparation, config.data_seed))):
+        assembled(config, load)
+
+
+def test_what_was_tuned_is_used_and_a_column_wins_over_it() -> None:
+    cell = next(cell for cell in cells(SHEETS["figure1"](PAPER)) if cell.column.name == "cifar10-I64")
+    ((config,),) = runs(PAPER, cell, {"step-size": "0.3", "local-steps": "1"}, [7])
+    assert (config.recipe.step_size, config.recipe.local_steps, config.recipe.seed) == (0.3, 64, 7)
+
+
+def test_a_sheet_is_narrowed_to_what_is_named() -> None:
+    sheet = SHEETS["table1"](PAPER)
+    usual = sheet.narrowed([], [])
+    assert [column.name for column in usual.columns] == ["cifar10", "cifar100", "chestmnist", "insurance"]
+    assert [entry.name for entry in usual.rows] == list(METHODS)
+    named = sheet.narrowed(["chest-stand-in"], ["cycp-minimax"])
+    assert [column.name for column in named.columns] == ["chest-stand-in"]
+    assert named.rows == (Entry("cycp-minimax", "cycp-minimax"),)
+    with pytest.raises(ValueError, match="unknown column of table1 'cifar': did you mean 'cifar10'"):
+        sheet.narrowed(["cifar"], [])
+    with pytest.raises(ValueError, match="unknown method of table1"):
+        sheet.narrowed([], ["square"])
+
+
+def test_every_dataset_has_rows_of_its_own_at_the_smoke_scale() -> None:
+    assert list(SMOKE.datasets) == list(PAPER.datasets)
+    assert len({SMOKE.config(name, "cycp-fedavg", {}).data for name in SMOKE.datasets}) == len(SMOKE.datasets)

@@ -1,0 +1,239 @@
+"""Tables from records: the paper's numbers, DeLong marks, and the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from fedauc.experiments.paper.records import Ranks, Store
+from fedauc.experiments.paper.scales import PAPER, SMOKE
+from fedauc.experiments.paper.sheets import METHODS, SHEETS, cells
+from fedauc.metrics import auc, delong_test
+from fedauc.reports.paper.filling import Filled, Filler, marks
+from fedauc.reports.paper.printed import printed
+from fedauc.reports.paper.tables import auc_text, rows, traffic_text
+from fedauc.reports.paper.testing import p_value, wins
+from fedauc.reports.summary import Spread
+from fedauc.reports.tables import share
+
+# ----------------------------------------------------------------------------------------------------- printed numbers
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4", "table5", "table8", "table9"])
+def test_every_usual_cell_of_the_papers_tables_has_its_number(name: str) -> None:
+    sheet = SHEETS[name](PAPER).narrowed([], [])
+    assert set(printed(name)) == {(row.name, column.name) for row in sheet.rows for column in sheet.columns}
+
+
+def test_numbers_stand_where_the_paper_prints_them() -> None:
+    """One number of each row and of each table."""
+    first = [printed("table1")[method, "insurance"].mean for method in METHODS]
+    assert first == [0.7339, 0.7384, 0.7412, 0.7419, 0.7619, 0.7616, 0.7778]
+    assert printed("table2")["rs-pairwise", "insurance"] == (0.7173, 0.0043)
+    assert printed("table3")["cycp-minimax", "dir10-flip0"] == (0.8702, 0.0023)
+    assert printed("table4")["a-scaffold", "dir0.1-flip0.2"] == (0.8906, 0.0015)
+    assert printed("table5")["cycp-pairwise", "dir10-flip0.2"] == (0.6356, 0.0023)
+    assert printed("table8")["cycp-fedavg", "cifar100-50"] == (0.8817, 0.0020)
+    assert printed("table9")["cycp-fedavg", "cifar10"] == (0.8083, 0.0175)
+    assert printed("figure1") == {}
+
+
+# ----------------------------------------------------------------------------------------------------------- the tests
+
+
+def run(labels: np.ndarray, seed: int, skill: float, levels: int = 40) -> Ranks:
+    """Scores in so many levels, hence with ties, that rank positives higher by `skill` standard deviations."""
+    scores = np.random.default_rng(seed).normal(size=len(labels)) + skill * labels
+    return Ranks(labels, np.digitize(scores, np.linspace(-3, 4, levels)).astype(np.uint16))
+
+
+LABELS = (np.arange(120) % 4 == 0).astype(np.uint8)
+
+
+def test_one_run_each_is_the_paired_delong_test() -> None:
+    one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.6)
+    assert p_value([[one]], [[two]]) == pytest.approx(delong_test(LABELS, one.ranks, two.ranks).p_value, rel=1e-12)
+    assert wins(one).positives.mean() == pytest.approx(auc(LABELS, one.ranks), rel=1e-12)
+
+
+def test_several_runs_are_tested_by_their_mean() -> None:
+    """A twin from all pairs: the mean AUC difference over the deviation of the rows' mean wins."""
+    ours, theirs = [run(LABELS, seed, 1.0) for seed in range(3)], [run(LABELS, seed + 9, 0.7) for seed in range(2)]
+    matrices = []
+    for group in (ours, theirs):
+        pairs = [np.sign(each.ranks[LABELS == 1, None] - each.ranks[None, LABELS == 0].astype(int)) for each in group]
+        matrices.append(np.mean([(pair + 1) / 2 for pair in pairs], axis=0))
+    gain = matrices[0] - matrices[1]
+    error = math.sqrt(sum(gain.mean(axis=axis).var(ddof=1) / gain.shape[1 - axis] for axis in (0, 1)))
+    twin = math.erfc(abs(gain.mean()) / error / math.sqrt(2))
+    assert p_value([ours], [theirs]) == pytest.approx(twin, rel=1e-9)
+    # The same runs as repetitions on the same test rows.
+    assert p_value([ours[:2], ours[2:]], [theirs[:1], theirs[1:]]) == pytest.approx(twin, rel=1e-9)
+
+
+def test_cases_with_other_labels_add_their_variances() -> None:
+    """Twice the same difference with the same error: the mean's error is smaller by √2."""
+    other = LABELS[::-1].copy()
+    one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.8)
+    flipped = [Ranks(other, each.ranks[::-1]) for each in (one, two)]
+    single = delong_test(LABELS, one.ranks, two.ranks)
+    joint = p_value([[one], [flipped[0]]], [[two], [flipped[1]]])
+    assert joint == pytest.approx(math.erfc(abs(single.z)), rel=1e-9)
+
+
+def test_the_same_scores_are_not_told_apart_and_other_rows_not_compared() -> None:
+    one = run(LABELS, 0, 1.0)
+    assert p_value([[one]], [[one]]) == 1.0
+    assert p_value([[one]], [[one._replace(labels=1 - LABELS)]]) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ the cells
+
+
+def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
+    paper = printed("table1")["cycp-pairwise", "cifar10"]
+    cell = Filled(asked=3, done=3, stopped=0, auc=Spread(0.911, 0.0012), paper=paper, best=True)
+    key = ("cycp-pairwise", "cifar10")
+    assert auc_text({key: cell}, key) == ".9110 ± .0012* [.8480]"
+    assert auc_text({key: replace(cell, best=False, p_value=0.2)}, key) == ".9110 ± .0012~ [.8480]"
+    assert auc_text({key: replace(cell, best=False, p_value=0.01, done=1)}, key) == ".9110 (1 of 3) [.8480]"
+    assert auc_text({key: replace(cell, done=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
+    assert marks({key: replace(cell, best=False)}, key) == ""
+    assert traffic_text({key: replace(cell, reach=(120.4, 3.2e9))}, key) == "120, 3.2 GB"
+    assert traffic_text({key: cell}, key) == "not reached"
+
+
+def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
+    sheet = SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg"])
+    filled = Filler(Store(tmp_path), PAPER, [0, 1, 2]).fill(sheet)
+    assert list(rows(sheet, filled)) == [["", "cifar10"], ["cycp-fedavg", "- [.7836]"]]
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+SMOKED = ("--scale", "smoke", "--columns", "cifar10", "--tuning", "steps:36")
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("FEDAUC_RESULTS", raising=False)
+    return tmp_path
+
+
+def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("paper", "table1", *SMOKED, "--methods", "cycp-fedavg,cycp-pairwise", "--seeds", "0,1")
+    first = fedauc(capsys, *asked)
+    assert first.code == 0, first.err
+    files = {path: path.stat().st_mtime_ns for path in (inside / "results").rglob("*.json")}
+    sheet = SHEETS["table1"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    store = Store(inside / "results")
+    filler = Filler(store, SMOKE, [0, 1])
+    for cell, row in zip(filler.fill(sheet).items(), ("cycp-fedavg", "cycp-pairwise"), strict=True):
+        (name, _), found = cell
+        assert name == row
+        assert found.auc is not None
+        line = next(line for line in first.out.splitlines() if line.startswith(row))
+        assert f"{found.auc.mean:.4f}".removeprefix("0") in line
+        assert "[" not in line, "smoke results do not stand beside the paper's"
+    assert first.out.count("*") == 2, "one best row, and the legend"
+    again = fedauc(capsys, *asked)
+    assert again.out == first.out
+    assert {path: path.stat().st_mtime_ns for path in (inside / "results").rglob("*.json")} == files
+
+
+def test_a_table_out_of_time_says_so_and_goes_on(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("paper", "run", "table2", *SMOKED, "--methods", "cycp-fedavg", "--seeds", "0")
+    late = fedauc(capsys, *asked, "--budget-minutes", "0")
+    assert late.code == 0
+    assert "stopped after 0 minutes; go on by the same command" in late.out
+    assert fedauc(capsys, *asked).out.count("*") == 2
+
+
+def test_a_figure_and_the_traffic_table_come_from_records(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--scale", "smoke", "--seeds", "0", "--tuning", "none")
+    figure = fedauc(capsys, "paper", "figure1", *options, "--columns", "cifar10-I1,cifar10-I3")
+    assert figure.code == 0, figure.err
+    assert (inside / "results" / "figures" / "smoke-figure1.png").read_bytes().startswith(b"\x89PNG")
+    told = fedauc(capsys, "paper", "traffic", *options, "--columns", "cifar10", "--methods", "cycp-fedavg,cycp-minimax")
+    store, sheet = Store(inside / "results"), SHEETS["traffic"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg"])
+    ((_, found),) = Filler(store, SMOKE, [0]).fill(sheet).items()
+    assert found.reach is not None
+    # FedAvg reaches its own last AUC in its last round of twelve, or before.
+    assert found.reach[0] <= 12
+    assert any(line.startswith(f"cycp-fedavg   {found.reach[0]:.0f}, ") for line in told.out.splitlines())
+
+
+def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("paper", "report", "--scale", "smoke", "--seeds", "0", "--tables", "table2,classes")
+    assert fedauc(capsys, *asked).code == 0
+    assert "No run has finished yet." in (inside / "results" / "report.md").read_text()
+    fedauc(capsys, "paper", "classes", *SMOKED, "--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0")
+    assert fedauc(capsys, *asked, "--out", "page.md").code == 0
+    page = (inside / "page.md").read_text()
+    assert "## Table 1 as the mean over positive classes 0-4" in page
+    assert "## Table 2" not in page
+    choice = json.loads((inside / "results" / "choices" / "smoke" / "cifar10-cycp-minimax.json").read_text())
+    chosen = ", ".join(f"{key} {value}" for key, value in choice["settings"].items())
+    # 9 candidates for 2 cycles, then 3 for 6.
+    assert f"| cifar10 | cycp-minimax | {chosen} | steps | 12 | 36 |" in page
+    # Two rows on five data seeds.
+    assert "\n10 runs, " in page
+    sheet = SHEETS["classes"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    store = Store(inside / "results")
+    for cell in cells(sheet):
+        aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.get(case))]
+        assert len(aucs) == 5
+        assert f"| {cell.entry.name} | {share(float(np.mean(np.array(aucs, float))), 4)}" in page
+
+
+def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both rows have seed 0, only one has seed 1."""
+    options = ("--scale", "smoke", "--columns", "cifar10", "--tuning", "none")
+    for row, seeds in (("cycp-fedavg", "0"), ("cycp-minimax", "0,1")):
+        fedauc(capsys, "paper", "table1", *options, "--methods", row, "--seeds", seeds)
+    sheet = SHEETS["table1"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    for ran, whole in (([0], 2), ([0, 1], 1)):
+        found = Filler(Store(inside / "results"), SMOKE, ran).fill(sheet)
+        assert [cell.done == cell.asked for cell in found.values()].count(True) == whole
+        (best,) = [cell for cell in found.values() if cell.best]
+        others = [cell for cell in found.values() if not cell.best and cell.done == cell.asked]
+        assert best.done == best.asked
+        assert all(best.auc and cell.auc and best.auc.mean >= cell.auc.mean for cell in others)
+
+
+def test_the_list_and_the_counts_run_nothing(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = fedauc(capsys, "paper", "list").out
+    assert all(name in listed for name in (*SHEETS, "table7"))
+    counted = fedauc(capsys, "paper", "table7", "--scale", "smoke", "--columns", "cifar10")
+    # Synthetic's own 20 clients of 100 rows, a tenth of them positive.
+    assert "200 / 1,800" in counted.out
+    assert list(inside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tabel1",), "No such command 'tabel1'"),
+        (("run", "tabel1"), "unknown table 'tabel1': did you mean 'table1'"),
+        (("table1", "--columns", "cifar"), "unknown column of table1 'cifar': did you mean 'cifar10'"),
+        (("table1", "--scale", "smok"), "unknown scale 'smok': did you mean 'smoke'"),
+        (("table1", "--scale", "smoke", "--columns", "cifar10", "--tuning", "steps:2"), "candidates need at least 3"),
+        (("table7", "--columns", "cifar"), "unknown column of table7 'cifar'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    inside: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    found = fedauc(capsys, "paper", *words)
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.strip().splitlines()) == 1
+    assert list(inside.iterdir()) == []
