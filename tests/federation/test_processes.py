@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.federation.local import Trial, free_port
+from fedauc.federation.local import LINK, Trial, free_port
 from fedauc.federation.locks import alone
 
 PARENT = """
@@ -63,6 +63,19 @@ def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path)
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_commands_run_where_no_folder_has_the_links_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--out trial` makes a folder of that name where the user is, which Flower would take for an app."""
+    (tmp_path / LINK).mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Trial(Path(LINK)) as trial:
+        trial.start("one", "python", "-c", "import os; print(os.listdir())")
+        log = tmp_path / LINK / "logs" / "one.log"
+        deadline = time.monotonic() + 20
+        while not log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert log.read_text().strip() == "['one.log']"
 
 
 def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ def ready(runs: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -
     for step in steps if at.device.type == "cuda" else ():
         try:
             return _captured(_branches(runs, step), at, step)
+        # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
+        # itself comes again from the last way, which nothing catches.
         except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
             reason = " ".join(str(error).split()[:40])
             logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)

@@ -38,7 +38,9 @@ class Trial:
         self.folder = folder.absolute()
         self.port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        (self.folder / "logs").mkdir(exist_ok=True)
+        # Flower takes a link's name for an app's folder where there is one of that name, as `--out trial` makes.
+        self._home = self.folder / "logs"
+        self._home.mkdir(exist_ok=True)
         (self.folder / "flower").mkdir(exist_ok=True)
         certificate = self.folder / "certificates" / "ca.pem"
         lines = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
@@ -120,7 +122,9 @@ class Trial:
     def flwr(self, *words: str) -> str:
         """Run a command of Flower's and return what it says."""
         command = [str(_beside("flwr")), *words]
-        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self._home, env=self._environment(), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())[-300:]
             raise ValueError(f"`flwr {' '.join(words[:2])}` ended with {done.returncode}: {said}")
@@ -134,6 +138,7 @@ class Trial:
         with log:
             self._processes[name] = subprocess.Popen(
                 [str(_beside(program)), *words],
+                cwd=self._home,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
