@@ -133,23 +133,23 @@ class VisitBatches:
         self._inputs, self._index, self._weights = inputs, rows.rows.transpose(0, 1).contiguous(), rows.weights
         self._moves = None if is_empty(rows.moves) else rows.moves.transpose(0, 1)
         self._own = tree_map(lambda leaf: leaf.transpose(0, 1), rows.own)
-        self._labels = _rows(labels, self._index)
+        self._labels = gather(labels, self._index)
         size = self._index.numel() * inputs[0].numel() * inputs.element_size()
-        self._gathered = _rows(inputs, self._index) if size <= GATHER else None
+        self._gathered = gather(inputs, self._index) if size <= GATHER else None
 
     def __len__(self) -> int:
         return len(self._index)
 
     def steps(self, start: int, end: int) -> Batch:
         """The batches of some steps, with a leading step dimension."""
-        inputs = _rows(self._inputs, self._index[start:end]) if self._gathered is None else self._gathered[start:end]
+        inputs = gather(self._inputs, self._index[start:end]) if self._gathered is None else self._gathered[start:end]
         if self._moves is not None:
             inputs = move(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
         return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._own))
 
 
-def _rows(source: Tensor, index: Tensor) -> Tensor:
+def gather(source: Tensor, index: Tensor) -> Tensor:
     """source[index], by index_select, which copies whole rows and is several times faster."""
     return source.index_select(0, index.reshape(-1)).view(*index.shape, *source.shape[1:])
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedauc.data.augment import move
-from fedauc.engines.batched import Advanced, Opened, Rows, widen
+from fedauc.engines.batched import Advanced, Opened, Rows, gather, widen
 from fedauc.engines.convolve import stackable
 from fedauc.engines.simulator import Once
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
@@ -98,7 +98,7 @@ class Step:
     def look(self, lanes: Lanes, at: Tensor) -> tuple[Tree, Tree, Tensor]:
         """The state after step `at`, what the step emits, and the losses before it."""
         rows, moves, own = (_at(tree, at) for tree in (lanes.rows.rows, lanes.rows.moves, lanes.rows.own))
-        inputs, labels = (_take(part, rows) for part in lanes.data)
+        inputs, labels = (gather(part, rows) for part in lanes.data)
         batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
         phase, count = lanes.order.phase, len(labels)
         order = Order(phase, widen(lanes.order.shared, count), widen(lanes.order.anchor, count))
@@ -196,10 +196,6 @@ def _spread(leaf: Tensor, width: int) -> Tensor:
     """A copy with as many entries as lanes; those beyond the first visit's clients repeat its first."""
     more = leaf[:1].expand(max(0, width - len(leaf)), *leaf.shape[1:])
     return torch.cat([leaf[:width], more])
-
-
-def _take(source: Tensor, rows: Tensor) -> Tensor:
-    return source.index_select(0, rows.flatten()).view(*rows.shape, *source.shape[1:])
 
 
 def _at(tree: Tree, at: Tensor) -> Tree:

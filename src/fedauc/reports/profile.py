@@ -11,7 +11,7 @@ from rich.table import Table
 
 PARTS: dict[str, list[tuple[str, str]]] = {
     "draw rows": [("engines/draws.py", "cohort")],
-    "gather rows": [("engines/batched.py", "_rows"), ("engines/loop.py", "_batches")],
+    "gather rows": [("engines/batched.py", "gather"), ("engines/loop.py", "_batches")],
     "local steps": [("algorithms/", "step"), ("engines/compiled.py", "_advance"), ("engines/graphed.py", "advance")],
     "- forward": [("network.py", "score"), ("engines/stacked.py", "score")],
     "- backward": [("network.py", "pullback"), ("engines/stacked.py", "pullback")],
