@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedauc.interfaces import Model, Network, Scored
+from fedauc.pieces import Cut, Pieces, gathered
 
 
 class Compute(NamedTuple):
@@ -53,6 +54,16 @@ class ModuleNetwork(Network):
         self.device = torch.device(device)
 
     @property
+    def cut(self) -> Cut:
+        """Where the flat vector's parameters end."""
+        return Cut(tuple(t.numel() for t in self._parameters.values()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The trainable parameters, in the flat vector's order."""
+        return tuple(self._parameters)
+
+    @property
     def plain(self) -> nn.Module:
         """The module itself, for engines that take it apart."""
         return self._module
@@ -89,11 +100,15 @@ class ModuleNetwork(Network):
         return Scored(outputs.detach(), buffers, pullback)
 
     def trace(self, module: nn.Module, model: Model, inputs: Tensor, stacked: bool) -> Scored:
-        """The pass of a stack of clients, `[M, ...]` each, as pure functions.
+        """The pass of a stack of clients, `[M, ...]` each, as pure functions; weights in pieces give such a gradient.
 
         `module` is this network's or one with the same parameters. Unless `stacked`, M is 1, and nothing is mapped.
         """
-        pieces = self._cut(model.weights, self._parameters)
+        weights: Tensor | Pieces = model.weights
+        parts = (
+            self.cut.parts(weights) if isinstance(weights, Pieces) else torch.split(weights, list(self.cut.lengths), -1)
+        )
+        own = self._named(parts, self._parameters)
 
         def forward(pieces: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             run = functools.partial(self._run, module)
@@ -104,9 +119,16 @@ class ModuleNetwork(Network):
             outputs, buffers = run(single, model.buffers[0], self._laid(inputs[0]))
             return outputs[None], buffers[None]
 
-        found: Any = torch.func.vjp(forward, pieces, has_aux=True)
+        found: Any = torch.func.vjp(forward, own, has_aux=True)
         outputs, pull, buffers = found
-        return Scored(outputs, buffers, lambda cotangent: self._flat(pull(cotangent)[0], self.dtype, 1))
+
+        def pullback(cotangent: Tensor) -> Any:
+            (gradients,) = pull(cotangent)
+            if isinstance(weights, Pieces):
+                return gathered([self._turn(each, 1).flatten(1) for each in gradients.values()])
+            return self._flat(gradients, self.dtype, 1)
+
+        return Scored(outputs, buffers, pullback)
 
     @torch.no_grad()
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
@@ -161,7 +183,9 @@ class ModuleNetwork(Network):
 
     def _cut(self, flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # One split, whose backward is one concatenation; slicing would write a full-size gradient per parameter.
-        parts = torch.split(flat, [t.numel() for t in like.values()], dim=-1)
+        return self._named(torch.split(flat, [t.numel() for t in like.values()], dim=-1), like)
+
+    def _named(self, parts: Sequence[Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._shaped(part, t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
     def _shaped(self, part: Tensor, shape: torch.Size) -> Tensor:

@@ -18,7 +18,7 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
     if isinstance(tree, Tensor):
         return function(tree, *others)
     children = [tree_map(function, *branch) for branch in zip(tree, *others, strict=True)]
-    return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return tuple(children) if type(tree) is tuple else type(tree)(*children)
 
 
 def tree_leaves(tree: Tree) -> list[Tensor]:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
 
-from fedauc import Clients
-from fedauc.engines import convolve, graphed
-from fedauc.engines.convolve import LastBatchNorm2d, LastGroupNorm, StackedConv2d, stackable
+from fedauc import Clients, pieces
+from fedauc.algorithms._local import point_gradient
+from fedauc.algorithms.fedavg import FedAvg
+from fedauc.engines import graphed, lanes
+from fedauc.engines.capture import Compiled, ready
 from fedauc.engines.graphed import GraphedEngine, Together
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.lanes import Compiled, Step, ready
+from fedauc.engines.lanes import Step
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.interfaces import Batch, Model, Network, Order
 from fedauc.models import models
 from fedauc.models.model import Scale
 from fedauc.network import Compute, ModuleNetwork
+from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.training import Round
-from fedauc.trees import tree_leaves
+from fedauc.trees import Tree, tree_leaves
 
 METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
 WAYS = ["stacked", "single"]
@@ -90,8 +94,9 @@ def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> N
 def test_every_way_gives_the_loops_result(
     method: str, way: str, norm: Callable[[int], nn.Module], last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole runs with client memory, duals, passive scores and running statistics."""
+    """Whole runs with client memory, duals, passive scores and running statistics; some parameters are large."""
     only(monkeypatch, way)
+    monkeypatch.setattr(pieces, "LARGE", 20)
     loop = ran(assemble(settings(method, engine="loop"), network(norm), images()))
     recipe = settings(method, engine="graphed")
     # The same choice that assemble makes on a GPU, whose order of weights must be undone to compare.
@@ -122,6 +127,66 @@ def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.Mo
     only(monkeypatch, way, compiled=True)
     loop, mine = (ran(assemble(settled("cycp-minimax", engine=e), tiny(), table())) for e in ("loop", "graphed"))
     assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_rules_that_differ_in_numbers_alone_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decay, the surrogate's scale and the proximal weight are inputs of compiled code; results are each rule's own."""
+    only(monkeypatch, "stacked", compiled=True)
+    compiled: list[object] = []
+    plain = torch.compile
+
+    def counted(*given: Any, **more: Any) -> Any:
+        compiled.append(given)
+        return plain(*given, **more)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    rules = [PairwiseSigmoid(scale=0.7), PairwiseSigmoid(scale=0.2)]
+    for decay, rule in zip((1e-3, 3e-2), rules, strict=True):
+        change = {"objective": rule, "weight_decay": decay}
+        runs = (settled("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
+        loop, mine = (ran(assemble(run, tiny(), table())) for run in runs)
+        assert distance(loop[-1], mine[-1]) < 1e-11
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed precision, with client memory: the same bits with and without the copies, which three convolutions have."""
+    only(monkeypatch, way)
+    monkeypatch.setattr(pieces, "LARGE", 20)
+    recipe = settings("scaffold", engine="graphed", dtype="float32", precision="mixed")
+    seen: list[int] = []
+
+    def lightened(made: lanes.Lanes, kind: ModuleNetwork) -> lanes.Lanes:
+        seen.append(len(plain(made, kind).light))
+        return plain(made, kind)
+
+    plain = lanes._lightened
+    monkeypatch.setattr(lanes, "_lightened", lightened)
+    mine = ran(assemble(recipe, network(group), images()))
+    monkeypatch.setattr(lanes, "_lightened", lambda made, kind: made)
+    other = ran(assemble(recipe, network(group), images()))
+    assert distance(mine[-1], other[-1]) == 0
+    assert seen[0] > 1
+
+
+def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
+    """Clipping takes a norm over all parameters, which pieces do not have."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Clipped(FedAvg):  # type: ignore[misc]
+        def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree]:
+            gradient = point_gradient(self.objective, network, local, batch)
+            short = gradient.weights / gradient.weights.norm(dim=-1, keepdim=True).clamp(min=0.1)
+            return Model(local.weights - 0.1 * short, gradient.buffers), ()
+
+    recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
+    clipped = [replace(recipe, algorithm=Clipped(weight_decay=1e-3)) for recipe in recipes]
+    loop, mine = (ran(assemble(recipe, tiny(), table())) for recipe in clipped)
+    assert distance(loop[-1], mine[-1]) < 1e-11
+    plain = ran(assemble(recipes[0], tiny(), table()))
+    assert distance(loop[-1], plain[-1]) > 1e-3
 
 
 def tiny() -> nn.Module:
@@ -227,81 +292,6 @@ def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
     assert twin(Hidden(2.0)) != twin(Hidden(3.0))
     frozen = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
     assert twin(frozen) != twin(frozen)
-
-
-# ------------------------------------------------------------------------------------------------------------ layers
-
-
-@pytest.mark.parametrize("columns", [0, 1 << 30], ids=["streams", "product"])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (8, 5)], ids=str)
-@pytest.mark.parametrize("kernel", [(1, 1, 0, 1), (1, 2, 0, 1), (3, 1, 1, 1), (3, 2, 1, 1), (3, 1, 2, 2), (7, 2, 3, 1)])
-def test_a_stacked_convolution_is_each_clients_convolution(
-    kernel: tuple[int, int, int, int], shape: tuple[int, int], columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Values and both derivatives; (size, stride, padding, dilation). On images of one pixel most taps meet nothing."""
-    monkeypatch.setattr(convolve, "COLUMNS", columns)
-    layer = nn.Conv2d(2, 4, *kernel).double()
-    assert type(stackable(layer)) is StackedConv2d
-    _same(layer, stackable(layer), torch.randn(3, 2, 2, *shape, dtype=torch.float64, generator=_generator()))
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_the_norms_are_torchs_norms(affine: bool) -> None:
-    inputs = 3 + 2 * torch.randn(3, 5, 4, 3, 2, dtype=torch.float64, generator=_generator())
-    for layer, kind in (
-        (nn.GroupNorm(2, 4, affine=affine), LastGroupNorm),
-        (nn.BatchNorm2d(4, affine=affine, momentum=0.2), LastBatchNorm2d),
-    ):
-        for parameter in layer.parameters():
-            nn.init.normal_(parameter, 1, generator=_generator())
-        made = stackable(layer.double())
-        assert type(made) is kind
-        _same(layer, made, inputs)
-
-
-def test_what_has_no_stacked_form_stays_as_it_is() -> None:
-    for layer in (
-        nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
-        nn.Conv2d(2, 2, 3, padding="same"),
-        nn.BatchNorm2d(2, momentum=None),
-        nn.BatchNorm2d(2, track_running_stats=False),
-    ):
-        assert type(stackable(layer)) is type(layer)
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
-
-
-def _same(layer: nn.Module, made: nn.Module, inputs: Tensor) -> None:
-    """Mapped over three clients with weights of their own, against one client after another."""
-    own = {n: torch.stack([(k + 1) * p.detach() for k in range(3)]) for n, p in layer.named_parameters()}
-
-    def one(module: nn.Module) -> Callable[..., Any]:
-        def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Any:
-            kept = {name: value.clone() for name, value in buffers.items()}
-            return functional_call(module, {**parameters, **kept}, (rows,)), kept
-
-        return call
-
-    buffers = {n: torch.stack([b.clone() for _ in range(3)]) for n, b in layer.named_buffers()}
-    made.train()
-    found: Any = vjp(lambda p, x: vmap(one(made))(p, buffers, x), own, inputs, has_aux=True)
-    outputs, pull, after = found
-    slopes = torch.randn(outputs.shape, dtype=outputs.dtype, generator=_generator())
-    gradients, left = pull(slopes)
-    for place in range(3):
-        alone = {name: value[place] for name, value in own.items()}
-        kept = {name: value[place] for name, value in buffers.items()}
-        single: Any = vjp(lambda p, x, k=kept: one(layer)(p, k, x), alone, inputs[place], has_aux=True)
-        wanted, back, state = single
-        expected, right = back(slopes[place])
-        torch.testing.assert_close(outputs[place], wanted, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(left[place], right, rtol=1e-9, atol=1e-9)
-        for name, value in expected.items():
-            torch.testing.assert_close(gradients[name][place], value, rtol=1e-9, atol=1e-9)
-        for name, value in state.items():
-            torch.testing.assert_close(after[name][place], value, rtol=1e-10, atol=1e-10)
 
 
 # -------------------------------------------------------------------------------------------------------------- CUDA

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 
 Found = TypeVar("Found")
 
-COLUMNS = 6 << 20
+COLUMNS = 24 << 20
 """Bytes of one client's columns up to which a convolution is a matrix product."""
+
+EVEN = 8
+"""Columns of a matrix product come in multiples of so many."""
 
 STREAMS = 32
 """Convolutions that may run at the same time."""
@@ -218,12 +222,15 @@ def _sources(rows: Taps, columns: Taps, device: torch.device) -> Places:
 
 
 @functools.lru_cache(maxsize=256)
-def _targets(rows: Taps, columns: Taps, device: torch.device) -> Places:
-    """The output and tap that meet every pixel: [H, W, h, w] places in [H', W', h, w]."""
-    down, across = rows.outputs()[:, None, :, None], columns.outputs()[None, :, None, :]
-    inside = _within(down, rows.out) & _within(across, columns.out)
-    taps = np.arange(rows.used * columns.used).reshape(rows.used, columns.used)
-    return _places(np.where(inside, (down * columns.out + across) * taps.size + taps, 0), inside, device)
+def _targets(rows: Taps, columns: Taps, device: torch.device) -> tuple[Places, ...]:
+    """For each tap, the output that meets every pixel there: [H, W] places in [H', W', h, w]."""
+    found = []
+    for tap, (row, column) in enumerate(itertools.product(range(rows.used), range(columns.used))):
+        down, across = rows.outputs()[:, None, row], columns.outputs()[None, :, column]
+        inside = _within(down, rows.out) & _within(across, columns.out)
+        places = (down * columns.out + across) * rows.used * columns.used + tap
+        found.append(_places(np.where(inside, places, 0), inside, device))
+    return tuple(found)
 
 
 def _within(places: np.ndarray, count: int) -> np.ndarray:
@@ -252,10 +259,11 @@ class Columns(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Any) -> tuple[Tensor | None, ...]:
         """Each pixel sums over the outputs and taps that met it."""
         rows, columns, slope = ctx.rows, ctx.columns, slopes[0]
-        met = _targets(rows, columns, slope.device).take(slope.flatten(1, 4))
-        shape = (len(slope), rows.side, columns.side, rows.used * columns.used, slope.shape[-1])
-        wide = torch.promote_types(slope.dtype, torch.float32)
-        return met.view(shape).sum(3, dtype=wide).to(slope.dtype), None, None
+        met, wide = slope.flatten(1, 4), torch.promote_types(slope.dtype, torch.float32)
+        # One term after another: as a reduction over so few taps, the compiled kernel takes four times as long.
+        terms = (places.take(met).to(wide) for places in _targets(rows, columns, slope.device))
+        total = functools.reduce(torch.add, terms).to(slope.dtype)
+        return total.view(len(slope), rows.side, columns.side, slope.shape[-1]), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], images: Tensor, rows: Taps, columns: Taps) -> tuple[Tensor, int]:
@@ -289,8 +297,11 @@ class StackedConv2d(nn.Conv2d):
         """[B H' W', h w C] by [h w C, O], with only the taps that ever meet a pixel."""
         used = weights[:, rows.first : rows.first + rows.used, columns.first : columns.first + columns.used]
         met: Tensor = Columns.apply(images, rows, columns)  # type: ignore[no-untyped-call]
-        product = met.reshape(-1, used[0].numel()) @ used.reshape(len(used), -1).T
-        return product.view(len(images), rows.out, columns.out, len(used))
+        left, right = met.flatten(3).flatten(0, 2), used.flatten(1)
+        # Matrix units take rows of 16 bytes: colour images would miss that.
+        if spare := -left.shape[1] % EVEN:
+            left, right = (nn.functional.pad(part, (0, spare)) for part in (left, right))
+        return (left @ right.T).view(len(images), rows.out, columns.out, len(used))
 
 
 class LastGroupNorm(nn.GroupNorm):

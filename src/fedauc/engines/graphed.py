@@ -7,6 +7,7 @@ CPU the lanes run one after another, which is slower than the loop and serves to
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, final
 
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, StackedEngine
+from fedauc.engines.capture import Compiled, kept, ready
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.lanes import Compiled, Data, Lanes, Step, make_lanes, ready
+from fedauc.engines.lanes import Data, Lanes, Step, make_lanes
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Cohort, Order, Setting, Visits
 from fedauc.network import ModuleNetwork, signature
@@ -25,8 +27,8 @@ from fedauc.trees import tree_leaves, tree_map
 WIDTH = 64
 """Clients of one run that are stepped side by side; larger cohorts come in waves."""
 
-KEPT = 16
-"""Compiled steps that a process keeps."""
+_known: dict[object, Compiled] = {}
+"""Steps that later runs of the same shape take over."""
 
 
 class Steps(NamedTuple):
@@ -49,7 +51,8 @@ class GraphedEngine(StackedEngine):
         if _draws(network, self._inputs[:2]):
             raise Unsupported("it draws random numbers (dropout), which a replayed graph would not draw by key")
         self.compiled = compiled
-        self._alone = Together([self])
+        # A proxy, so that lanes, which are whole models, go when the engine goes.
+        self._alone = Together([weakref.proxy(self)])
 
     @property
     def data(self) -> Data:
@@ -67,7 +70,7 @@ class GraphedEngine(StackedEngine):
         """The local step, and the ways to take it."""
         stacked, single = (Step(self._algorithm, self._network, way) for way in (True, False))
         # A scoring cycle is too short to compile for.
-        fast = [_compiled(self.twin, step) for step in (stacked, single)] if self.compiled and not scoring else []
+        fast = [self._kept(step) for step in (stacked, single)] if self.compiled and not scoring else []
         return Steps(single, (*fast, stacked, single))
 
     def visit(self, order: Order, cohort: Cohort) -> Visits:
@@ -75,6 +78,9 @@ class GraphedEngine(StackedEngine):
         (visits,) = self._alone.visit([(order, cohort)])
         assert visits is not None
         return visits
+
+    def _kept(self, step: Step) -> Compiled:
+        return kept(_known, (self.twin, step.stacked), lambda: Compiled(step))
 
     def _advance(self, opened: Opened) -> Advanced:
         (advanced,) = self._alone.advance([opened])
@@ -151,19 +157,6 @@ class Together:
         for _ in range(self._runs[0].losses.shape[1]):
             self._take()
         return [None if mine is None else lanes.result(len(mine.cohort.clients)) for lanes, mine in pairs]
-
-
-_known: dict[object, Compiled] = {}
-
-
-def _compiled(twin: object, step: Step) -> Compiled:
-    """A compiled step, kept for later runs of the same shape in this process: compiling takes far longer than a run."""
-    key = (twin, step.stacked)
-    found = _known.pop(key, None) or Compiled(step)
-    _known[key] = found
-    while len(_known) > KEPT:
-        _known.pop(next(iter(_known)))
-    return found
 
 
 @torch.no_grad()

@@ -1,0 +1,169 @@
+"""How steps are taken fast: traced and compiled, and captured in one CUDA graph."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedauc.engines.lanes import Lanes, Step
+
+WARM_UP = 2
+"""Steps before capture, so that compilers and libraries have made their choices."""
+
+KEPT = 16
+"""Compiled steps that a process keeps: compiling takes far longer than a run."""
+
+Made = TypeVar("Made")
+
+OneStep = Callable[[Lanes, Tensor], None]
+
+
+class Compiled:
+    """A step as one compiled function, traced when its first lanes come."""
+
+    def __init__(self, step: Step) -> None:
+        self._step, self.stacked = step, step.stacked
+        self._made: dict[object, Ready] = {}
+
+    def __call__(self, lanes: Lanes, at: Tensor) -> None:
+        """The same as the step itself."""
+        tensors = [*lanes.tensors(), at]
+        phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
+        kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
+        if kind not in self._made:
+            self._made[kind] = self._ready(lanes, tensors)
+        function, numbers = self._made[kind]
+        function(*tensors, *numbers)
+
+    def _ready(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
+        # A look first: tables that layers keep (where a convolution finds its pixels) must not become part of it.
+        self._step.look(lanes, tensors[-1])
+        # Tracing takes the step for real, so it gets copies of all but the data.
+        copies = [*tensors[:2], *map(torch.clone, tensors[2:])]
+        traced = make_fx(lambda *given: self._step(lanes.holding(given[:-1]), given[-1]))(*copies)
+        numbers = lift(traced, tensors[-1].device)
+        return Ready(_same(traced, [(t.shape, t.stride(), t.dtype, t.device) for t in copies]), numbers)
+
+
+class Ready(NamedTuple):
+    """A compiled function, and the numbers of a rule that it takes after the lanes' tensors."""
+
+    function: Callable[..., Any]
+    numbers: list[Tensor]
+
+
+def lift(traced: torch.fx.GraphModule, device: torch.device) -> list[Tensor]:
+    """Make a traced step's factors and summands inputs, so that rules that differ in them alone compile once."""
+    graph, numbers = traced.graph, list[Tensor]()
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.nodes if node.target in LIFTED]:
+        partner, number = node.args[:2]
+        if isinstance(number, float) and partner.meta["val"].is_floating_point():
+            dtype = torch.promote_types(partner.meta["val"].dtype, torch.float32)
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"number_{len(numbers)}")
+            numbers.append(torch.tensor(number, dtype=dtype, device=device))
+            node.args = (partner, last, *node.args[2:])
+    traced.recompile()
+    return numbers
+
+
+_aten = torch.ops.aten
+LIFTED = (_aten.mul.Tensor, _aten.add.Tensor, _aten.sub.Tensor, _aten.div.Tensor)
+
+_functions: dict[object, Callable[..., Any]] = {}
+
+
+def _same(traced: torch.fx.GraphModule, given: Sequence[object]) -> Callable[..., Any]:
+    """The compiled form of a traced step, kept for later ones that compute the same."""
+    constants = [id(_attribute(traced, str(node.target))) for node in traced.graph.nodes if node.op == "get_attr"]
+    key = (traced.code, *given, *constants)
+    return kept(_functions, key, lambda: torch.compile(_fresh(traced), fullgraph=True, dynamic=False))
+
+
+def _attribute(module: nn.Module, path: str) -> object:
+    return functools.reduce(getattr, path.split("."), module)
+
+
+def kept(cache: dict[object, Made], key: object, make: Callable[[], Made]) -> Made:
+    """What was made for this key, or a new one; the one used longest ago goes when there are many."""
+    found = cache.pop(key) if key in cache else make()
+    cache[key] = found
+    while len(cache) > KEPT:
+        cache.pop(next(iter(cache)))
+    return found
+
+
+def ready(runs: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -> Callable[[], None]:
+    """What takes one step of every lane: a graph of the first step that can be captured, or the last as it is."""
+    for step in steps if at.device.type == "cuda" else ():
+        try:
+            return _captured(_branches(runs, step), at, step)
+        # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
+        # itself comes again from the last way, which nothing catches.
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+            reason = " ".join(str(error).split()[:40])
+            logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)
+    branches = _branches(runs, steps[-1])
+
+    def one_by_one() -> None:
+        for branch in branches:
+            steps[-1](branch, at)
+        at.add_(1)
+
+    return one_by_one
+
+
+def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[[], None]:
+    """A graph in which every branch has a stream of its own."""
+    streams = [torch.cuda.Stream(at.device) for _ in branches]  # type: ignore[no-untyped-call]
+
+    def fan_out() -> None:
+        main = torch.cuda.current_stream(at.device)
+        for branch, stream in zip(branches, streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                step(branch, at)
+        for stream in streams:
+            main.wait_stream(stream)
+
+    for _ in range(WARM_UP):
+        at.zero_()
+        fan_out()
+    torch.cuda.synchronize(at.device)
+    graph = torch.cuda.CUDAGraph()
+    # An old graph that is collected during a capture spoils it.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            fan_out()
+            at.add_(1)
+    finally:
+        gc.enable()
+    return graph.replay
+
+
+def _branches(runs: Sequence[Lanes], step: Step | Compiled) -> list[Lanes]:
+    return list(runs) if step.stacked else [lane for run in runs for lane in run.single()]
+
+
+_numbers = itertools.count()
+
+
+def _fresh(traced: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with code of its own: the compiler allows code a few versions, and counts all runs of a process."""
+
+    def step(*tensors: Tensor) -> None:
+        traced(*tensors)
+
+    step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")
+    return step

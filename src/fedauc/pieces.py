@@ -1,0 +1,109 @@
+"""A flat vector kept in pieces: large parameters each in a tensor of their own, the small ones together.
+
+The clients' rules see a model as one vector and only add and scale it. In pieces the same arithmetic needs no vector to
+be put together first, so that a compiler can write each gradient into its weights where it arises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedauc.trees import Tree, tree_map
+
+LARGE = 1 << 14
+"""Parameters of at least so many numbers have a piece of their own; every piece costs a kernel."""
+
+
+class Pieces:
+    """Sums, differences, multiples and quotients of vectors in pieces `[..., n]`; other operands are one number each.
+
+    >>> [piece.tolist() for piece in 2 * Pieces(torch.ones(2), torch.zeros(1)) - Pieces(torch.ones(2), torch.ones(1))]
+    [[1.0, 1.0], [-1.0]]
+    """
+
+    def __init__(self, *parts: Tensor) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._parts)
+
+    def __add__(self, other: Any) -> Pieces:
+        return self._each(torch.add, other)
+
+    def __sub__(self, other: Any) -> Pieces:
+        return self._each(torch.sub, other)
+
+    def __mul__(self, other: Any) -> Pieces:
+        return self._each(torch.mul, other)
+
+    def __truediv__(self, other: Any) -> Pieces:
+        return self._each(torch.div, other)
+
+    def __neg__(self) -> Pieces:
+        return self * -1
+
+    def __rsub__(self, other: Any) -> Pieces:
+        return self.__neg__().__add__(other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _each(self, act: Callable[..., Tensor], other: Any) -> Pieces:
+        if isinstance(other, Pieces):
+            return Pieces(*(act(mine, its) for mine, its in zip(self, other, strict=True)))
+        if isinstance(other, Tensor) and other.ndim and other.shape[-1] != 1:
+            shape = tuple(other.shape)
+            raise TypeError(f"a vector in pieces meets a tensor of shape {shape}; it must be one number, or pieces too")
+        return Pieces(*(act(part, other) for part in self))
+
+
+class Cut(NamedTuple):
+    """How a vector comes apart: the length of each of its consecutive parts, in order. Without any, it stays whole."""
+
+    lengths: tuple[int, ...] = ()
+
+    def apart(self, tree: Tree, leading: int) -> Tree:
+        """A tree whose vectors, after so many leading dimensions, are in pieces."""
+
+        def cut(leaf: Tensor) -> Any:
+            mine = len(self.lengths) > 1 and leaf.ndim == leading + 1 and leaf.shape[-1] == sum(self.lengths)
+            return self.pieces(leaf) if mine else leaf
+
+        return tree_map(cut, tree)
+
+    def pieces(self, vector: Tensor) -> Pieces:
+        """The large parts as views, and the small ones, if there are any, as one piece at the end."""
+        return gathered(torch.split(vector, list(self.lengths), -1))
+
+    def parts(self, pieces: Pieces) -> list[Tensor]:
+        """The parts in their order."""
+        *large, last = pieces
+        lengths = [length for length in self.lengths if not is_large(length)]
+        if not lengths:
+            return [*large, last]
+        big, small = iter(large), iter(torch.split(last, lengths, -1))
+        return [next(big if is_large(length) else small) for length in self.lengths]
+
+    def joined(self, tree: Tree) -> Tree:
+        """The tree with whole vectors again."""
+        if isinstance(tree, Pieces):
+            return torch.cat(self.parts(tree), -1)
+        if isinstance(tree, Tensor):
+            return tree
+        children = [self.joined(child) for child in tree]
+        return type(tree)(*children) if type(tree) is not tuple else tuple(children)
+
+
+def gathered(parts: Sequence[Tensor]) -> Pieces:
+    """Parts `[..., n]` in order as pieces: the large ones as they are, the small ones, if any, as the last."""
+    small = [part for part in parts if not is_large(part.shape[-1])]
+    large = [part for part in parts if is_large(part.shape[-1])]
+    return Pieces(*large, *([torch.cat(small, -1)] if small else []))
+
+
+def is_large(length: int) -> bool:
+    """Whether a parameter of so many numbers has a piece of its own."""
+    return length >= LARGE
