@@ -130,8 +130,8 @@ def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_rules_that_differ_in_numbers_alone_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decay, the surrogate's scale and the proximal weight are inputs of compiled code; results are each rule's own."""
+def test_rules_and_data_that_differ_in_numbers_alone_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decay, the surrogate's scale and the rows are inputs of compiled code; results are each run's own."""
     only(monkeypatch, "stacked", compiled=True)
     compiled: list[object] = []
     plain = torch.compile
@@ -142,10 +142,10 @@ def test_rules_that_differ_in_numbers_alone_compile_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", counted)
     rules = [PairwiseSigmoid(scale=0.7), PairwiseSigmoid(scale=0.2)]
-    for decay, rule in zip((1e-3, 3e-2), rules, strict=True):
+    for decay, rule, clients in zip((1e-3, 3e-2), rules, (7, 8), strict=True):
         change = {"objective": rule, "weight_decay": decay}
         runs = (settled("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
-        loop, mine = (ran(assemble(run, tiny(), table())) for run in runs)
+        loop, mine = (ran(assemble(run, tiny(), table(clients))) for run in runs)
         assert distance(loop[-1], mine[-1]) < 1e-11
     assert len(compiled) == 1
 

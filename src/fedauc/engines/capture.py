@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedauc.engines.lanes import Lanes, Step
+from fedauc.engines.lanes import Data, Lanes, Step, take
 
 WARM_UP = 2
 """Steps before capture, so that compilers and libraries have made their choices."""
@@ -35,7 +35,7 @@ class Compiled:
 
     def __call__(self, lanes: Lanes, at: Tensor) -> None:
         """The same as the step itself."""
-        tensors = [*lanes.tensors(), at]
+        tensors = [*lanes.tensors(), at, *take(lanes, at)]
         phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
         kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
         if kind not in self._made:
@@ -45,10 +45,15 @@ class Compiled:
 
     def _ready(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         # A look first: tables that layers keep (where a convolution finds its pixels) must not become part of it.
-        self._step.look(lanes, tensors[-1])
-        # Tracing takes the step for real, so it gets copies of all but the data.
-        copies = [*tensors[:2], *map(torch.clone, tensors[2:])]
-        traced = make_fx(lambda *given: self._step(lanes.holding(given[:-1]), given[-1]))(*copies)
+        self._step.look(lanes, tensors[-3], Data(*tensors[-2:]))
+        # Tracing takes the step for real, so it gets copies.
+        copies = [*map(torch.clone, tensors)]
+
+        def moved(*given: Tensor) -> None:
+            *own, at, inputs, labels = given
+            self._step.move(lanes.holding(own), at, Data(inputs, labels))
+
+        traced = make_fx(moved)(*copies)
         numbers = lift(traced, tensors[-1].device)
         return Ready(_same(traced, [(t.shape, t.stride(), t.dtype, t.device) for t in copies]), numbers)
 

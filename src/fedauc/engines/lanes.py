@@ -77,19 +77,19 @@ class Lanes(NamedTuple):
         return [Lanes(self.data, self.order, *part)._replace(cut=self.cut) for part in parts]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor: the data's two first."""
+        """Every tensor but the data's."""
         return tree_leaves(self._trees())
 
     def holding(self, tensors: Sequence[Tensor]) -> Lanes:
         """The same lanes with other tensors."""
         given, phase = iter(tensors), self.order.phase
-        data, step_size, shared, anchor, *rest = tree_map(lambda leaf: next(given), self._trees())
+        step_size, shared, anchor, *rest = tree_map(lambda leaf: next(given), self._trees())
         order = Order(phase._replace(step_size=step_size), shared, anchor, self.order.own)
-        return Lanes(data, order, *rest)._replace(cut=self.cut)
+        return Lanes(self.data, order, *rest)._replace(cut=self.cut)
 
     def _trees(self) -> tuple[Tree, ...]:
-        data, (phase, shared, anchor, _), *rest, _ = self
-        return data, phase.step_size, shared, anchor, *rest
+        _, (phase, shared, anchor, _), *rest, _ = self
+        return phase.step_size, shared, anchor, *rest
 
 
 class LaneNetwork(Network):
@@ -128,16 +128,19 @@ class Step:
 
     def __call__(self, lanes: Lanes, at: Tensor) -> None:
         """Step number `at` `[1]`: the state moves on, and what the step emits goes to its place."""
-        local, emitted, losses = self.look(lanes, at)
+        self.move(lanes, at, take(lanes, at))
+
+    def move(self, lanes: Lanes, at: Tensor, drawn: Data) -> None:
+        """The step, on rows that have been gathered."""
+        local, emitted, losses = self.look(lanes, at, drawn)
         lanes.lighten(local)
         tree_map(lambda old, new: old if old is new else old.copy_(new), lanes.local, local)
         room = (lanes.emitted, lanes.losses)
         tree_map(lambda old, new: old.index_copy_(1, at, new[:, None]), room, (emitted, losses))
 
-    def look(self, lanes: Lanes, at: Tensor) -> tuple[Tree, Tree, Tensor]:
+    def look(self, lanes: Lanes, at: Tensor, drawn: Data) -> tuple[Tree, Tree, Tensor]:
         """The state after step `at`, what the step emits, and the losses before it."""
-        rows, moves, own = (_at(tree, at) for tree in (lanes.rows.rows, lanes.rows.moves, lanes.rows.own))
-        inputs, labels = (gather(part, rows) for part in lanes.data)
+        (inputs, labels), (moves, own) = drawn, (_at(tree, at) for tree in (lanes.rows.moves, lanes.rows.own))
         batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
         phase, count = lanes.order.phase, len(labels)
         order = Order(phase, widen(lanes.order.shared, count), widen(lanes.order.anchor, count))
@@ -145,6 +148,12 @@ class Step:
         if not phase.scoring:
             losses = self._algorithm.monitor(network, order, lanes.local, batch)
         return *self._algorithm.step(network, order, lanes.local, batch), losses
+
+
+def take(lanes: Lanes, at: Tensor) -> Data:
+    """The rows of step `at`. Compiled code does without the data, so that it serves data of any size."""
+    rows = _at(lanes.rows.rows, at)
+    return Data(*(gather(part, rows) for part in lanes.data))
 
 
 def make_lanes(data: Data, opened: Opened, width: int, step: Step) -> Lanes:
@@ -168,7 +177,8 @@ def _lanes(data: Data, opened: Opened, width: int, step: Step, cut: Cut) -> Lane
     constant = Phase(0, 0, 0, weights.new_zeros(()), phase.local_steps, phase.batch, phase.scoring)
     sent = tree_map(lambda leaf: leaf[0].clone(), apart[1:])
     lanes = Lanes(data, Order(constant, *sent), local, rows, (), weights.new_zeros(width, phase.local_steps), (), cut)
-    _, emitted, _ = step.look(lanes.single()[0], torch.zeros(1, dtype=torch.int64, device=weights.device))
+    first, at = lanes.single()[0], torch.zeros(1, dtype=torch.int64, device=weights.device)
+    _, emitted, _ = step.look(first, at, take(first, at))
     room = tree_map(lambda leaf: leaf.new_zeros(width, phase.local_steps, *leaf.shape[1:]), emitted)
     return lanes._replace(emitted=room)
 

@@ -89,7 +89,8 @@ GRIDS = ("none", "steps", "paper")
 def candidates(entry: Entry, grid: str) -> list[Texts]:
     """The paper's grid for a row: step sizes for all, λ for the sigmoid loss, ρ for the minimax methods.
 
-    The paper does not define ρ; the proximal weight is nearest.
+    The paper does not define ρ; the proximal weight is nearest. Nor does it name the amplification, which its baselines'
+    own papers tune.
     """
     if grid == "none":
         return [{}]
@@ -99,6 +100,8 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
         axes["objective.scale"] = ("1", "0.1", "0.01", "0.001")
     if minimax:
         axes["algorithm.prox"] = ("0.1", "0.01", "0.001")
+    if entry.method in ("a-fedavg", "a-scaffold"):
+        axes["algorithm.amplify"] = ("1.5", "2", "3")
     staged = grid == "paper" and (minimax or pairwise)
     fixed = {"stages": "geometric"} if staged else {}
     return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]
