@@ -214,6 +214,20 @@ def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyP
         assert distance(loop[-1], mine[-1]) < 1e-11
 
 
+def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
+    """Seven clients in two groups, in the order 3 and 4: the first visit makes four lanes."""
+    assembly = assemble(settled("cycp-fedavg", engine="graphed", groups=2), tiny(), table())
+    engine, training = assembly.training.engine, assembly.training
+    assert isinstance(engine, GraphedEngine)
+    sizes = [len(training.schedule.cohort(number).clients) for number in range(2)]
+    assert engine.widest == max(sizes) == 4
+    smallest = sizes.index(3)
+    opened = training.open(assembly.start._replace(round=smallest))
+    assert opened.order is not None
+    engine.visit(opened.order, opened.cohort)
+    assert len(engine._alone._runs[0].losses) == 4
+
+
 def test_runs_together_give_each_runs_own_result() -> None:
     """Other seeds, step sizes and schedules; one of them rests for a round, and goes on later."""
     recipes = [

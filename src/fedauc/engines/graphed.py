@@ -40,7 +40,10 @@ class Steps(NamedTuple):
 
 @final
 class GraphedEngine(StackedEngine):
-    """Any module without randomness of its own; results equal the loop's up to the order of sums."""
+    """Any module without randomness of its own; results equal the loop's up to the order of sums.
+
+    `widest` is the largest cohort to expect: lanes are made once, when the first comes, which may be smaller.
+    """
 
     name: ClassVar[str] = "graphed"
 
@@ -51,6 +54,7 @@ class GraphedEngine(StackedEngine):
         if _draws(network, self._inputs[:2]):
             raise Unsupported("it draws random numbers (dropout), which a replayed graph would not draw by key")
         self.compiled = compiled
+        self.widest = 1
         # A proxy, so that lanes, which are whole models, go when the engine goes.
         self._alone = Together([weakref.proxy(self)])
 
@@ -138,7 +142,8 @@ class Together:
         phase = found[0].order.phase
         # The old lanes go first: they hold whole models.
         self._runs, self._take, self._kind = [], lambda: None, kind
-        self._width = min(WIDTH, max(len(mine.cohort.clients) for mine in found))
+        widest = max(engine.widest for engine in self._engines)
+        self._width = min(WIDTH, max(widest, *(len(mine.cohort.clients) for mine in found)))
         if phase.scoring not in self._steps:
             self._steps[phase.scoring] = self._engines[0].steps(phase.scoring)
         steps = self._steps[phase.scoring]

@@ -20,6 +20,7 @@ from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
 from fedauc.engines import Parts, check_engine, make_engine
 from fedauc.engines.distributed import DistributedEngine
+from fedauc.engines.graphed import GraphedEngine
 from fedauc.interfaces import Algorithm, BatchSize, Engine, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
@@ -142,6 +143,10 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
+    if isinstance(engine, GraphedEngine):
+        engine.widest = max(
+            len(schedule.cohort(number).clients) for number in range(min(schedule.cycle_length, plan.rounds))
+        )
     if dist.is_available() and dist.is_initialized():
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())

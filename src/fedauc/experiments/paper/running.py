@@ -64,7 +64,9 @@ class Workshop:
             gc.collect()
 
     def _placed(self, config: Config) -> Config:
-        return replace(config, recipe=replace(config.recipe, device=self.device))
+        # Runs of an experiment share compiled steps, so that even short ones gain on a GPU.
+        engine = config.recipe.engine if self.device == "cpu" else "graphed"
+        return replace(config, recipe=replace(config.recipe, device=self.device, engine=engine))
 
     def _open(self, place: str, config: Config) -> Run:
         """A run from where it stood; one begun on another device starts anew."""
