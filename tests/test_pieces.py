@@ -35,6 +35,7 @@ def vectors() -> tuple[Tensor, Tensor]:
         lambda a, b, s, c: 1 - a,
         lambda a, b, s, c: s - b,
         lambda a, b, s, c: c + b,
+        lambda a, b, s, c: a - (c[..., 0] if isinstance(a, Pieces) else c) * b,
     ],
 )
 def test_arithmetic_in_pieces_is_arithmetic_on_the_whole(act: Any) -> None:
@@ -70,5 +71,7 @@ def test_a_tree_comes_apart_where_its_vectors_are() -> None:
 
 def test_a_vector_of_another_kind_is_refused() -> None:
     a, b = vectors()
-    with pytest.raises(TypeError, match=r"meets a tensor of shape \(3, 70\); it must be one number, or pieces too"):
+    with pytest.raises(
+        TypeError, match=r"vectors \(3,\) in pieces meet a tensor of shape \(3, 70\); it must be \(3,\)"
+    ):
         CUT.pieces(a) + b

@@ -21,6 +21,8 @@ LARGE = 1 << 14
 class Pieces:
     """Sums, differences, multiples and quotients of vectors in pieces `[..., n]`; other operands are one number each.
 
+    Such a number may be the same for all vectors, or a tensor `[...]` or `[..., 1]` of one for each.
+
     >>> [piece.tolist() for piece in 2 * Pieces(torch.ones(2), torch.zeros(1)) - Pieces(torch.ones(2), torch.ones(1))]
     [[1.0, 1.0], [-1.0]]
     """
@@ -54,9 +56,11 @@ class Pieces:
     def _each(self, act: Callable[..., Tensor], other: Any) -> Pieces:
         if isinstance(other, Pieces):
             return Pieces(*(act(mine, its) for mine, its in zip(self, other, strict=True)))
-        if isinstance(other, Tensor) and other.ndim and other.shape[-1] != 1:
-            shape = tuple(other.shape)
-            raise TypeError(f"a vector in pieces meets a tensor of shape {shape}; it must be one number, or pieces too")
+        if isinstance(other, Tensor) and other.ndim:
+            shape, leading = tuple(other.shape), tuple(self._parts[0].shape[:-1])
+            if shape not in (leading, (*leading, 1)):
+                raise TypeError(f"vectors {leading} in pieces meet a tensor of shape {shape}; it must be {leading}")
+            other = other.view(*leading, 1)
         return Pieces(*(act(part, other) for part in self))
 
 

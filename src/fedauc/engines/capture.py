@@ -107,17 +107,17 @@ def kept(cache: dict[object, Made], key: object, make: Callable[[], Made]) -> Ma
     return found
 
 
-def ready(runs: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -> Callable[[], None]:
+def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -> Callable[[], None]:
     """What takes one step of every lane: a graph of the first step that can be captured, or the last as it is."""
     for step in steps if at.device.type == "cuda" else ():
         try:
-            return _captured(_branches(runs, step), at, step)
+            return _captured(_branches(stacks, step), at, step)
         # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
         # itself comes again from the last way, which nothing catches.
         except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
             reason = " ".join(str(error).split()[:40])
             logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)
-    branches = _branches(runs, steps[-1])
+    branches = _branches(stacks, steps[-1])
 
     def one_by_one() -> None:
         for branch in branches:
@@ -157,8 +157,8 @@ def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[
     return graph.replay
 
 
-def _branches(runs: Sequence[Lanes], step: Step | Compiled) -> list[Lanes]:
-    return list(runs) if step.stacked else [lane for run in runs for lane in run.single()]
+def _branches(stacks: Sequence[Lanes], step: Step | Compiled) -> list[Lanes]:
+    return list(stacks) if step.stacked else [lane for stack in stacks for lane in stack.single()]
 
 
 _numbers = itertools.count()

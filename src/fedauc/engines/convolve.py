@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 Found = TypeVar("Found")
 
-COLUMNS = 24 << 20
+COLUMNS = 48 << 20
 """Bytes of one client's columns up to which a convolution is a matrix product."""
 
 EVEN = 8

@@ -18,7 +18,7 @@ from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, StackedEngine
 from fedauc.engines.capture import Compiled, kept, ready
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.lanes import Data, Lanes, Step, make_lanes
+from fedauc.engines.lanes import Apart, Data, Lanes, Step, make_lanes
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Cohort, Order, Setting, Visits
 from fedauc.network import ModuleNetwork, signature
@@ -99,7 +99,7 @@ class Together:
         self._engines = list(engines)
         self._steps: dict[bool, Steps] = {}
         self._kind: object = None
-        self._runs: list[Lanes] = []
+        self._stacks: list[Lanes] = []
         self._take: Callable[[], None] = lambda: None
         self._at = torch.zeros(1, dtype=torch.int64)
         self._width = 0
@@ -141,27 +141,37 @@ class Together:
         found = [mine for mine in opened if mine is not None]
         phase = found[0].order.phase
         # The old lanes go first: they hold whole models.
-        self._runs, self._take, self._kind = [], lambda: None, kind
+        self._stacks, self._take, self._kind = [], lambda: None, kind
         widest = max(engine.widest for engine in self._engines)
         self._width = min(WIDTH, max(widest, *(len(mine.cohort.clients) for mine in found)))
         if phase.scoring not in self._steps:
             self._steps[phase.scoring] = self._engines[0].steps(phase.scoring)
-        steps = self._steps[phase.scoring]
         self._at = torch.zeros(1, dtype=torch.int64, device=found[0].rows.weights.device)
-        for engine, mine in zip(self._engines, opened, strict=True):
-            self._runs.append(make_lanes(engine.data, mine or found[0], self._width, steps.plain))
-        self._take = ready(self._runs, self._at, steps.ways)
+        self._stacks = self._stacked([mine or _resting(found[0]) for mine in opened], self._steps[phase.scoring])
+        self._take = ready(self._stacks, self._at, self._steps[phase.scoring].ways)
+
+    def _stacked(self, opened: list[Opened], steps: Steps) -> list[Lanes]:
+        """Lanes of as many runs together as may be; of each by itself, where its states need that."""
+        data, most = [engine.data for engine in self._engines], max(1, WIDTH // self._width)
+        try:
+            parts = range(0, len(data), most)
+            return [make_lanes(data[a : a + most], opened[a : a + most], self._width, steps.plain) for a in parts]
+        except Apart:
+            return [
+                make_lanes([each], [mine], self._width, steps.plain) for each, mine in zip(data, opened, strict=True)
+            ]
 
     def _wave(self, opened: list[Opened | None]) -> list[Advanced | None]:
         """Every local step of as many clients as there are lanes."""
-        pairs = list(zip(self._runs, opened, strict=True))
-        for lanes, mine in pairs:
-            if mine is not None:
-                lanes.fill(mine)
+        waiting, places = list(opened), []
+        for lanes in self._stacks:
+            mine, waiting = waiting[: len(lanes.data)], waiting[len(lanes.data) :]
+            lanes.fill(mine)
+            places += [(lanes, run, each) for run, each in enumerate(mine)]
         self._at.zero_()
-        for _ in range(self._runs[0].losses.shape[1]):
+        for _ in range(self._stacks[0].losses.shape[1]):
             self._take()
-        return [None if mine is None else lanes.result(len(mine.cohort.clients)) for lanes, mine in pairs]
+        return [None if mine is None else lanes.result(run, len(mine.cohort.clients)) for lanes, run, mine in places]
 
 
 @torch.no_grad()
@@ -183,6 +193,11 @@ def _kind(opened: Opened) -> object:
     phase = opened.order.phase
     shapes = tuple(leaf.shape[1:] for leaf in tree_leaves((opened.local, opened.rows)))
     return phase.scoring, phase.local_steps, phase.batch, shapes
+
+
+def _resting(opened: Opened) -> Opened:
+    """Another run's visit on the first row alone, which every run's data has."""
+    return opened._replace(rows=opened.rows._replace(rows=torch.zeros_like(opened.rows.rows)))
 
 
 def _part(opened: Opened | None, start: int, width: int) -> Opened | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.data.augment import move
-from fedauc.engines.batched import Advanced, Opened, Rows, gather, widen
+from fedauc.engines.batched import Advanced, Opened, Rows, gather
 from fedauc.engines.convolve import stackable
 from fedauc.engines.simulator import Once
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
@@ -31,13 +31,15 @@ class Data(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """Places for the clients of one run: every leaf but the data's and the order's has a leading lane dimension.
+    """Places for the clients of one run, or of several: a run has as many lanes as its largest cohort has clients.
 
-    `rows` hold a whole visit's draws, and `emitted` and `losses` have room for every step's, `[M, I, ...]`. Vectors of
-    the model's length are in pieces, as `cut` says; `light` holds bfloat16 copies of some of the model's pieces.
+    Leaves have a leading lane dimension, L, but for what runs are sent, which has an entry per run. `rows` hold a whole
+    visit's draws, and `emitted` and `losses` have room for every step's, `[L, I, ...]`. Vectors of the model's length
+    are in pieces, as `cut` says; `light` holds bfloat16 copies of some of the model's pieces. The step size is one
+    number for one run, and one per lane for several.
     """
 
-    data: Data
+    data: tuple[Data, ...]
     order: Order
     local: Tree
     rows: Rows
@@ -46,16 +48,27 @@ class Lanes(NamedTuple):
     light: tuple[Tensor, ...] = ()
     cut: Cut = Cut()
 
-    def fill(self, opened: Opened) -> None:
-        """Write a visit into the lanes; those beyond its cohort keep what they had, and nobody reads them."""
-        count, order, step_size = len(opened.cohort.clients), opened.order, self.order.phase.step_size
-        assert isinstance(step_size, Tensor)
-        step_size.fill_(order.phase.step_size)
-        sent, known = self.cut.apart((order.shared, order.anchor), 1), (self.order.shared, self.order.anchor)
-        tree_map(lambda old, new: old.copy_(new[0]), known, sent)
-        local = self.cut.apart(opened.local, 1)
-        tree_map(lambda old, new: old[:count].copy_(new), (self.local, self.rows), (local, opened.rows))
+    @property
+    def width(self) -> int:
+        """Lanes of each run."""
+        return len(self.losses) // len(self.data)
+
+    def fill(self, opened: Sequence[Opened | None]) -> None:
+        """Write each run's visit into its lanes; those beyond its cohort keep what they had, and nobody reads them."""
+        for run, mine in enumerate(opened):
+            if mine is not None:
+                self._fill(run, mine)
         self.lighten(self.local)
+
+    def _fill(self, run: int, opened: Opened) -> None:
+        start, count, step_size = run * self.width, len(opened.cohort.clients), self.order.phase.step_size
+        assert isinstance(step_size, Tensor)
+        mine = step_size[start : start + self.width] if step_size.ndim else step_size
+        mine.fill_(opened.order.phase.step_size)
+        sent = self.cut.apart((opened.order.shared, opened.order.anchor), 1)
+        tree_map(lambda old, new: old[run].copy_(new[0]), (self.order.shared, self.order.anchor), sent)
+        given = (self.cut.apart(opened.local, 1), opened.rows)
+        tree_map(lambda old, new: old[start : start + count].copy_(new), (self.local, self.rows), given)
 
     def lighten(self, local: Tree) -> None:
         """Copy a state's weights where they are kept in bfloat16 too."""
@@ -63,18 +76,34 @@ class Lanes(NamedTuple):
         for light, heavy in zip(self.light, model.weights if model else (), strict=False):
             light.copy_(heavy)
 
-    def result(self, count: int) -> Advanced:
-        """What the first lanes hold after the last step; the scores are kept long after the lanes move on."""
-        local = self.cut.joined(tree_map(lambda leaf: leaf[:count], self.local))
-        emitted = tree_map(lambda leaf: leaf[:count].clone(), self.emitted)
-        return Advanced(local, emitted, self.losses[:count, 0].clone())
+    def result(self, run: int, count: int) -> Advanced:
+        """What a run's first lanes hold after the last step; the scores are kept long after the lanes move on."""
+        mine = slice(run * self.width, run * self.width + count)
+        local = self.cut.joined(tree_map(lambda leaf: leaf[mine], self.local))
+        return Advanced(local, tree_map(lambda leaf: leaf[mine].clone(), self.emitted), self.losses[mine, 0].clone())
 
     def single(self) -> list[Lanes]:
         """Each lane for itself, as views."""
+        return [self._one(lane) for lane in range(len(self.losses))]
+
+    def _one(self, lane: int) -> Lanes:
+        run, (phase, shared, anchor, own) = lane // self.width, self.order
         mine = (self.local, self.rows, self.emitted, self.losses, self.light)
-        count = len(self.losses)
-        parts = [tree_map(lambda leaf, at=at: leaf[at : at + 1], mine) for at in range(count)]
-        return [Lanes(self.data, self.order, *part)._replace(cut=self.cut) for part in parts]
+        part = tree_map(lambda leaf: leaf[lane : lane + 1], mine)
+        shared, anchor = tree_map(lambda leaf: leaf[run : run + 1], (shared, anchor))
+        if isinstance(phase.step_size, Tensor) and phase.step_size.ndim:
+            phase = phase._replace(step_size=phase.step_size[lane])
+        return Lanes((self.data[run],), Order(phase, shared, anchor, own), *part)._replace(cut=self.cut)
+
+    def sent(self) -> Order:
+        """What each lane's client was sent."""
+        count, width, (phase, shared, anchor, _) = len(self.data), self.width, self.order
+
+        def spread(leaf: Tensor) -> Tensor:
+            wide = leaf[:, None].expand(count, width, *leaf.shape[1:])
+            return wide.flatten(0, 1) if count > 1 else wide[0]
+
+        return Order(phase, *tree_map(spread, (shared, anchor)))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor but the data's."""
@@ -142,22 +171,30 @@ class Step:
         """The state after step `at`, what the step emits, and the losses before it."""
         (inputs, labels), (moves, own) = drawn, (_at(tree, at) for tree in (lanes.rows.moves, lanes.rows.own))
         batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
-        phase, count = lanes.order.phase, len(labels)
-        order = Order(phase, widen(lanes.order.shared, count), widen(lanes.order.anchor, count))
-        network, losses = Once(LightNetwork(self._lanes, lanes)), labels.new_zeros(count)
-        if not phase.scoring:
+        order, network = lanes.sent(), Once(LightNetwork(self._lanes, lanes))
+        losses = labels.new_zeros(len(labels))
+        if not order.phase.scoring:
             losses = self._algorithm.monitor(network, order, lanes.local, batch)
         return *self._algorithm.step(network, order, lanes.local, batch), losses
 
 
 def take(lanes: Lanes, at: Tensor) -> Data:
     """The rows of step `at`. Compiled code does without the data, so that it serves data of any size."""
-    rows = _at(lanes.rows.rows, at)
-    return Data(*(gather(part, rows) for part in lanes.data))
+    rows = torch.split(_at(lanes.rows.rows, at), lanes.width)
+    found = [[gather(part, mine) for part in data] for data, mine in zip(lanes.data, rows, strict=True)]
+    return Data(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)))
 
 
-def make_lanes(data: Data, opened: Opened, width: int, step: Step) -> Lanes:
-    """Lanes of the right shapes, filled from a visit; in pieces, if the algorithm can take that."""
+class Apart(Exception):
+    """Runs that cannot share a stack of lanes."""
+
+
+def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Step) -> Lanes:
+    """Lanes of the right shapes, filled from the runs' visits; in pieces, if the algorithm can take that.
+
+    Only then can several runs share them (Apart otherwise): a step size per lane must meet vectors in pieces, or
+    numbers, one per lane.
+    """
     network = step.network
     # Statistics of the same length would be taken for weights.
     if len(network.cut.lengths) > 1 and sum(network.cut.lengths) != network.state().buffers.numel():
@@ -169,18 +206,32 @@ def make_lanes(data: Data, opened: Opened, width: int, step: Step) -> Lanes:
     return _lanes(data, opened, width, step, Cut())
 
 
-def _lanes(data: Data, opened: Opened, width: int, step: Step, cut: Cut) -> Lanes:
+def _lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Step, cut: Cut) -> Lanes:
     """A trial step tells the shape of what steps emit."""
-    apart = cut.apart((opened.local, opened.order.shared, opened.order.anchor), 1)
-    local, rows = tree_map(lambda leaf: _spread(leaf, width), (apart[0], opened.rows))
-    phase, weights = opened.order.phase, rows.weights
-    constant = Phase(0, 0, 0, weights.new_zeros(()), phase.local_steps, phase.batch, phase.scoring)
-    sent = tree_map(lambda leaf: leaf[0].clone(), apart[1:])
-    lanes = Lanes(data, Order(constant, *sent), local, rows, (), weights.new_zeros(width, phase.local_steps), (), cut)
+    given = [(cut.apart(mine.local, 1), mine.rows) for mine in opened]
+    local, rows = tree_map(lambda *leaves: torch.cat([_spread(leaf, width) for leaf in leaves]), *given)
+    if len(data) > 1 and not _by_number(local):
+        raise Apart
+    sent = [cut.apart((mine.order.shared, mine.order.anchor), 1) for mine in opened]
+    shared, anchor = tree_map(lambda *leaves: torch.stack([leaf[0] for leaf in leaves]), *sent)
+    phase, weights = opened[0].order.phase, rows.weights
+    step_size = weights.new_zeros(len(weights)) if len(data) > 1 else weights.new_zeros(())
+    constant = Phase(0, 0, 0, step_size, phase.local_steps, phase.batch, phase.scoring)
+    losses = weights.new_zeros(len(weights), phase.local_steps)
+    lanes = Lanes(tuple(data), Order(constant, shared, anchor), local, rows, (), losses, (), cut)
     first, at = lanes.single()[0], torch.zeros(1, dtype=torch.int64, device=weights.device)
     _, emitted, _ = step.look(first, at, take(first, at))
-    room = tree_map(lambda leaf: leaf.new_zeros(width, phase.local_steps, *leaf.shape[1:]), emitted)
+    room = tree_map(lambda leaf: leaf.new_zeros(len(losses), phase.local_steps, *leaf.shape[1:]), emitted)
     return lanes._replace(emitted=room)
+
+
+def _by_number(local: Tree) -> bool:
+    """Whether a state is vectors in pieces, statistics, and single numbers."""
+    if isinstance(local, Tensor):
+        return local.ndim == 1
+    if isinstance(local, Model):
+        return isinstance(local.weights, Pieces)
+    return isinstance(local, Pieces) or all(map(_by_number, local))
 
 
 def _lightened(lanes: Lanes, network: ModuleNetwork) -> Lanes:
