@@ -91,7 +91,7 @@ def shared(*values: float) -> Model:
 
 
 def point(*values: float) -> Tree:
-    return origin(shared(*values))
+    return origin(shared(*values), Minimax())
 
 
 def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ SRC = Path(fedauc.__file__).parent
 LEVELS: list[set[str]] = [
     {"version"},
     {"discovery", "keys", "trees"},
-    {"interfaces"},
+    {"interfaces", "pieces"},
     {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
     {"algorithms", "guards"},
     {"engines"},

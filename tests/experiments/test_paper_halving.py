@@ -80,16 +80,24 @@ def test_a_tie_goes_to_the_earlier_candidate() -> None:
 
 @pytest.mark.parametrize(
     ("method", "steps", "paper"),
-    [("cycp-fedavg", 3, 3), ("a-scaffold", 3, 3), ("rs-minimax", 9, 243), ("cycp-pairwise", 12, 324)],
+    [("cycp-fedavg", 3, 3), ("a-scaffold", 9, 9), ("coda-plus", 9, 243), ("rs-minimax", 9, 243), ("fedxl1", 12, 324)],
 )
 def test_grids_are_the_papers(method: str, steps: int, paper: int) -> None:
-    """Three step sizes; times four λ or three ρ; times 3·3·3 stages for the stagewise methods."""
+    """Three step sizes; times four λ, three ρ or three amplifications; times 3·3·3 stages for the stagewise methods."""
     entry = Entry(method, method)
     assert candidates(entry, "none") == [{}]
     for grid, size in {"steps": steps, "paper": paper}.items():
         found = candidates(entry, grid)
         assert len({tuple(each.items()) for each in found}) == len(found) == size
         PAPER.config("cifar10", method, found[-1])
+
+
+def test_the_wide_grid_has_a_larger_step() -> None:
+    """Four step sizes; times four λ or three ρ."""
+    for method, size in {"cycp-fedavg": 4, "cycp-minimax": 12, "cycp-pairwise": 16}.items():
+        found = candidates(Entry(method, method), "wide")
+        assert len(found) == size
+        assert {each["step-size"] for each in found} == {"1", "0.1", "0.01", "0.001"}
 
 
 def test_a_candidate_changes_what_it_names() -> None:

@@ -132,6 +132,19 @@ def test_what_has_a_record_does_not_run_again(tmp_path: Path) -> None:
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_runs_on_the_same_data_come_one_after_another(tmp_path: Path) -> None:
+    """Two splits, asked for by turns: the loader keeps the last, so each is loaded once on the way."""
+    ran: list[str] = []
+
+    def observer(place: str) -> Observer:
+        ran.append(place)
+        return lambda progress: None
+
+    asked = [config(method, data_seed=split) for method in ("cycp-fedavg", "fedavg") for split in ("0", "1")]
+    shop(tmp_path, observer).run(asked)
+    assert ran == [name(asked[place]) for place in (0, 2, 1, 3)]
+
+
 def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
     """Minimax on raw scores with a step of 1,000 diverges at once; the run beside it goes on."""
     bad = config("cycp-minimax", objective__score="identity", step_size="1000")
@@ -256,6 +269,16 @@ def test_rows_cost_the_same_and_are_tuned_once(tmp_path: Path) -> None:
     again = tune(jobs, SMOKE, shop(tmp_path), None)
     assert [again.get(job) for job in asked] == found
     assert len(list((tmp_path / "results" / "runs").iterdir())) == count
+
+
+def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Path) -> None:
+    """Four step sizes in the wide grid, of which two go on; three in the other."""
+    made, job = shop(tmp_path), Job("cifar10", FEDAVG)
+    wide = Sheet("made", "Made up", (FEDAVG,), (Column("cifar10", "cifar10", grid="wide"),))
+    for asked, grid, count in ((None, "wide", 6), (Tuning("steps", 9), "steps", 3)):
+        found = tune([wide], SMOKE, made, asked).get(job)
+        assert found is not None
+        assert (found.grid, found.runs) == (grid, count)
 
 
 def test_another_tuning_replaces_a_choice(tmp_path: Path) -> None:

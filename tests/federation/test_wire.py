@@ -11,6 +11,7 @@ import torch
 from fedauc.algorithms.minimax import Shared, origin
 from fedauc.federation.wire import DTYPES, Parcel, layout, pack, rebuild, unpack
 from fedauc.interfaces import Model
+from fedauc.objectives.minimax import Minimax
 from small_federations import same_bits
 
 
@@ -28,7 +29,7 @@ def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
 
 
 def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
-    point = origin(Model(torch.randn(5), torch.zeros(0)))
+    point = origin(Model(torch.randn(5), torch.zeros(0)), Minimax())
     parcel = pack({}, {"shared": point})
     assert "minimax" not in parcel.text
     assert "Shared" not in parcel.text

@@ -107,7 +107,9 @@ def test_one_full_group_is_centralised_descent_ascent_step_by_step(
     )
     found = path(rounds_of(recipe, linear(start), clients_of(federation)))
     value = mean_objective(federation, score, weighting, prior)
-    twin = descent_ascent(value, np.concatenate([start, np.zeros(3)]), STAGES, prox, 0.5)
+    # a and b start at the score of a raw output of 0.
+    level = 0.5 if score == "sigmoid" else 0.0
+    twin = descent_ascent(value, np.concatenate([start, [level, level, 0.0]]), STAGES, prox, 0.5)
     # Eight steps of some twenty sums each: rounding only.
     np.testing.assert_allclose(found, twin, rtol=1e-12, atol=1e-14)
     # The run goes somewhere: agreement is not that of two points at rest.

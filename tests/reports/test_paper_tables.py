@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from cli_helpers import fedauc
 from fedauc.experiments.paper.records import Ranks, Store
 from fedauc.experiments.paper.scales import PAPER, SMOKE
 from fedauc.experiments.paper.sheets import METHODS, SHEETS, cells
 from fedauc.metrics import auc, delong_test
-from fedauc.reports.paper.filling import Filled, Filler, marks
+from fedauc.reports.paper.filling import Filled, Filler, Reach, marks
 from fedauc.reports.paper.printed import printed
 from fedauc.reports.paper.tables import auc_text, rows, traffic_text
-from fedauc.reports.paper.testing import p_value, wins
+from fedauc.reports.paper.testing import Wins, p_value, two_sided, wins
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share
 
@@ -56,41 +58,81 @@ def run(labels: np.ndarray, seed: int, skill: float, levels: int = 40) -> Ranks:
 LABELS = (np.arange(120) % 4 == 0).astype(np.uint8)
 
 
+def won(seeds: Iterable[int], skill: float, labels: np.ndarray = LABELS) -> list[Wins]:
+    return [wins(run(labels, seed, skill)) for seed in seeds]
+
+
 def test_one_run_each_is_the_paired_delong_test() -> None:
     one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.6)
-    assert p_value([[one]], [[two]]) == pytest.approx(delong_test(LABELS, one.ranks, two.ranks).p_value, rel=1e-12)
-    assert wins(one).positives.mean() == pytest.approx(auc(LABELS, one.ranks), rel=1e-12)
+    joint = p_value([[wins(one)]], [[wins(two)]])
+    assert joint == pytest.approx(delong_test(LABELS, one.ranks, two.ranks).p_value, rel=1e-12)
+    assert wins(one).auc == pytest.approx(auc(LABELS, one.ranks), rel=1e-12)
 
 
 def test_several_runs_are_tested_by_their_mean() -> None:
-    """A twin from all pairs: the mean AUC difference over the deviation of the rows' mean wins."""
+    """A twin from all pairs: the deviation of the rows' mean wins, and that of the mean over seeds, by scipy's t."""
     ours, theirs = [run(LABELS, seed, 1.0) for seed in range(3)], [run(LABELS, seed + 9, 0.7) for seed in range(2)]
-    matrices = []
+    matrices, seeds = [], []
     for group in (ours, theirs):
         pairs = [np.sign(each.ranks[LABELS == 1, None] - each.ranks[None, LABELS == 0].astype(int)) for each in group]
-        matrices.append(np.mean([(pair + 1) / 2 for pair in pairs], axis=0))
+        shares = [(pair + 1) / 2 for pair in pairs]
+        matrices.append(np.mean(shares, axis=0))
+        seeds.append(np.var([share.mean() for share in shares], ddof=1) / len(group))
     gain = matrices[0] - matrices[1]
-    error = math.sqrt(sum(gain.mean(axis=axis).var(ddof=1) / gain.shape[1 - axis] for axis in (0, 1)))
-    twin = math.erfc(abs(gain.mean()) / error / math.sqrt(2))
-    assert p_value([ours], [theirs]) == pytest.approx(twin, rel=1e-9)
+    total = sum(gain.mean(axis=axis).var(ddof=1) / gain.shape[1 - axis] for axis in (0, 1)) + sum(seeds)
+    # Three runs have two degrees of freedom, two have one.
+    freedom = total**2 / (seeds[0] ** 2 / 2 + seeds[1] ** 2 / 1)
+    twin = 2 * t.sf(abs(gain.mean()) / math.sqrt(total), freedom)
+    mine, other = list(map(wins, ours)), list(map(wins, theirs))
+    assert p_value([mine], [other]) == pytest.approx(twin, rel=1e-5)
     # The same runs as repetitions on the same test rows.
-    assert p_value([ours[:2], ours[2:]], [theirs[:1], theirs[1:]]) == pytest.approx(twin, rel=1e-9)
+    assert p_value([mine[:2], mine[2:]], [other[:1], other[1:]]) == pytest.approx(twin, rel=1e-5)
+
+
+def test_runs_that_differ_by_seed_as_much_as_from_others_are_not_told_apart() -> None:
+    """Ten times the rows, so that they tell skills 1.5 and 1 apart; but a row whose seeds have 3, 1.5 and 0 is not."""
+    labels = np.tile(LABELS, 10)
+    steady, unsteady = (
+        won((0, 1, 2), 1.5, labels),
+        [won((seed,), skill, labels)[0] for seed, skill in enumerate((3, 1.5, 0))],
+    )
+    other = won((7, 8, 9), 1.0, labels)
+    told, untold = p_value([steady], [other]), p_value([unsteady], [other])
+    assert told is not None
+    assert untold is not None
+    assert told < 0.001
+    assert untold > 0.3
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.5, 40.0, 999.0, 1e8])
+def test_students_tail_is_scipys(freedom: float) -> None:
+    for value in (0.0, 0.7, 3.0):
+        assert two_sided(value, freedom) == pytest.approx(2 * t.sf(value, freedom), rel=1e-5)
 
 
 def test_cases_with_other_labels_add_their_variances() -> None:
-    """Twice the same difference with the same error: the mean's error is smaller by √2."""
+    """Twice the same difference with the same error: the mean's error is smaller by √2, less so where parts overlap."""
     other = LABELS[::-1].copy()
     one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.8)
-    flipped = [Ranks(other, each.ranks[::-1]) for each in (one, two)]
+    flipped = [wins(Ranks(other, each.ranks[::-1])) for each in (one, two)]
     single = delong_test(LABELS, one.ranks, two.ranks)
-    joint = p_value([[one], [flipped[0]]], [[two], [flipped[1]]])
-    assert joint == pytest.approx(math.erfc(abs(single.z)), rel=1e-9)
+    cases = [[wins(one)], [flipped[0]]], [[wins(two)], [flipped[1]]]
+    assert p_value(*cases) == pytest.approx(math.erfc(abs(single.z)), rel=1e-9)
+    # Two parts that share every row are one.
+    assert p_value(*cases, overlap=1.0) == pytest.approx(single.p_value, rel=1e-9)
+    assert p_value(*cases, overlap=0.3) == pytest.approx(math.erfc(abs(single.z) / math.sqrt(1.3)), rel=1e-9)
 
 
 def test_the_same_scores_are_not_told_apart_and_other_rows_not_compared() -> None:
     one = run(LABELS, 0, 1.0)
-    assert p_value([[one]], [[one]]) == 1.0
-    assert p_value([[one]], [[one._replace(labels=1 - LABELS)]]) is None
+    assert p_value([[wins(one)]], [[wins(one)]]) == 1.0
+    assert p_value([[wins(one)]], [[wins(one._replace(labels=1 - LABELS))]]) is None
+
+
+@pytest.mark.parametrize("positives", [19, 20])
+def test_a_test_needs_twenty_positives(positives: int) -> None:
+    labels = (np.arange(200) < positives).astype(np.uint8)
+    assert (p_value([won((0,), 1.0, labels)], [won((1,), 1.0, labels)]) is None) == (positives < 20)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cells
@@ -105,14 +147,18 @@ def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
     assert auc_text({key: replace(cell, best=False, p_value=0.01, done=1)}, key) == ".9110 (1 of 3) [.8480]"
     assert auc_text({key: replace(cell, done=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
     assert marks({key: replace(cell, best=False)}, key) == ""
-    assert traffic_text({key: replace(cell, reach=(120.4, 3.2e9))}, key) == "120, 3.2 GB"
-    assert traffic_text({key: cell}, key) == "not reached"
+    first = ("cycp-fedavg", "cifar10")
+    reached = {first: replace(cell, reach=Reach(300, 8e9)), key: replace(cell, reach=Reach(120, 3.2e9))}
+    assert traffic_text(reached, key) == "120 (0.40), 3.2 GB"
+    assert traffic_text(reached, first) == "300 (1.00), 8 GB"
+    assert traffic_text({**reached, key: cell}, key) == "not reached"
+    assert traffic_text({**reached, key: replace(cell, done=1)}, key) == "1 of 3 runs"
 
 
 def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
     sheet = SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg"])
     filled = Filler(Store(tmp_path), PAPER, [0, 1, 2]).fill(sheet)
-    assert list(rows(sheet, filled)) == [["", "cifar10"], ["cycp-fedavg", "- [.7836]"]]
+    assert rows(sheet, filled) == [["", "cifar10"], ["cycp-fedavg", "- [.7836]"]]
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
@@ -167,14 +213,14 @@ def test_a_figure_and_the_traffic_table_come_from_records(inside: Path, capsys: 
     ((_, found),) = Filler(store, SMOKE, [0]).fill(sheet).items()
     assert found.reach is not None
     # FedAvg reaches its own last AUC in its last round of twelve, or before.
-    assert found.reach[0] <= 12
-    assert any(line.startswith(f"cycp-fedavg   {found.reach[0]:.0f}, ") for line in told.out.splitlines())
+    assert found.reach.rounds <= 12
+    assert any(line.startswith(f"cycp-fedavg   {found.reach.rounds:.0f} (1.00), ") for line in told.out.splitlines())
 
 
 def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("paper", "report", "--scale", "smoke", "--seeds", "0", "--tables", "table2,classes")
     assert fedauc(capsys, *asked).code == 0
-    assert "No run has finished yet." in (inside / "results" / "report.md").read_text()
+    assert "No run has finished yet." in (inside / "docs" / "results.md").read_text()
     fedauc(capsys, "paper", "classes", *SMOKED, "--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0")
     assert fedauc(capsys, *asked, "--out", "page.md").code == 0
     page = (inside / "page.md").read_text()
@@ -183,7 +229,7 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     choice = json.loads((inside / "results" / "choices" / "smoke" / "cifar10-cycp-minimax.json").read_text())
     chosen = ", ".join(f"{key} {value}" for key, value in choice["settings"].items())
     # 9 candidates for 2 cycles, then 3 for 6.
-    assert f"| cifar10 | cycp-minimax | {chosen} | steps | 12 | 36 |" in page
+    assert f"| cifar10 | cycp-minimax | {chosen} | steps | 9 | 12 | 36 |" in page
     # Two rows on five data seeds.
     assert "\n10 runs, " in page
     sheet = SHEETS["classes"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])

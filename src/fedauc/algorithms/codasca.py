@@ -52,8 +52,8 @@ class Codasca(ProximalStep):
     name: ClassVar[str] = "codasca"
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """a = b = α = 0 and c = 0."""
-        point = origin(model)
+        """The minimax method's start, and c = 0."""
+        point = origin(model, self.objective)
         zero = tree_map(torch.zeros_like, Variate(model.weights, point.duals))
         shared = Shared(point, zero)
         return Server(shared=shared, anchor=shared)

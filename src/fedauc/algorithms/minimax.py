@@ -84,10 +84,14 @@ class ProximalStep(Algorithm):
         return Shared(Model(weights, gradient.buffers), new)
 
 
-def origin(model: Model) -> Shared:
-    """The starting point: the model with a = b = α = 0."""
+def origin(model: Model, objective: Minimax) -> Shared:
+    """The starting point: the model with the duals of one that tells nothing apart, whose raw outputs are 0.
+
+    From a = b = 0 instead, the first steps would push every sigmoid score down to where its slope is gone.
+    """
     zero = torch.zeros((), dtype=model.weights.dtype, device=model.weights.device)
-    return Shared(model, Duals(zero, zero, zero))
+    level = objective.link(zero)
+    return Shared(model, Duals(level, level, zero))
 
 
 @final
@@ -98,8 +102,9 @@ class MinimaxAlgorithm(ProximalStep):
     name: ClassVar[str] = "minimax"
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """a = b = α = 0."""
-        return Server(shared=origin(model), anchor=origin(model))
+        """a = b = the score of a raw output of 0, and α = 0."""
+        start = origin(model, self.objective)
+        return Server(shared=start, anchor=start)
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
         """Send (w, a, b, α), and the stage's reference."""

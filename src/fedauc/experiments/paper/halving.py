@@ -14,6 +14,9 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
+from fedauc.algorithms import methods
+from fedauc.algorithms.minimax import ProximalStep
+from fedauc.algorithms.pairwise import Pairwise
 from fedauc.experiments.paper.scales import Texts
 from fedauc.experiments.paper.sheets import Entry
 
@@ -80,22 +83,30 @@ def halve(candidates: Sequence[Texts], cycles: int) -> Generator[Trial, Sequence
 # --------------------------------------------------------------------------------------------------------------- grids
 
 STEPS = ("0.1", "0.01", "0.001")
+WIDE = ("1", *STEPS)
+FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
-GRIDS = ("none", "steps", "paper")
-"""No tuning; step sizes with λ or ρ; the paper's whole grid, with the stages of the stagewise methods."""
+GRIDS = ("none", "steps", "wide", "fine", "paper")
+"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; the paper's, with its stages."""
+
+
+def step_sizes(grid: str) -> tuple[str, ...]:
+    """The step sizes of a grid, largest first."""
+    return {"wide": WIDE, "fine": FINE}.get(grid, STEPS)
 
 
 def candidates(entry: Entry, grid: str) -> list[Texts]:
     """The paper's grid for a row: step sizes for all, λ for the sigmoid loss, ρ for the minimax methods.
 
-    The paper does not define ρ; the proximal weight is nearest. Nor does it name the amplification, which its baselines'
-    own papers tune.
+    The paper does not define ρ; the proximal weight is nearest. Nor does it name the amplification, which its
+    baselines' own papers tune.
     """
     if grid == "none":
         return [{}]
-    axes: dict[str, Sequence[str]] = {"step-size": STEPS}
-    minimax, pairwise = (entry.method.endswith(kind) for kind in ("minimax", "pairwise"))
+    axes: dict[str, Sequence[str]] = {"step-size": step_sizes(grid)}
+    algorithm = methods()[entry.method].algorithm
+    minimax, pairwise = issubclass(algorithm, ProximalStep), issubclass(algorithm, Pairwise)
     if pairwise and "objective" not in entry.settings:
         axes["objective.scale"] = ("1", "0.1", "0.01", "0.001")
     if minimax:

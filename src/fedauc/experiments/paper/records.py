@@ -84,6 +84,14 @@ class Store:
         """The record of a configuration, if it has run."""
         return self._known.get(plain(config))
 
+    def begun(self, data: str, method: str) -> bool:
+        """Whether any run of a method on a dataset has a record."""
+        return (data, method) in self._pairs
+
+    @cached_property
+    def _pairs(self) -> set[tuple[str, str]]:
+        return {_pair(config) for config in self._known}
+
     def ranks(self, config: Config) -> Ranks | None:
         """The test ranks of a configuration, if they are kept."""
         path = self._ranks(config)
@@ -95,12 +103,17 @@ class Store:
 
     def put(self, folder: RunFolder, stopped: str = "", tested: bool = True) -> Record:
         """Keep a run that is done or stopped; its ranks too, if it is to be tested. Ranks come first."""
-        record = summarize(folder, stopped)
-        if tested and folder.done:
-            write_atomically(_made(self._ranks(record.config)), _packed(*folder.scores()))
+        scores = folder.scores() if tested and folder.done else None
+        return self.keep(summarize(folder, stopped), scores)
+
+    def keep(self, record: Record, scores: tuple[np.ndarray, np.ndarray] | None) -> Record:
+        """Write a record, and the ranks of its test labels and scores where they are given."""
+        if scores is not None:
+            write_atomically(_made(self._ranks(record.config)), _packed(*scores))
         content = {"format": FORMAT, **_encode(record)}
         write_atomically(_made(self._run(record.config)), (json.dumps(content) + "\n").encode())
         self._known[record.config] = record
+        self._pairs.add(_pair(record.config))
         return record
 
     def _read(self) -> Iterator[Record]:
@@ -121,6 +134,10 @@ class Store:
 def plain(config: Config) -> Config:
     """A configuration without what does not decide its result."""
     return replace(config, recipe=replace(config.recipe, device="cpu", engine="auto"), checkpoint_every=1)
+
+
+def _pair(config: Config) -> tuple[str, str]:
+    return config.data.name, config.recipe.method
 
 
 def name(config: Config) -> str:

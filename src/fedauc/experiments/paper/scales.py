@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fedauc.algorithms import methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build
 from fedauc.interfaces import Algorithm
@@ -42,10 +43,19 @@ class Scale:
     positive: str
 
     def config(self, dataset: str, method: str, texts: Texts) -> Config:
-        """A run of a method on a dataset; later texts win over the scale's."""
+        """A run of a method on a dataset; later texts win over the scale's, and another partition drops its numbers."""
         numbers = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
         numbers |= {"participation.groups": str(self.groups)}
-        return _built(method, tuple(({**numbers, **self.common, **self.datasets[dataset], **texts}).items()))
+        own = _without("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
+        merged = {**numbers, **self.common, **own, **texts}
+        if methods()[method].participation == "full":
+            # Everyone takes part in every round: there are no groups to count.
+            merged = _without("participation.", merged)
+        return _built(method, tuple(merged.items()))
+
+
+def _without(prefix: str, texts: Texts) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if not name.startswith(prefix)}
 
 
 @functools.lru_cache(maxsize=8192)
@@ -65,6 +75,8 @@ _IMAGES |= {"precision": "mixed"}
 _PHOTOGRAPHS = _IMAGES | {"model": "resnet18", "augment": "crop-flip"}
 _LUNGS = _IMAGES | {"model": "densenet121", "remove-positives": "0.5"}
 _STATES = {"partition": "natural", "model": "linear"}
+_HOURS = {"data": "creditcard-full", "data.validation-fraction": "0.2", "partition": "natural"}
+_HOURS |= {"participation.groups": "none"}
 
 PAPER = Scale(
     name="paper",
@@ -86,6 +98,9 @@ PAPER = Scale(
         "insurance": _STATES | {"data": "medicare"},
         "chest-stand-in": _LUNGS | {"data": "chest-stand-in", "remove-positives": "0"},
         "insurance-stand-in": _STATES | {"data": "medicare-stand-in"},
+        "insurance-synthetic": _STATES | {"data": "medicare-like", "evaluate-every": "10"},
+        "creditcard": _HOURS | {"model": "linear"},
+        "creditcard-mlp": _HOURS | {"model": "mlp"},
     },
     intervals=(4, 8, 16, 32, 64),
     cohorts=(1, 2, 5, 10),

@@ -91,13 +91,14 @@ class Choices:
 
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
     """Choose for every row and dataset of the sheets. What was chosen stays, unless another tuning is asked for."""
-    choices, wanted = Choices(shop.store, scale), asked or Tuning()
-    jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for sheet in sheets for cell in cells(sheet))
+    choices = Choices(shop.store, scale)
+    asked_for = [cell for sheet in sheets for cell in cells(sheet)]
+    wanted = {Job(cell.column.dataset, cell.entry): asked or Tuning(cell.column.grid) for cell in asked_for}
     games: dict[Job, Game] = {}
-    for job in jobs:
+    for job, plan in wanted.items():
         found = choices.get(job)
         if found is None or (asked and (found.grid, found.budget) != (asked.grid, asked.cycles)):
-            games[job] = halve(candidates(job.entry, wanted.grid), wanted.cycles)
+            games[job] = halve(candidates(job.entry, plan.grid), plan.cycles)
     answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)
     while answers:
         trials = dict[Job, list[Config]]()
@@ -106,7 +107,7 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
                 # The first send of a generator takes None.
                 trials[job] = _configs(scale, job, games[job].send(answer))  # type: ignore[arg-type]
             except StopIteration as over:
-                choices.put(job, _choice(scale, job, wanted, over.value, shop.store))
+                choices.put(job, _choice(scale, job, wanted[job], over.value, shop.store))
         # All rows at once, so that those of several datasets may share a graph.
         shop.run([config for configs in trials.values() for config in configs], tested=False)
         answers = {job: [_validation(shop.store, config) for config in configs] for job, configs in trials.items()}

@@ -22,9 +22,10 @@ from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet
 from fedauc.experiments.paper.tuning import Tuning, tune
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.paper.filling import Filler, wanted
-from fedauc.reports.paper.pictures import draw
+from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
-from fedauc.reports.paper.tables import LEGEND, SMOKE, counts, terminal
+from fedauc.reports.paper.sections import FIGURES
+from fedauc.reports.paper.tables import LEGEND, REACHED, SMOKE, counts, terminal
 from fedauc.reports.progress import Bars
 
 HOME = "FEDAUC_RESULTS"
@@ -46,7 +47,7 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps or paper, and cycles per row; what was chosen before by default, else steps:120.",
+        help="none, steps, wide, fine or paper, and cycles per row; by default what was chosen before, else 120.",
     ),
 ]
 
@@ -68,20 +69,22 @@ def list_(scale: ScaleName = "paper") -> None:
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("results/report.md"),
+    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("docs/results.md"),
     tables: Annotated[str, typer.Option("--tables", metavar="a,b,...", help="Tables; every one by default.")] = "",
     scale: ScaleName = "paper",
     seeds: Seeds = "0,1,2",
 ) -> None:
-    """Write a page of every table from the records alone; nothing runs.
+    """Write a page of every table, and its figures beside it, from the records alone; nothing runs.
 
     Example: [bold]fedauc paper report --out results/report.md[/bold]
     """
     names = _names("tables", tables) or list(SHEETS)
-    text = page(_store(), lookup("scale", scale, SCALES), read_seeds(seeds), names)
+    made = page(_store(), lookup("scale", scale, SCALES), read_seeds(seeds), names)
+    for name, mine in made.pictures.items():
+        draw(mine, out.parent / FIGURES / name)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode())
-    print(f"wrote {out}")
+    write_atomically(out, made.text.encode())
+    print(f"wrote {out}" + (f" and {len(made.pictures)} figures beside it" if made.pictures else ""))
 
 
 @app.command()
@@ -132,12 +135,15 @@ def run(
 def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
     console = Console()
     for sheet in sheets:
+        filled = filler.fill(sheet)
         console.print(sheet.title, highlight=False, markup=False)
-        console.print(terminal(sheet, filler.fill(sheet)))
-        if sheet.name.startswith("figure"):
-            path = store.path / "figures" / f"{scale.name}-{sheet.name}.png"
-            draw(sheet, store, filler, path)
+        console.print(terminal(sheet, filled))
+        if sheet.name.startswith("figure") and (made := panels(sheet, filled)):
+            path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
+            draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)
+    if any(sheet.view == "traffic" for sheet in sheets):
+        console.print(REACHED, highlight=False, markup=False)
     if any(sheet.view == "auc" for sheet in sheets):
         console.print(LEGEND, highlight=False, markup=False)
     if not scale.published:
@@ -153,7 +159,7 @@ def _shortcut(name: str) -> Callable[..., None]:
     own = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name != "names"]
     command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in own}
-    command.__doc__ = f"{SHEETS[name].__doc__}\n\nExample: [bold]fedauc paper {name} --scale smoke[/bold]"
+    command.__doc__ = f"{inspect.getdoc(SHEETS[name])}\n\nExample: [bold]fedauc paper {name} --scale smoke[/bold]"
     return command
 
 

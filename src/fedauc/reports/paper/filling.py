@@ -1,44 +1,64 @@
-"""A sheet filled from records: means, spreads, tests and costs."""
+"""A sheet filled from records: means, spreads, curves, tests and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fedauc.experiments.config import Config
-from fedauc.experiments.paper.records import Ranks, Record, Store
+from fedauc.experiments.paper.records import Point, Record, Store
 from fedauc.experiments.paper.scales import Scale
-from fedauc.experiments.paper.sheets import Cell, Sheet, cells, runs
+from fedauc.experiments.paper.sheets import OURS, Cell, Column, Sheet, cells, runs
 from fedauc.experiments.paper.tuning import Choices
 from fedauc.reports.paper.printed import Printed, printed
-from fedauc.reports.paper.testing import p_value
+from fedauc.reports.paper.testing import Wins, p_value, wins
 from fedauc.reports.summary import Spread
 
 SIGNIFICANT = 0.05
 
 
+class Reach(NamedTuple):
+    """Rounds and bytes until a target."""
+
+    rounds: float
+    bytes: float
+
+
 @dataclass(frozen=True)
 class Filled:
-    """A cell: test AUC at the end over seeds, runs done and stopped of those asked for, and the paper's number.
+    """A cell: test AUC at the end over runs, runs done and stopped of those asked for, and the paper's number.
 
-    `p_value` is against the column's best row, which has none itself. `reach` is (rounds, bytes), the mean over runs,
-    until the test AUC of every run first was the first row's final one.
+    `precision` is average precision at the end, `curve` the mean over the runs done. `p_value` is against the column's
+    best row, which has none itself; `versus` has that against each of the paper's own methods. `reach` is where the
+    curve of a cell whose runs are all done first meets the first row's last AUC.
     """
 
     asked: int
     done: int
     stopped: int
     auc: Spread | None
+    precision: Spread | None = None
+    curve: tuple[Point, ...] = ()
     paper: Printed | None = None
     best: bool = False
     p_value: float | None = None
-    reach: tuple[float, float] | None = None
+    versus: Mapping[str, float | None] = field(default_factory=dict)
+    reach: Reach | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every run is done."""
+        return self.auc is not None and self.done == self.asked
 
 
 Key = tuple[str, str]
 """A row's and a column's name."""
+
+Test = list[list[Wins]]
+"""A cell's runs by case, as they are tested."""
 
 
 class Filler:
@@ -53,75 +73,94 @@ class Filler:
         chosen = self._choices.settings(cell.column.dataset, cell.entry)
         return runs(self._scale, cell, chosen, self._seeds)
 
+    def records(self, cell: Cell) -> list[list[Record | None]]:
+        """The records of a cell's runs, by case."""
+        # To say what a run is takes milliseconds, and most of a page's may never have been begun.
+        if not self._store.begun(self._scale.datasets[cell.column.dataset]["data"], cell.entry.method):
+            return [[None] * len(cell.column.seeds or self._seeds) for _ in cell.column.cases]
+        return [[self._store.get(config) for config in case] for case in self.configs(cell)]
+
     def fill(self, sheet: Sheet) -> dict[Key, Filled]:
         """Every cell of a sheet. A column's best row is one whose runs are all done."""
         numbers = printed(sheet.name) if self._scale.published else {}
         found: dict[Key, Filled] = {}
         for column in sheet.columns:
             mine = {cell.entry.name: self._cell(cell) for cell in cells(sheet) if cell.column is column}
-            whole = {row: cell for row, cell in mine.items() if cell.done == cell.asked}
-            best = max(whole, key=lambda row: _mean(whole[row]), default=None)
-            target = mine[sheet.rows[0].name].auc
-            for entry in sheet.rows:
-                key, cell = (entry.name, column.name), Cell(entry, column)
-                other = next(each for each in sheet.rows if each.name == best) if best else entry
-                found[key] = replace(
-                    mine[entry.name],
-                    paper=numbers.get(key),
-                    best=entry.name == best,
-                    p_value=None if other == entry else self._test(cell, Cell(other, column)),
-                    reach=_reach(self._flat(cell), target),
-                )
+            mine = self._tested(sheet, column, mine)
+            target = mine[sheet.rows[0].name]
+            for row, cell in mine.items():
+                found[row, column.name] = replace(cell, paper=numbers.get((row, column.name)), reach=_met(cell, target))
         return found
 
     def _cell(self, cell: Cell) -> Filled:
         """What a cell says by itself."""
-        flat = self._flat(cell)
-        done = sum(bool(record and record.final) for record in flat)
+        cases = self.records(cell)
+        flat = [record for case in cases for record in case]
+        done = [record for record in flat if record and record.final]
         stopped = sum(bool(record and record.stopped) for record in flat)
-        return Filled(len(flat), done, stopped, _spread(self._records(cell), cell.column.averaged))
+        auc, precision = (_spread(cases, cell.column.averaged, what) for what in ("auc", "average_precision"))
+        return Filled(len(flat), len(done), stopped, auc, precision, mean_curve(done))
 
-    def _flat(self, cell: Cell) -> list[Record | None]:
-        return [record for case in self._records(cell) for record in case]
+    def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
+        """With the tests that only a whole column can tell."""
+        whole = {row: cell.auc.mean for row, cell in mine.items() if cell.whole and cell.auc}
+        best = max(whole, key=lambda row: whole[row], default=None)
+        tests = {entry.name: self._wins(Cell(entry, column)) for entry in sheet.rows if entry.name in whole}
 
-    def _records(self, cell: Cell) -> list[list[Record | None]]:
-        return [[self._store.get(config) for config in case] for case in self.configs(cell)]
+        def against(row: str, other: str | None) -> float | None:
+            one, two = tests.get(row), tests.get(other) if other else None
+            return p_value(one, two, column.overlap) if one and two and row != other else None
 
-    def _test(self, cell: Cell, best: Cell) -> float | None:
-        """Only where every run of both is there."""
-        ours, theirs = self._ranks(cell), self._ranks(best)
-        return p_value(ours, theirs) if ours and theirs else None
+        return {
+            row: replace(
+                cell,
+                best=row == best,
+                p_value=against(row, best),
+                versus={ours: against(row, ours) for ours in OURS if ours in mine and ours != row},
+            )
+            for row, cell in mine.items()
+        }
 
-    def _ranks(self, cell: Cell) -> list[list[Ranks]] | None:
+    def _wins(self, cell: Cell) -> Test | None:
+        """Only where every run's ranks are there."""
         found = [[self._store.ranks(config) for config in case] for case in self.configs(cell)]
-        whole = [[ranks for ranks in case if ranks is not None] for case in found]
+        whole = [[wins(ranks) for ranks in case if ranks is not None] for case in found]
         return whole if all(map(len, whole)) and list(map(len, whole)) == list(map(len, found)) else None
 
 
-def _mean(cell: Filled) -> float:
-    return cell.auc.mean if cell.auc else -1.0
-
-
-def _spread(cases: Sequence[Sequence[Record | None]], averaged: bool) -> Spread | None:
+def _spread(cases: Sequence[Sequence[Record | None]], averaged: bool, what: str) -> Spread | None:
     """Over all runs, or over seeds of the mean over cases; what is missing is left out."""
-    values = [[record.final.auc if record and record.final else np.nan for record in case] for case in cases]
-    table = np.array(values)
+    values = [[getattr(record, what) if record and record.final else None for record in case] for case in cases]
+    table = np.array(values, dtype=np.float64)
     kept = table.mean(axis=0) if averaged else table.ravel()
     kept = kept[~np.isnan(kept)]
     return Spread.of(kept.tolist()) if len(kept) else None
 
 
-def _reach(records: Sequence[Record | None], target: Spread | None) -> tuple[float, float] | None:
-    """Where the curves first meet the target, if all do."""
-    found = []
-    for record in records:
-        curve = record.curve if record else ()
-        hit = next((point for point in curve if target and point.auc >= target.mean), None)
-        if hit is None:
-            return None
-        found.append((hit.rounds, hit.bytes))
-    rounds, amount = np.mean(found, axis=0)
-    return float(rounds), float(amount)
+def mean_curve(records: Sequence[Record]) -> tuple[Point, ...]:
+    """The mean over runs that were evaluated in the same rounds; nothing over runs that were not."""
+    if len({tuple(point.rounds for point in record.curve) for record in records}) != 1:
+        return ()
+    return tuple(
+        Point(
+            cycle=points[0].cycle,
+            rounds=points[0].rounds,
+            bytes=round(float(np.mean([point.bytes for point in points]))),
+            auc=float(np.mean([point.auc for point in points])),
+            validation_auc=None,
+        )
+        for points in zip(*(record.curve for record in records), strict=True)
+    )
+
+
+def reach(curve: Sequence[Point], target: float) -> Reach | None:
+    """Where a curve first meets a target, if it does."""
+    hit = next((point for point in curve if point.auc >= target), None)
+    return Reach(hit.rounds, hit.bytes) if hit else None
+
+
+def _met(cell: Filled, first: Filled) -> Reach | None:
+    return reach(cell.curve, first.curve[-1].auc) if cell.whole and first.whole and first.curve else None
 
 
 def wanted(sheets: Sequence[Sheet], filler: Filler) -> list[Config]:

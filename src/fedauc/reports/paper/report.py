@@ -1,64 +1,93 @@
-"""Everything that records say, as one Markdown page."""
+"""Everything that records say, as one Markdown page with figures; no result in it is written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from fedauc.discovery import lookup
+from fedauc.experiments.config import Config
 from fedauc.experiments.paper.records import Record, Store
 from fedauc.experiments.paper.scales import Scale
-from fedauc.experiments.paper.sheets import SHEETS, Sheet, cells
-from fedauc.experiments.paper.tuning import Choices, Job
-from fedauc.reports.paper.filling import Filler, wanted
-from fedauc.reports.paper.tables import LEGEND, SMOKE, markdown
+from fedauc.experiments.paper.sheets import SHEETS, Cell, Sheet, cells
+from fedauc.experiments.paper.tuning import Choices
+from fedauc.reports.paper import sections
+from fedauc.reports.paper.filling import Filler
+from fedauc.reports.paper.orderings import Shown
+from fedauc.reports.paper.pictures import Panel, panels
+from fedauc.reports.paper.tables import LEGEND, SMOKE
+
+Runs = Mapping[Config, Record]
+"""Finished and stopped runs by configuration."""
 
 
-def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(SHEETS)) -> str:
-    """Every table named that has a finished run, what was tuned at what cost, and what it ran on."""
+class Page(NamedTuple):
+    """The text, and its pictures by file name."""
+
+    text: str
+    pictures: Mapping[str, Sequence[Panel]]
+
+
+def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(SHEETS)) -> Page:
+    """Every table named that has a finished run, which method is above which, what was tuned, what it ran on."""
     filler = Filler(store, scale, seeds)
-    parts = ["# The paper's experiments\n", f"{LEGEND}\n"] + ([f"{SMOKE}\n"] if not scale.published else [])
-    shown, used = [], dict[str, Record]()
-    for make in [lookup("table", name, SHEETS) for name in names]:
-        if sheet := _begun(make(scale), filler):
-            shown.append(sheet)
-            parts.append(markdown(sheet, filler.fill(sheet)))
-            used |= {config.to_json(): found for config in wanted([sheet], filler) if (found := store.get(config))}
+    sheets = [lookup("table", name, SHEETS)(scale) for name in names]
+    shown, runs = _begun(sheets, filler)
+    head = [
+        "# Results\n",
+        sections.prose(f"Written by `fedauc paper report` from the records in `{store.path.name}/`."),
+    ]
+    head += [sections.prose(LEGEND)] + ([] if scale.published else [sections.prose(SMOKE)])
     if not shown:
-        return "".join(parts) + "\nNo run has finished yet.\n"
-    return "\n".join([*parts, _tuned(shown, Choices(store, scale)), _origin(list(used.values()))])
+        return Page("\n".join([*head, "No run has finished yet.\n"]), {})
+    facts = _facts(shown, filler, store)
+    pictured = {each.sheet.name: f"{scale.name}-{each.sheet.name}.png" for each in shown if sections.drawn(each.sheet)}
+    first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
+    parts = [*head, *sections.missing(shown), *first, *sections.ordered(shown)]
+    parts += [part for section in rest for part in section]
+    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale)), *sections.origin(runs.values())]
+    return Page(
+        "\n".join(parts), {pictured[each.sheet.name]: panels(*each) for each in shown if each.sheet.name in pictured}
+    )
 
 
-def _begun(sheet: Sheet, filler: Filler) -> Sheet | None:
+def _begun(sheets: Sequence[Sheet], filler: Filler) -> tuple[list[Shown], Runs]:
+    """The sheets that have something to show, and their runs.
+
+    A table whose few runs are all another's has not begun; a view of another table's runs has.
+    """
+    shown, runs = list[Shown](), dict[Config, Record]()
+    for sheet in sheets:
+        mine = {found.config: found for cell in cells(sheet) for found in _flat(filler, cell)}
+        if (sheet.view == "traffic" or mine.keys() - runs.keys()) and (begun := _narrowed(sheet, filler)):
+            shown.append(begun)
+            runs |= mine
+    return shown, runs
+
+
+def _flat(filler: Filler, cell: Cell) -> list[Record]:
+    return [record for case in filler.records(cell) for record in case if record]
+
+
+def _narrowed(sheet: Sheet, filler: Filler) -> Shown | None:
     """The rows and columns that have a result; nothing where fewer than two rows have."""
-    whole = [key for key, cell in filler.fill(sheet).items() if cell.auc]
+    filled = filler.fill(sheet)
+    whole = [key for key, cell in filled.items() if cell.auc]
     rows = tuple(entry for entry in sheet.rows if entry.name in {row for row, _ in whole})
     columns = tuple(column for column in sheet.columns if column.name in {name for _, name in whole})
-    return replace(sheet, rows=rows, columns=columns) if len(rows) > 1 else None
+    return Shown(replace(sheet, rows=rows, columns=columns), filled) if len(rows) > 1 else None
 
 
-def _tuned(sheets: Sequence[Sheet], choices: Choices) -> str:
-    lines = ["## Tuning\n", "Successive halving on validation AUC, on the labels as they are with dir = 0.5.\n"]
-    lines += ["| dataset | row | chosen | grid | runs | cycles | seconds |", "|---|---|---|---|---|---|---|"]
-    jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for sheet in sheets for cell in cells(sheet))
-    for job in jobs:
-        if found := choices.get(job):
-            chosen = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
-            cost = f"{found.runs} | {found.cycles} | {found.seconds:.0f}"
-            lines.append(f"| {job.dataset} | {job.entry.name} | {chosen} | {found.grid} | {cost} |")
-    return "\n".join(lines) + "\n"
-
-
-def _origin(records: Sequence[Record]) -> str:
-    """The runs' time, versions and commits."""
-    seconds = sum(record.seconds for record in records)
-    lines = ["## Runs\n", f"{len(records)} runs, {seconds:.0f} seconds of training and evaluation, on:\n"]
-    return "\n".join(lines + [f"- {line}" for line in sorted(set(map(_versions, records)))]) + "\n"
-
-
-def _versions(record: Record) -> str:
-    known = ", ".join(f"{name} {value}" for name, value in record.versions.items() if value)
-    return f"{known}; commit {record.commit or 'unknown'}"
+def _facts(shown: Sequence[Shown], filler: Filler, store: Store) -> dict[str, sections.Facts]:
+    """What each dataset's first finished run was trained and tested on."""
+    found: dict[str, sections.Facts] = {}
+    for cell in [cell for each in shown for cell in cells(each.sheet) if cell.column.dataset not in found]:
+        done = next((record for record in _flat(filler, cell) if record.data), None)
+        ranks = store.ranks(done.config) if done else None
+        if done and ranks and cell.column.dataset not in found:
+            found[cell.column.dataset] = sections.Facts(done.data, int(ranks.labels.sum()))
+    return found
 
 
 def overview(scale: Scale) -> Iterator[tuple[str, str, str]]:

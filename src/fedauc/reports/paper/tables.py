@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
@@ -16,17 +16,30 @@ from fedauc.reports.tables import share, size
 
 LEGEND = (
     "Test AUC after the last cycle, mean ± standard deviation over runs; in brackets what the paper prints. "
-    "* is a column's highest mean, ~ marks means that a paired DeLong test does not tell from it (p ≥ .05)."
+    "* is a column's highest mean, ~ marks means that a paired DeLong test, with the seeds' variance added, does not "
+    "tell from it (p ≥ .05)."
+)
+REACHED = (
+    "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs first "
+    "is what the first row's ends with."
 )
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
 
 
-def rows(sheet: Sheet, filled: Mapping[Key, Filled]) -> Iterator[list[str]]:
-    """A header, then a line per row."""
+Text = Callable[[Mapping[Key, Filled], Key], str]
+"""How a cell is shown."""
+
+
+def rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -> list[list[str]]:
+    """A header, then a line per row; a figure's columns, which are many, go down."""
+    lines = list(_rows(sheet, filled, show or (auc_text if sheet.view == "auc" else traffic_text)))
+    return [list(line) for line in zip(*lines, strict=True)] if sheet.name.startswith("figure") else lines
+
+
+def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:
     yield ["", *(column.name for column in sheet.columns)]
     for entry in sheet.rows:
         keys = [(entry.name, column.name) for column in sheet.columns]
-        show = auc_text if sheet.view == "auc" else traffic_text
         yield [entry.name, *(show(filled, key) for key in keys)]
 
 
@@ -41,13 +54,22 @@ def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
     return f"{share(cell.auc.mean, 4)}{spread}{marks(filled, key)}{missing}{paper}"
 
 
-def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
-    """Rounds and bytes to the target."""
+def precision_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """A cell of average precisions, such as `.8812 ± .0120`."""
     cell = filled[key]
-    if cell.reach is None:
-        return "not reached" if cell.done else "-"
+    if cell.precision is None:
+        return "-"
+    spread = f" ± {share(cell.precision.deviation, 4)}" if cell.done > 1 else ""
+    return f"{share(cell.precision.mean, 4)}{spread}"
+
+
+def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """Rounds, their ratio to the first row's, and bytes to the target, such as `120 (0.31), 3.2 GB`."""
+    cell, first = filled[key], next(each for (_, column), each in filled.items() if column == key[1])
+    if cell.reach is None or first.reach is None:
+        return "not reached" if cell.whole and first.whole else f"{cell.done} of {cell.asked} runs"
     rounds, amount = cell.reach
-    return f"{rounds:.0f}, {size(round(amount))}"
+    return f"{rounds:.0f} ({rounds / first.reach.rounds:.2f}), {size(round(amount))}"
 
 
 def terminal(sheet: Sheet, filled: Mapping[Key, Filled]) -> Table:
@@ -63,13 +85,13 @@ def terminal(sheet: Sheet, filled: Mapping[Key, Filled]) -> Table:
 
 def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
     """The sheet for a document."""
-    head, *lines = rows(sheet, filled)
-    body = [
-        head,
-        ["---"] * len(head),
-        *([cell.replace("~", "\\~").replace("*", "\\*") for cell in line] for line in lines),
-    ]
-    return f"## {sheet.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in body)
+    return grid(rows(sheet, filled))
+
+
+def grid(lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of a header and lines."""
+    head, *body = [[cell.replace("~", "\\~").replace("*", "\\*") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *body])
 
 
 def counts(scale: Scale, columns: list[str]) -> Table:

@@ -1,0 +1,158 @@
+"""The parts of the page of results, each made from filled sheets."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fedauc.experiments.paper.halving import candidates, step_sizes
+from fedauc.experiments.paper.records import Record
+from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
+from fedauc.experiments.paper.tuning import Choice, Choices, Job
+from fedauc.reports.paper.claims import CLAIMS, claims
+from fedauc.reports.paper.orderings import Shown, departures, matrix, orderings, overview
+from fedauc.reports.paper.tables import REACHED, grid, markdown, precision_text, rows
+from fedauc.reports.paper.testing import LEAST
+
+FIGURES = "figures"
+"""The folder of pictures beside the page."""
+
+ORDERED = (
+    "Each CyCp method against each baseline where all runs of both are done: above or below if the mean AUCs differ "
+    f"with p < .05, otherwise no difference found. Test parts with fewer than {LEAST} positives are not tested. "
+    "P-values are not corrected for their number. The sizes of the differences are with each table."
+)
+
+
+class Facts(NamedTuple):
+    """What is known of a dataset: the note of its runs, and the positives of its test part."""
+
+    note: str
+    positives: int
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the rows only stand in for others."""
+        return self.note.startswith(("STAND-IN", "SYNTHETIC"))
+
+
+def prose(text: str) -> str:
+    """A paragraph."""
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False) + "\n"
+
+
+def drawn(sheet: Sheet) -> bool:
+    """Whether the sheet's curves are shown."""
+    return sheet.name in ("table1", "creditcard", *CLAIMS)
+
+
+def missing(shown: Sequence[Shown]) -> Iterator[str]:
+    """Which of the paper's datasets no run of Table 1 has finished on."""
+    done = {column.name for each in shown if each.sheet.name == "table1" for column in each.sheet.columns}
+    if names := [name for name in PUBLISHED if name not in done]:
+        yield prose(f"Without a finished run of Table 1: {', '.join(names)}.")
+
+
+def ordered(shown: Sequence[Shown]) -> Iterator[str]:
+    """Which method is above which, over all tables."""
+    mine = [each for each in shown if each.sheet.view == "auc"]
+    if any(list(orderings(each)) for each in mine):
+        yield "## Orderings\n"
+        yield prose(ORDERED)
+        yield grid(overview(mine))
+        yield from map(prose, departures(mine))
+
+
+def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> Iterator[str]:
+    """A sheet: what it runs, its table, its differences, what it claims, its curves."""
+    sheet = shown.sheet
+    yield f"## {sheet.title}\n"
+    yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n"))
+    if sheet.view == "traffic":
+        yield prose(REACHED)
+    theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
+    if theirs:
+        yield markdown(replace(sheet, columns=theirs), shown.filled)
+    if others := tuple(column for column in sheet.columns if column not in theirs):
+        yield from map(prose, _foreign(sheet, facts))
+        yield markdown(replace(sheet, columns=others), shown.filled)
+    if sheet.precision:
+        yield prose("Average precision after the last cycle, mean ± standard deviation over runs:")
+        yield grid(rows(sheet, shown.filled, precision_text))
+    found = list(orderings(shown)) if sheet.view == "auc" else []
+    if found:
+        paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
+        yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")
+        yield grid(matrix(found))
+    if sheet.name in CLAIMS and (said := list(claims(shown))):
+        yield "".join(map(_item, said))
+    if picture:
+        yield f"![Test AUC over rounds, mean over runs; the first rounds may lie below]({FIGURES}/{picture})\n"
+
+
+def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
+    """A warning for each column on rows that only stand in."""
+    for column in sheet.columns:
+        known = facts.get(column.dataset)
+        if known and known.foreign:
+            what = known.note.split(";")[0]
+            yield f"`{column.name}` is not the paper's data: {what}, {known.positives} positives to test on."
+
+
+def data(facts: Mapping[str, Facts]) -> Iterator[str]:
+    """What the runs were trained on."""
+    yield "## Data\n"
+    yield grid([["dataset", "rows", "test positives"], *([name, *map(str, known)] for name, known in facts.items())])
+
+
+def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
+    """What was chosen, out of how many candidates, at what cost."""
+    jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for each in shown for cell in cells(each.sheet))
+    chosen = {job: found for job in jobs if (found := choices.get(job))}
+    runs, cycles, seconds = (
+        sum(getattr(found, what) for found in chosen.values()) for what in ("runs", "cycles", "seconds")
+    )
+    yield "## Tuning\n"
+    yield prose(
+        "Successive halving on validation AUC, once per dataset and row, on labels as they are; each has the same "
+        "cycles to spend, less what its candidates do not divide. The grid `steps` has step sizes .1, .01 and .001, "
+        "with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights .1, .01, .001 for the minimax methods and "
+        "amplifications 1.5, 2, 3 where there is one; `wide` has a step size of 1 too, `fine` also .3, .03 and .003. "
+        f"In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen.values())}"
+    )
+    lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
+    for job, found in chosen.items():
+        values = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
+        cost = [str(len(candidates(job.entry, found.grid))), str(found.runs), str(found.cycles), f"{found.seconds:.0f}"]
+        lines.append([job.dataset, job.entry.name, values, found.grid, *cost])
+    yield grid(lines)
+
+
+def _ends(chosen: Collection[Choice]) -> str:
+    """How often the grid may have been too short."""
+    largest, smallest = (
+        sum(found.settings.get("step-size") == step_sizes(found.grid)[end] for found in chosen) for end in (0, -1)
+    )
+    return f"Of {len(chosen)} rows, {largest} chose the largest step size of their grid and {smallest} the smallest."
+
+
+def origin(records: Iterable[Record]) -> Iterator[str]:
+    """The runs' time, versions and commits."""
+    known = list(records)
+    yield "## Runs\n"
+    yield prose(f"{len(known)} runs, {sum(each.seconds for each in known):.0f} seconds of training and evaluation, on:")
+    yield "".join(map(_item, sorted(set(map(_versions, known)))))
+
+
+def _versions(record: Record) -> str:
+    known = ", ".join(f"{name} {value}" for name, value in record.versions.items() if value)
+    return f"{known}; commit {record.commit or 'unknown'}"
+
+
+def _item(text: str) -> str:
+    return (
+        textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) + "\n"
+    )

@@ -1,0 +1,36 @@
+"""Records as runs would leave them, with curves and scores that a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedauc.experiments.config import Config
+from fedauc.experiments.paper.records import Point, Record, Store, plain
+
+VERSIONS = {"fedauc": "0", "python": "3", "torch": "2", "numpy": "2", "gpu": None}
+
+
+def labelled(positives: int, negatives: int) -> np.ndarray:
+    return np.repeat(np.array([1, 0], dtype=np.int8), (positives, negatives))
+
+
+def scored(labels: np.ndarray, skill: float, seed: int, shared: float = 0.9) -> np.ndarray:
+    """Scores that rank positives higher by `skill` standard deviations; most of the noise is the same for all."""
+    common, own = (np.random.default_rng(key).normal(size=len(labels)) for key in (0, seed + 1))
+    scores: np.ndarray = skill * labels + shared * common + np.sqrt(1 - shared**2) * own
+    return scores
+
+
+def keep(
+    store: Store,
+    config: Config,
+    aucs: Sequence[float],
+    scores: tuple[np.ndarray, np.ndarray] | None,
+    data: str = "made up; for a test",
+) -> Record:
+    """A finished run whose test AUC after 10, 20, ... rounds, of 1 kB each, was as given; average precision is half."""
+    curve = tuple(Point(place, 10 * (place + 1), 10_000 * (place + 1), auc, auc) for place, auc in enumerate(aucs))
+    record = Record(plain(config), "", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
+    return store.keep(record, scores)
