@@ -89,6 +89,11 @@ def samples(sizes: np.ndarray, count: int, clients: Sequence[int] | np.ndarray, 
     return drawn
 
 
+def demand(size: int, count: int) -> int:
+    """Random words behind one client's row of `samples`, to within a few."""
+    return count + count // SPARSE + SPARSE if count * SPARSE <= size else max(size, count)
+
+
 def _shuffled_alike(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
     """Passes over all indices of clients of one size, each pass in a new order."""
     size, passes = int(sizes[0]), -(-count // int(sizes[0]))
@@ -127,7 +132,7 @@ def _sort(words: np.ndarray, place: np.ndarray) -> None:
 def _first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
     """The first indices of each client's stream that did not come before."""
     # At most one index in SPARSE is wanted, so that repeats are fewer than one in 2 * SPARSE, save by bad luck.
-    words = count + count // SPARSE + SPARSE
+    words = demand(int(sizes.min()), count)
     while True:
         place = np.arange(words, dtype=np.uint64)
         index = (_mixed(place, *streams[:, :, None]) >> HALF) * sizes[:, None].astype(np.uint64) >> HALF

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedauc.algorithms import _pool
 from fedauc.algorithms._pool import Chunk, assemble, draw, systematic
 from fedauc.interfaces import BatchSize, Census, Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
@@ -120,6 +121,17 @@ def test_draws_differ_by_client_round_and_class_and_not_by_company() -> None:
     assert not torch.equal(together.positives[0], together.positives[1])
     assert not torch.equal(later.positives, alone.positives)
     assert not torch.equal(alone.positives, alone.negatives[..., :2] - 1000)
+
+
+def test_large_pools_are_drawn_from_for_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cohort = Cohort(0, (0, 2, 1), (0.5, 0.25, 0.25))
+    embeddings = Passive(*(side[:, None] + torch.tensor([0.0, 0.5]) for side in pool_of(10)))
+    for pool in (pool_of(50), embeddings):
+        together = draw(setting(), pool, cohort, phase())
+        monkeypatch.setattr(_pool, "WORDS", 1)
+        apart = draw(setting(), pool, cohort, phase())
+        monkeypatch.undo()
+        assert all(torch.equal(*sides) for sides in zip(together, apart, strict=True))
 
 
 @pytest.mark.parametrize("extra", [(), (3,)], ids=["scores", "embeddings"])

@@ -18,12 +18,15 @@ from fedauc.data import standardize
 from fedauc.data.checks import BLOCK, as_float32, as_inputs
 from fedauc.data.clients import Clients
 from fedauc.data.dataset import Rows, Table
+from fedauc.data.mapped import LARGE, zeros
 from fedauc.data.names import enumerate_names
 
 # Each value is its own place, so that a wrong offset shows.
 VALUES = np.arange(36, dtype=np.float32).reshape(12, 3)
 LABELS = np.arange(12) % 2
 CLIENT = np.arange(12) // 4
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def saved(folder: Path, values: np.ndarray = VALUES) -> Path:
@@ -155,6 +158,37 @@ def test_standardizing_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyP
     # Float32 has seven digits; results are of size one.
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("count", [5, LARGE + 3])
+def test_zeros_can_be_written_to(count: int) -> None:
+    made = zeros(count)
+    assert np.array_equal(made, np.zeros(count))
+    assert made.dtype == np.float32
+    made[count - 1] = 1
+    assert torch.from_numpy(made).sum() == 1
+
+
+RARE = """
+import numpy as np
+from fedauc.data.mapped import zeros
+
+def held():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+before = held()
+made = zeros(1 << 24)
+made[:: 1 << 17] = 1
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
+@pytest.mark.skipif("[always]" in HUGE.read_text() if HUGE.exists() else False, reason="every page is a huge one")
+def test_rare_ones_among_zeros_take_a_page_each() -> None:
+    done = subprocess.run([sys.executable, "-c", RARE], capture_output=True, text=True, check=True)
+    # 128 ones, half a megabyte apart, in 64 MB: 128 pages of 4 KB, or 32 of 2 MB.
+    assert int(done.stdout) < 4 << 20
 
 
 PEAK = """

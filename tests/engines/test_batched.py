@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedauc import Clients, Recipe, fit
 from fedauc.algorithms import methods
 from fedauc.engines import batched, engines
-from fedauc.engines.batched import BatchedEngine
+from fedauc.engines.batched import BatchedEngine, Rows, VisitBatches
 from fedauc.engines.kernels import Unsupported, kernels
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.experiments.recipe import assemble
@@ -176,6 +176,20 @@ def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(batched, "GATHER", 0)
     parts = states("batched", module, "cycp-pairwise")
     assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
+
+
+def test_a_large_visits_steps_share_one_place_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, index = torch.arange(24.0).view(12, 2), torch.tensor([[[3, 1], [0, 5]], [[7, 7], [2, 11]]])
+    for bound, places in ((1 << 24, 2), (0, 1)):
+        monkeypatch.setattr(batched, "GATHER", bound)
+        batches = VisitBatches(inputs, inputs[:, 0], Rows(index, torch.ones(2, 2), (), ()))
+        found = []
+        for step in range(2):
+            batch = batches.steps(step, step + 1)
+            # Client by client the rows of the step, in order.
+            assert torch.equal(batch.inputs[0], inputs[index[:, step]])
+            found.append(batch.inputs.data_ptr())
+        assert len(set(found)) == places
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedauc.engines import draws as drawing
 from fedauc.engines.draws import Draws
 from fedauc.interfaces import BatchSize, Draw, Phase, Setting
 from small_federations import HOLDING, NEGATIVES, POSITIVES, federation
@@ -112,3 +113,14 @@ def test_the_mean_over_clients_is_the_weightings_objective() -> None:
         if POSITIVES[client]
     ]
     assert sum(found) / HOLDING == pytest.approx(np.flatnonzero(CLIENTS.labels.numpy()).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("draw", ["classes", "rows"])
+def test_clients_drawn_for_one_at_a_time_draw_what_they_draw_together(
+    draw: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [c for c in range(8) if POSITIVES[c] + NEGATIVES[c]]
+    together = draws(draw).cohort(chosen, phase(local_steps=4)).rows
+    # Blocks of at most two words: fewer than any client needs.
+    monkeypatch.setattr(drawing, "WORDS", 2)
+    assert np.array_equal(draws(draw).cohort(chosen, phase(local_steps=4)).rows, together)

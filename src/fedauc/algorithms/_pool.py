@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
+from fedauc.data.blocks import WORDS, row_blocks
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
 from fedauc.trees import send
@@ -30,22 +31,21 @@ def assemble(setting: Setting, recent: Sequence[Chunk], phase: Phase, old: Passi
     """
     sides = []
     for side, held in enumerate(setting.census):
-        chunks = [_holders(chunk, chunk.scores[side], held) for chunk in recent]
-        scores = torch.cat([part for part, _ in chunks]) if chunks else old[side][:0]
+        counts = [held[chunk.clients.cpu().numpy()] for chunk in recent]
+        parts = [_holders(chunk.scores[side], count) for chunk, count in zip(recent, counts, strict=True)]
+        scores = torch.cat(parts) if parts else old[side][:0]
         if setting.weighting == "pooled" and len(scores):
-            counts = np.concatenate([count for _, count in chunks])
-            chosen = systematic(counts, (setting.seed, "resample", phase.round, side))
+            slots = [chunk.scores[side].shape[1:3].numel() for chunk in recent]
+            rows = np.concatenate([np.repeat(count[count > 0], n) for count, n in zip(counts, slots, strict=True)])
+            chosen = systematic(rows, (setting.seed, "resample", phase.round, side))
             scores = scores[send(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
     return Passive(*sides)
 
 
-def _holders(chunk: Chunk, scores: Tensor, held: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """The scores of clients that hold the class, flat, and for each how many rows of the class its client holds."""
-    counts = held[chunk.clients.cpu().numpy()]
-    keep = send(np.flatnonzero(counts), scores.device)
-    slots = scores.shape[1] * scores.shape[2]
-    return scores[keep].flatten(0, 2), np.repeat(counts[counts > 0], slots)
+def _holders(scores: Tensor, counts: np.ndarray) -> Tensor:
+    """The scores of the clients that hold some rows of the class, flat."""
+    return (scores if counts.all() else scores[send(np.flatnonzero(counts), scores.device)]).flatten(0, 2)
 
 
 def systematic(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:
@@ -63,8 +63,11 @@ def draw(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passi
         if len(scores) == 0:
             sides.append(scores.new_zeros(len(cohort.clients), phase.local_steps, *scores.shape))
             continue
-        sizes, count = np.full(len(cohort.clients), len(scores)), phase.local_steps * size
-        index = keys.samples(sizes, count, cohort.clients, setting.seed, "passive", phase.round, side)
-        chosen = scores[send(index, scores.device)]
-        sides.append(chosen.reshape(len(index), phase.local_steps, size, *scores.shape[1:]))
+        clients, count = np.array(cohort.clients), phase.local_steps * size
+        chosen = scores.new_empty(len(clients), count, *scores.shape[1:])
+        for some in row_blocks((len(clients), keys.demand(len(scores), count)), WORDS):
+            sizes = np.full(len(clients[some]), len(scores))
+            index = keys.samples(sizes, count, clients[some], setting.seed, "passive", phase.round, side)
+            chosen[some] = scores[send(index, scores.device)]
+        sides.append(chosen.view(len(clients), phase.local_steps, size, *scores.shape[1:]))
     return Passive(*sides)

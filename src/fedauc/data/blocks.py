@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+WORDS = 1 << 16
+"""Random words that clients draw together; those who need more go in smaller blocks, down to one at a time."""
+
 
 def row_blocks(shape: Sequence[int], values: int) -> Iterator[slice]:
     """Slices of rows that cover an array of that shape, each with at most so many values, or one row.

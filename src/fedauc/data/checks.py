@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc.data.blocks import row_blocks
-from fedauc.data.mapped import writable
+from fedauc.data.mapped import writable, zeros
 
 SHOWN = 5
 """How many offending values an error shows."""
@@ -107,8 +107,8 @@ def check_evaluable(labels: np.ndarray) -> None:
 def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
     """Labels as a float tensor, of the inputs' type where that is a float, beside the inputs."""
     dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
-    # Positives are rare, and numpy's zeros take no memory before they are written.
-    made = np.zeros(len(labels), dtype=np.float32)
+    # Positives are rare, and these zeros take no memory before they are written.
+    made = zeros(len(labels))
     made[np.flatnonzero(labels)] = 1
     return torch.from_numpy(made).to(inputs.device, dtype)
 

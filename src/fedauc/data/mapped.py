@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import numpy as np
+
+LARGE = 1 << 20
+"""Float32 numbers that take 4 MB."""
 
 
 def writable(array: np.ndarray) -> np.ndarray:
@@ -22,6 +26,17 @@ def writable(array: np.ndarray) -> np.ndarray:
         # The file has been moved since, or is another; the old mapping still shows its rows, for the caller to copy.
         return array
     return np.ndarray(array.shape, array.dtype, buffer=fresh, offset=array.ctypes.data - root.ctypes.data)
+
+
+def zeros(count: int) -> np.ndarray:
+    """Float32 zeros that take memory only where something is written, 4 KB at a time.
+
+    Numpy's own do so up to 4 MB; of larger ones it asks the system for pages of 2 MB, so that a few ones fill them all.
+    """
+    private = getattr(mmap, "MAP_PRIVATE", 0)
+    if count < LARGE or not private:
+        return np.zeros(count, dtype=np.float32)
+    return np.frombuffer(mmap.mmap(-1, 4 * count, private | mmap.MAP_ANONYMOUS), dtype=np.float32)
 
 
 def give_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple, final
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedauc.data.augment import move
 from fedauc.data.clients import Clients
+from fedauc.data.mapped import give_back
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.simulator import Once, Simulator
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
@@ -93,15 +93,17 @@ class StackedEngine(Simulator):
         """Take every local step."""
 
     def _step_by_step(self, opened: Opened) -> Advanced:
-        order, local, emitted, network = opened.order, opened.local, [], Once(self._stacked)
-        rows = VisitBatches(self._inputs, self._labels, opened.rows)
-        batches = (tree_at(rows.steps(step, step + 1), 0) for step in range(len(rows)))
-        first = next(batches)
-        losses = self._loss(network, order, local, first)
-        for batch in itertools.chain([first], batches):
+        order, local, emitted, network = opened.order, opened.local, Emitted(), Once(self._stacked)
+        rows, losses = VisitBatches(self._inputs, self._labels, opened.rows), opened.rows.weights[:, 0]
+        for place in range(len(rows)):
+            batch = tree_at(rows.steps(place, place + 1), 0)
+            losses = losses if place else self._loss(network, order, local, batch)
             local, scores = self._algorithm.step(network, order, local, batch)
-            emitted.append(scores)
-        return Advanced(local, together(emitted), losses)
+            emitted.keep(scores, place, len(rows))
+        if rows.large:
+            # What such steps free lies between scores that stay, in holes that the next round would not fit into.
+            give_back()
+        return Advanced(local, emitted.all, losses)
 
     def _recall(self, order: Order, cohort: Cohort) -> Tree:
         blank = self._algorithm.blank(order)
@@ -134,24 +136,28 @@ class VisitBatches:
         self._moves = None if is_empty(rows.moves) else rows.moves.transpose(0, 1)
         self._own = tree_map(lambda leaf: leaf.transpose(0, 1), rows.own)
         self._labels = gather(labels, self._index)
-        size = self._index.numel() * inputs[0].numel() * inputs.element_size()
-        self._gathered = gather(inputs, self._index) if size <= GATHER else None
+        self.large = self._index.numel() * inputs[0].numel() * inputs.element_size() > GATHER
+        # One place for the rows of all steps: memory that each of them takes and frees would not stay in one piece.
+        self._gathered = inputs.new_empty(0) if self.large else gather(inputs, self._index)
 
     def __len__(self) -> int:
         return len(self._index)
 
     def steps(self, start: int, end: int) -> Batch:
         """The batches of some steps, with a leading step dimension."""
-        inputs = gather(self._inputs, self._index[start:end]) if self._gathered is None else self._gathered[start:end]
+        if self.large:
+            inputs = gather(self._inputs, self._index[start:end], self._gathered)
+        else:
+            inputs = self._gathered[start:end]
         if self._moves is not None:
             inputs = move(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
         return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._own))
 
 
-def gather(source: Tensor, index: Tensor) -> Tensor:
-    """source[index], by index_select, which copies whole rows and is several times faster."""
-    return source.index_select(0, index.reshape(-1)).view(*index.shape, *source.shape[1:])
+def gather(source: Tensor, index: Tensor, room: Tensor | None = None) -> Tensor:
+    """source[index], by index_select, which copies whole rows and is several times faster; in `room`, if given."""
+    return torch.index_select(source, 0, index.reshape(-1), out=room).view(*index.shape, *source.shape[1:])
 
 
 @final
@@ -164,9 +170,20 @@ class BatchedEngine(StackedEngine):
         return self._step_by_step(opened)
 
 
-def together(emitted: list[Tree]) -> Tree:
-    """What steps emitted `[M, ...]`, as `[M, I, ...]`."""
-    return tree_map(lambda *steps: torch.stack(steps, dim=1), *emitted)
+class Emitted:
+    """What steps emit `[M, ...]`, written side by side, `[M, I, ...]`.
+
+    Kept one by one, these small tensors would lie between a step's large ones, whose next ones no longer fit there.
+    """
+
+    def __init__(self) -> None:
+        self.all: Tree = ()
+
+    def keep(self, emitted: Tree, place: int, steps: int) -> None:
+        """What one of so many steps emitted."""
+        if not place:
+            self.all = tree_map(lambda leaf: leaf.new_empty(len(leaf), steps, *leaf.shape[1:]), emitted)
+        tree_map(lambda room, leaf: room[:, place].copy_(leaf), self.all, emitted)
 
 
 def stacked(network: ModuleNetwork, rows: Tensor) -> Network:

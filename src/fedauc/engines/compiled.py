@@ -75,6 +75,7 @@ class CompiledEngine(StackedEngine):
         if not isinstance(self._stacked, KernelNetwork):
             raise Unsupported("it has layers without a kernel, which are not compiled")
         _check_compiler()
+        self.lengths = self._stacked.lengths
         self._visits: dict[Kind, Compiled | None] = {}
         self._loops: dict[Kind, Compiled | None] = {}
 
@@ -143,16 +144,20 @@ class CompiledEngine(StackedEngine):
         def step(local: Tree, drawn: Tree) -> tuple[Tree, Tree]:
             return self._algorithm.step(self._stacked, order, local, self._batch(drawn, rows.weights))
 
+        # Vectors go from step to step in parts: joined and cut again, they would be written down twice more.
+        lengths = self.lengths
+
         def flat_step(carried: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            after, emitted = tree_map(_copy, step(_filled(local, carried), _filled(drawn, now)))
-            return tree_leaves(after), tree_leaves(emitted)
+            after, emitted = step(_filled(local, carried, lengths), _filled(drawn, now))
+            return [*map(_copy, _leaves(after, lengths))], [*map(_copy, tree_leaves(emitted))]
 
         first = tree_at(drawn, 0)
         losses = self._algorithm.monitor(self._stacked, order, local, self._batch(first, rows.weights))
         # For its shape alone: the compiler drops the numbers.
         shape = step(local, first)[1]
-        last, emitted = scan(flat_step, tree_leaves(local), tree_leaves(drawn))
-        return Advanced(_filled(local, last), _filled(shape, [leaf.transpose(0, 1) for leaf in emitted]), losses)
+        last, emitted = scan(flat_step, [*map(_copy, _leaves(local, lengths))], tree_leaves(drawn))
+        scores = _filled(shape, [leaf.transpose(0, 1) for leaf in emitted])
+        return Advanced(_filled(local, last, lengths), scores, losses)
 
     def _batch(self, drawn: Tree, weights: Tensor) -> Batch:
         index, own, moves = drawn
@@ -183,7 +188,18 @@ def _trusted(method: Any, arguments: Arguments, plain: Tree) -> Compiled | None:
 def _compiled(method: Any) -> Compiled:
     """A method compiled by itself: torch keeps what it compiled with the code, which all engines share."""
     own = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, None, method.__closure__)
-    return partial(torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS), method.__self__)
+    options = {**OPTIONS, **_passes(method.__self__.lengths)}
+    return partial(torch.compile(own, fullgraph=True, dynamic=False, options=options), method.__self__)
+
+
+def _passes(lengths: list[int]) -> dict[str, Any]:
+    """What to do to a graph besides; nothing, where this compiler has no place for it."""
+    try:
+        # Not before it is needed: the compiler takes a second to import, and 70 MB.
+        from fedauc.engines._apart import Apart
+    except ImportError:
+        return {}
+    return {"post_grad_custom_pre_pass": Apart(lengths)}
 
 
 def _let_vary(trees: Tree, rows: Rows, kind: Kind) -> None:
@@ -209,10 +225,24 @@ def _copy(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
-def _filled(tree: Tree, leaves: Sequence[Tensor]) -> Tree:
-    """A tree of this shape with other leaves."""
+def _leaves(tree: Tree, lengths: list[int]) -> list[Tensor]:
+    """A tree's leaves, with vectors `[M, d]` in parts of these lengths."""
+    cut = [torch.split(leaf, lengths, 1) if _whole(leaf, lengths) else [leaf] for leaf in tree_leaves(tree)]
+    return [part for parts in cut for part in parts]
+
+
+def _filled(tree: Tree, leaves: Sequence[Tensor], lengths: Sequence[int] = ()) -> Tree:
+    """A tree of this shape with other leaves, vectors joined of their parts."""
     left = iter(leaves)
-    return tree_map(lambda _: next(left), tree)
+
+    def fill(leaf: Tensor) -> Tensor:
+        return torch.cat([next(left) for _ in lengths], 1) if _whole(leaf, lengths) else next(left)
+
+    return tree_map(fill, tree)
+
+
+def _whole(leaf: Tensor, lengths: Sequence[int]) -> bool:
+    return bool(lengths) and leaf.ndim == 2 and leaf.shape[1] == sum(lengths)
 
 
 def _check_compiler() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.data.augment import draw_moves
+from fedauc.data.blocks import WORDS, row_blocks
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import class_scales, row_scales
 from fedauc.interfaces import Draw, Phase, Setting
@@ -34,6 +35,7 @@ class Draws:
 
     def __init__(self, clients: Clients, setting: Setting, draw: Draw) -> None:
         self._clients, self._setting, self._draw = clients, setting, draw
+        self._largest = int(np.diff(clients.offsets).max())
         scales = class_scales if draw == "classes" else row_scales
         self._scales = scales(setting.census, setting.weighting)
 
@@ -69,7 +71,10 @@ class Draws:
     def _take(self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int) -> np.ndarray:
         """Rows `[M, I, B]` of the clients' stretches of the index."""
         size = phase.batch.total if side == 2 else phase.batch[side]
-        key = (self._setting.seed, "batch", phase.round, side)
-        chosen = keys.samples(end - start, phase.local_steps * size, clients, *key)
-        rows: np.ndarray = self._clients.rows.take(chosen + start[:, None])
+        sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
+        parts = []
+        for some in row_blocks((len(clients), max(count, self._largest)), WORDS):
+            chosen = keys.samples(sizes[some], count, clients[some], *key)
+            parts.append(self._clients.rows.take(chosen + start[some, None]))
+        rows: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return rows.reshape(len(clients), phase.local_steps, size)

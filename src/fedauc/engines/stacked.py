@@ -16,12 +16,13 @@ class KernelNetwork(Network):
 
     def __init__(self, module: nn.Module) -> None:
         self._kernels = kernels(module)
-        self._sizes = [kernel.size for kernel in self._kernels]
-        self._first = next(place for place, size in enumerate(self._sizes) if size)
+        self.lengths = [length for kernel in self._kernels for length in kernel.lengths]
+        self._first = next(place for place, kernel in enumerate(self._kernels) if kernel.lengths)
 
     def score(self, model: Model, inputs: Tensor) -> Scored:
         """Layer by layer forward; the pullback goes back through what each layer saved."""
-        parts = torch.split(model.weights, self._sizes, dim=1)
+        left = iter(torch.split(model.weights, self.lengths, dim=1))
+        parts = [[next(left) for _ in kernel.lengths] for kernel in self._kernels]
         saved = []
         outputs = inputs
         for kernel, weights in zip(self._kernels, parts, strict=True):
