@@ -22,7 +22,7 @@ from harness.race import TOLERANCE, Limits, Outcome, race
 from harness.report import failures, hardware, rows, table, versions, write
 from harness.work import WORKLOADS
 
-CONTENDERS = ("fedauc", "batched", "loop", "torch-loop", "jax", "fedjax", "pfl", "pfl-2", "flower")
+CONTENDERS = ("fedauc", "fedauc-1", "batched", "loop", "torch-loop", "jax", "fedjax", "pfl", "pfl-2", "flower")
 ALWAYS = ("fedauc", "torch-loop")
 """What ratios are taken to, and what results are compared with."""
 

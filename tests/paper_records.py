@@ -29,8 +29,13 @@ def keep(
     aucs: Sequence[float],
     scores: tuple[np.ndarray, np.ndarray] | None,
     data: str = "made up; for a test",
+    validation: Sequence[float] = (),
 ) -> Record:
-    """A finished run whose test AUC after 10, 20, ... rounds, of 1 kB each, was as given; average precision is half."""
-    curve = tuple(Point(place, 10 * (place + 1), 10_000 * (place + 1), auc, auc) for place, auc in enumerate(aucs))
+    """A finished run whose test AUC after 10, 20, ... rounds, of 1 kB each, was as given; average precision is half.
+
+    Validation AUC is test AUC, unless it is given too.
+    """
+    pairs = enumerate(zip(aucs, validation or aucs, strict=True))
+    curve = tuple(Point(place, 10 * (place + 1), 10_000 * (place + 1), *pair) for place, pair in pairs)
     record = Record(plain(config), "", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
     return store.keep(record, scores)

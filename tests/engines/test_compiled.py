@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedauc import Clients, Recipe
 from fedauc import engines as choice
-from fedauc.engines import compiled
-from fedauc.engines.batched import Advanced, BatchedEngine, Rows
+from fedauc.engines import batched, compiled
+from fedauc.engines.batched import Advanced, BatchedEngine, Rows, StackedEngine
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.recipe import Assembly, assemble
-from fedauc.interfaces import Order, Phase
+from fedauc.interfaces import Cohort, Order, Phase
 from fedauc.stages import Geometric
 from fedauc.trees import Tree, tree_leaves
 
@@ -143,3 +143,45 @@ def test_what_has_no_kernel_is_not_compiled() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, 3), nn.LayerNorm(3), nn.Linear(3, 1))
     with pytest.raises(Unsupported, match="layers without a kernel"):
         assemble(recipe, module, federation())
+
+
+@pytest.mark.parametrize(("method", "own"), [("cycp-pairwise", {"groups": 1}), ("codasca", {"local_steps": 1})])
+def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
+    method: str, own: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cohorts of seven as three and four: means add up, scores and memories come one after another."""
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    last = []
+    for count in (2, 1):
+        monkeypatch.setattr(compiled, "cores", lambda count=count: count)
+        engine = agree(method, **own)
+        # The thread starts with its first task.
+        assert bool(engine._other._threads) == (count == 2)
+        training, _, start = assembled("compiled", method, **own)
+        last.append([*training.rounds(start)][-1].state.server)
+    pairs = zip(*map(tree_leaves, last), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+
+
+@pytest.mark.parametrize("engine", ["batched", "compiled"])
+def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, draw = [], StackedEngine._draw
+
+    def watched(self: StackedEngine, order: Order, cohort: Cohort) -> Rows:
+        seen.append(torch.get_num_threads())
+        return draw(self, order, cohort)
+
+    monkeypatch.setattr(StackedEngine, "_draw", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        training, _, start = assembled(engine, "cycp-fedavg")
+        next(training.rounds(start))
+        monkeypatch.setattr(batched, "SMALL", 0)
+        next(training.rounds(start))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]

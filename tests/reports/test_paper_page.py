@@ -221,6 +221,19 @@ def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
     assert "| cycp-minimax | .2500 ± .0000 |" in table
 
 
+def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
+    """Two rows whose test AUC is highest in the second of three cycles; one of them is selected there."""
+    store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    judged = {"cycp-fedavg": [0.6, 0.7, 0.8], "cycp-pairwise": [0.6, 0.8, 0.8]}
+    for cell in cells(sheet):
+        for config in runs(PAPER, cell, {}, SEEDS)[0]:
+            keep(store, config, [0.7, 0.9, 0.85], None, validation=judged[cell.entry.name])
+    text = page(store, PAPER, SEEDS, ["table1"]).text
+    _, _, selected = text.partition("where a run's validation AUC was highest")
+    assert "| cycp-fedavg | .8500 ± .0000 |" in selected
+    assert "| cycp-pairwise | .9000 ± .0000 |" in selected
+
+
 def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
     """Of three rows, one has the largest step size and one the smallest; 6 cycles each."""
     store = Store(tmp_path)

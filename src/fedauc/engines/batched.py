@@ -12,12 +12,16 @@ from torch import Tensor
 from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.data.mapped import give_back
+from fedauc.engines.crew import one_thread
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.simulator import Once, Simulator
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.interfaces import Algorithm, Batch, Cohort, Network, Order, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send, tree_at, tree_map, tree_stack
+
+SMALL = 1 << 26
+"""Multiplications of a cohort's step below which one thread does better: starting a second takes too long."""
 
 GATHER = 1 << 24
 """Bytes of a visit's rows that are gathered at once; larger visits gather step by step."""
@@ -60,8 +64,20 @@ class StackedEngine(Simulator):
     @torch.no_grad()
     def visit(self, order: Order, cohort: Cohort) -> Visits:
         """Visit the cohort side by side."""
+        with one_thread(self._is_small(order, cohort)):
+            return self._visited(order, cohort)
+
+    def _visited(self, order: Order, cohort: Cohort) -> Visits:
         opened = self.open(order, cohort)
         return self.close(opened, self._advance(opened))
+
+    def _is_small(self, order: Order, cohort: Cohort) -> bool:
+        """Whether a step's products are too small to share among threads."""
+        return self._network.device.type == "cpu" and self._products(order, cohort) < SMALL
+
+    def _products(self, order: Order, cohort: Cohort) -> int:
+        """About as many multiplications as a step's forward pass has: exact for linear layers."""
+        return len(cohort.clients) * order.phase.batch.total * sum(self._network.cut.lengths)
 
     def open(self, order: Order, cohort: Cohort) -> Opened:
         """Everything the cohort's local steps need."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, final
@@ -21,27 +22,35 @@ from torch._higher_order_ops.scan import scan
 from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, Rows, StackedEngine
+from fedauc.engines.crew import cores
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.stacked import KernelNetwork
 from fedauc.interfaces import Algorithm, Batch, BatchSize, Cohort, Order, Phase, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map
+from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_leaves, tree_map
 
 CHECKED = ("TENSOR_MATCH", "SHAPE_ENV", "DUPLICATE_INPUT")
 """What a call checks before it trusts what was compiled: its tensors. The engine itself does not change."""
 
 OPTIONS: dict[str, Any] = {
+    "cpp.threads": 1,
     "cpp_wrapper": True,
     "guard_filter_fn": lambda guards: [guard.guard_type in CHECKED for guard in guards],
     "realize_reads_threshold": 1,
 }
-"""A C++ caller instead of a Python one; and gathered rows are written down, since a step reads them twice."""
+"""One thread, since others would wait for work by turning in circles; a C++ caller instead of a Python one, so that two
+threads can call it; and gathered rows are written down, since a step reads them twice."""
 
 TRUST = 1e-3
 """How far a compiled visit's first result may be from the plain steps', relative to the largest value."""
 
+LARGE = 1 << 23
+"""Multiplications of a whole visit from which two cores are worth a second call."""
+
 Compiled = Callable[..., Any]
 Arguments = tuple[Any, ...]
+Returned = tuple[Upload, Tree, Tensor]
+"""The reduced upload, what clients remember, and their mean loss."""
 
 
 class Kind(NamedTuple):
@@ -76,16 +85,15 @@ class CompiledEngine(StackedEngine):
             raise Unsupported("it has layers without a kernel, which are not compiled")
         _check_compiler()
         self.lengths = self._stacked.lengths
+        self._other = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self._visits: dict[Kind, Compiled | None] = {}
         self._loops: dict[Kind, Compiled | None] = {}
 
-    @torch.no_grad()
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
-        """Visit the cohort side by side."""
+    def _visited(self, order: Order, cohort: Cohort) -> Visits:
         kind = Kind(len(cohort.clients) == 1, order.phase.local_steps == 1, order.phase.batch)
         # A scoring cycle is too short to compile for.
         if order.phase.scoring or self._visits.get(kind, self) is None:
-            return super().visit(order, cohort)
+            return super()._visited(order, cohort)
         rows, memory, shares = self._draw(order, cohort), self._recall(order, cohort), self._shares(cohort)
         shared, anchor = _apart((order.shared, order.anchor))
         arguments = (kind.batch, self._step_size(order), rows, memory, shares, shared, anchor)
@@ -95,10 +103,25 @@ class CompiledEngine(StackedEngine):
             self._visits[kind] = _trusted(self._visit, arguments, plain)
         compiled = self._visits[kind]
         if compiled is None:
-            return super().visit(order, cohort)
-        upload, memory, value = compiled(*arguments)
+            return super()._visited(order, cohort)
+        halved = self._is_small(order, cohort) and self._products(order, cohort) * order.phase.local_steps >= LARGE
+        upload, memory, value = (self._by_halves if halved else _at_once)(compiled, arguments)
         self._remember(memory, cohort)
         return Visits(upload, value)
+
+    def _by_halves(self, compiled: Compiled, arguments: Arguments) -> Returned:
+        """Each half of a cohort on a core of its own; with the same bits if there is only one."""
+        batch, step_size, rows, memory, shares, *sent = arguments
+        middle = len(shares) // 2
+        if middle < 2:
+            return _at_once(compiled, arguments)
+        cuts = (slice(middle), slice(middle, None))
+        given = [tree_map(lambda leaf, cut=cut: leaf[cut], (rows, memory, shares)) for cut in cuts]
+        first, second = ((batch, step_size, *part, *sent) for part in given)
+        if cores() == 1:
+            return _added([compiled(*first), compiled(*second)], middle / len(shares))
+        other = self._other.submit(_quietly, compiled, second)
+        return _added([compiled(*first), other.result()], middle / len(shares))
 
     def _plain(self, order: Order, cohort: Cohort, memory: Tree, rows: Rows, shares: Tensor) -> Tree:
         """What a compiled visit must give."""
@@ -163,6 +186,24 @@ class CompiledEngine(StackedEngine):
         index, own, moves = drawn
         inputs = self._inputs[index]
         return Batch(inputs if is_empty(moves) else move(inputs, moves), self._labels[index], weights, own)
+
+
+def _at_once(compiled: Compiled, arguments: Arguments) -> Returned:
+    returned: Returned = compiled(*arguments)
+    return returned
+
+
+def _quietly(compiled: Compiled, arguments: Arguments) -> Returned:
+    """In a thread of its own, which has not heard that no gradients are wanted."""
+    with torch.no_grad():
+        return _at_once(compiled, arguments)
+
+
+def _added(halves: Sequence[Returned], share: float) -> Returned:
+    """What a cohort returns, from its halves: each brings its clients' part of the mean."""
+    (one, left, first), (two, right, second) = halves
+    pool, memory = tree_map(lambda *leaves: torch.cat(leaves), (one.pool, left), (two.pool, right))
+    return Upload(tree_add(one.mean, two.mean), pool), memory, share * first + (1 - share) * second
 
 
 def _phase(batch: BatchSize, step_size: Tensor, rows: Rows) -> Phase:

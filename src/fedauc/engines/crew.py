@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -43,6 +44,25 @@ class Crew:
 
 
 def spare_cores() -> int:
-    """Cores of this process for each of torch's threads; processes of one torchrun share theirs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    """Cores of this process for each of torch's threads."""
+    return max(1, cores() // torch.get_num_threads())
+
+
+def cores() -> int:
+    """Cores of this process; processes of one torchrun share theirs."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Let torch use one thread, if that is wanted: for small operations, sharing costs more than it saves."""
+    threads = torch.get_num_threads() if wanted else 1
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

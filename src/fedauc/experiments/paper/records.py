@@ -69,6 +69,12 @@ class Record:
         """The last evaluated cycle of a run that reached its end."""
         return None if self.stopped or not self.curve else self.curve[-1]
 
+    @property
+    def selected(self) -> float | None:
+        """Test AUC at the evaluated cycle with the highest validation AUC, the first of equals."""
+        judged = [(point.validation_auc, point.auc) for point in self.curve if point.validation_auc is not None]
+        return max(judged, key=lambda pair: pair[0])[1] if self.final and judged else None
+
 
 class Store:
     """A folder of records: `runs/` holds them, `ranks/` the test ranks of those that a table tests."""

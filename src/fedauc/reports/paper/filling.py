@@ -31,9 +31,10 @@ class Reach(NamedTuple):
 class Filled:
     """A cell: test AUC at the end over runs, runs done and stopped of those asked for, and the paper's number.
 
-    `precision` is average precision at the end, `curve` the mean over the runs done. `p_value` is against the column's
-    best row, which has none itself; `versus` has that against each of the paper's own methods. `reach` is where the
-    curve of a cell whose runs are all done first meets the first row's last AUC.
+    `precision` is average precision at the end, `selected` test AUC where validation AUC is highest, `curve` the mean
+    over the runs done. `p_value` is against the column's best row, which has none itself; `versus` has that against
+    each of the paper's own methods. `reach` is where the curve of a cell whose runs are all done first meets the first
+    row's last AUC.
     """
 
     asked: int
@@ -41,6 +42,7 @@ class Filled:
     stopped: int
     auc: Spread | None
     precision: Spread | None = None
+    selected: Spread | None = None
     curve: tuple[Point, ...] = ()
     paper: Printed | None = None
     best: bool = False
@@ -98,8 +100,8 @@ class Filler:
         flat = [record for case in cases for record in case]
         done = [record for record in flat if record and record.final]
         stopped = sum(bool(record and record.stopped) for record in flat)
-        auc, precision = (_spread(cases, cell.column.averaged, what) for what in ("auc", "average_precision"))
-        return Filled(len(flat), len(done), stopped, auc, precision, mean_curve(done))
+        spreads = (_spread(cases, cell.column.averaged, what) for what in ("auc", "average_precision", "selected"))
+        return Filled(len(flat), len(done), stopped, *spreads, mean_curve(done))
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell."""

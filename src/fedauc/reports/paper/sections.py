@@ -14,7 +14,7 @@ from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.reports.paper.claims import CLAIMS, claims
 from fedauc.reports.paper.orderings import Shown, departures, matrix, orderings, overview
-from fedauc.reports.paper.tables import REACHED, grid, markdown, precision_text, rows
+from fedauc.reports.paper.tables import REACHED, grid, markdown, precision_text, rows, selected_text
 from fedauc.reports.paper.testing import LEAST
 
 FIGURES = "figures"
@@ -79,6 +79,9 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     if others := tuple(column for column in sheet.columns if column not in theirs):
         yield from map(prose, _foreign(sheet, facts))
         yield markdown(replace(sheet, columns=others), shown.filled)
+    if sheet.name.startswith("table") and any(cell.selected for cell in shown.filled.values()):
+        yield prose("Test AUC where a run's validation AUC was highest, mean ± standard deviation over runs:")
+        yield grid(rows(sheet, shown.filled, selected_text))
     if sheet.precision:
         yield prose("Average precision after the last cycle, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, precision_text))

@@ -12,6 +12,7 @@ from fedauc.data.statistics import PAPER, statistics
 from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import Sheet
 from fedauc.reports.paper.filling import Filled, Key, marks
+from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
 LEGEND = (
@@ -56,11 +57,18 @@ def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
 
 def precision_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of average precisions, such as `.8812 ± .0120`."""
-    cell = filled[key]
-    if cell.precision is None:
+    return _plain(filled[key].precision, filled[key].done)
+
+
+def selected_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """A cell of AUCs at the selected cycles, such as `.9012 ± .0020`."""
+    return _plain(filled[key].selected, filled[key].done)
+
+
+def _plain(spread: Spread | None, done: int) -> str:
+    if spread is None:
         return "-"
-    spread = f" ± {share(cell.precision.deviation, 4)}" if cell.done > 1 else ""
-    return f"{share(cell.precision.mean, 4)}{spread}"
+    return share(spread.mean, 4) + (f" ± {share(spread.deviation, 4)}" if done > 1 else "")
 
 
 def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
