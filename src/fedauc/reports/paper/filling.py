@@ -100,8 +100,9 @@ class Filler:
         flat = [record for case in cases for record in case]
         done = [record for record in flat if record and record.final]
         stopped = sum(bool(record and record.stopped) for record in flat)
-        spreads = (_spread(cases, cell.column.averaged, what) for what in ("auc", "average_precision", "selected"))
-        return Filled(len(flat), len(done), stopped, *spreads, mean_curve(done))
+        kinds = ("auc", "average_precision", "selected")
+        auc, precision, selected = (_spread(cases, cell.column.averaged, what) for what in kinds)
+        return Filled(len(flat), len(done), stopped, auc, precision, selected, mean_curve(done))
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell."""
