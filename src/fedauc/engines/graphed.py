@@ -27,6 +27,9 @@ from fedauc.trees import tree_leaves, tree_map
 WIDTH = 64
 """Clients of one run that are stepped side by side; larger cohorts come in waves."""
 
+RUNS = 3
+"""Runs in one stack of lanes; those left over have one each, since every size of stack is compiled by itself."""
+
 _known: dict[object, Compiled] = {}
 """Steps that later runs of the same shape take over."""
 
@@ -193,6 +196,16 @@ def _kind(opened: Opened) -> object:
     phase = opened.order.phase
     shapes = tuple(leaf.shape[1:] for leaf in tree_leaves((opened.local, opened.rows)))
     return phase.scoring, phase.local_steps, phase.batch, shapes
+
+
+def _shared(runs: int, most: int) -> list[slice]:
+    """The runs of each stack: so many, as long as there are enough, and then one by one.
+
+    >>> _shared(5, 3)
+    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    whole = runs - runs % most
+    return [slice(a, a + most) for a in range(0, whole, most)] + [slice(a, a + 1) for a in range(whole, runs)]
 
 
 def _resting(opened: Opened) -> Opened:
