@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.data.clients import Clients
+from fedauc.data.clients import Clients, Examples
 from fedauc.data.prepare import Split, prepare
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
@@ -140,7 +140,7 @@ class Run:
 
     def _evaluate(self, model: Model, finished: Round) -> dict[str, Any]:
         evaluate = Evaluator(self.config.recipe.algorithm, self.assembly.network)
-        _, validation, test, _ = self.data.split
+        validation, test = self.data.held(self.config.recipe.device)
         found = evaluate(model, test, finished.phase)._asdict()
         if validation is not None:
             found["validation_auc"] = evaluate(model, validation, finished.phase).auc
@@ -152,7 +152,7 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Write the result of the last state, and return it."""
-        network, test = self.assembly.network, self.data.split.test
+        network, (_, test) = self.assembly.network, self.data.held(self.config.recipe.device)
         outputs = Evaluator(self.config.recipe.algorithm, network).outputs(self._model, test)
         labels = test.labels.cpu().numpy()
         result = {"data": self.data.split.note, "final": self.folder.records()[-1], **self._by_group(labels, outputs)}
@@ -184,6 +184,7 @@ class Prepared:
     def __init__(self, split: Split) -> None:
         self.split = split
         self._moved: dict[tuple[str, str], Clients] = {}
+        self._held: dict[str, tuple[Examples | None, Examples]] = {}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -201,6 +202,17 @@ class Prepared:
         if key not in self._moved:
             self._moved[key] = self.split.train.to(DTYPES[recipe.dtype], recipe.device)
         return self._moved[key]
+
+    def held(self, device: str) -> tuple[Examples | None, Examples]:
+        """Validation and test rows, their inputs where they are scored: sent once, not with every evaluation."""
+        if device not in self._held:
+            validation, test = (
+                part and part._replace(inputs=part.inputs.to(device))
+                for part in (self.split.validation, self.split.test)
+            )
+            assert test is not None
+            self._held[device] = validation, test
+        return self._held[device]
 
 
 class Loader:
