@@ -92,7 +92,7 @@ def test_an_app_has_all_it_needs_and_ships_no_secret(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert shown.stdout.startswith("384 ")
     trial.flwr("build", "--app", str(folder))
-    (bundle,) = [path for place in (folder, Path.cwd()) for path in place.glob("*.fab")]
+    (bundle,) = tmp_path.rglob("*.fab")
     names = zipfile.ZipFile(bundle).namelist()
     bundle.unlink()
     assert {name for name in names if name.endswith(".py")} == {
