@@ -90,7 +90,7 @@ def samples(sizes: np.ndarray, count: int, clients: Sequence[int] | np.ndarray, 
 
 
 def demand(size: int, count: int) -> int:
-    """Random words behind one client's row of `samples`, to within a few."""
+    """About as many random words as one client's row of `samples` takes: at most twice."""
     return count + count // SPARSE + SPARSE if count * SPARSE <= size else max(size, count)
 
 

@@ -59,6 +59,11 @@ class ModuleNetwork(Network):
         return Cut(tuple(t.numel() for t in self._parameters.values()))
 
     @property
+    def channels_last(self) -> bool:
+        """Whether the flat vector holds convolutions' weights with their channels last."""
+        return self._last
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The trainable parameters, in the flat vector's order."""
         return tuple(self._parameters)
@@ -125,7 +130,8 @@ class ModuleNetwork(Network):
         def pullback(cotangent: Tensor) -> Any:
             (gradients,) = pull(cotangent)
             if isinstance(weights, Pieces):
-                return gathered([self._turn(each, 1).flatten(1) for each in gradients.values()])
+                turned = [self._turn(each, 1).to(self.dtype) for each in gradients.values()]
+                return gathered([each.reshape(len(each), -1) for each in turned])
             return self._flat(gradients, self.dtype, 1)
 
         return Scored(outputs, buffers, pullback)

@@ -64,6 +64,25 @@ class Pieces:
         return Pieces(*(act(part, other) for part in self))
 
 
+class Each:
+    """A number for each vector `[...]`, which multiplies vectors in pieces and such numbers, and nothing else.
+
+    As a plain tensor it would also meet a batch of as many rows as there are vectors, and be wrong in silence.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Pieces | int | float):
+            return self._numbers * other
+        if isinstance(other, Tensor) and other.shape == self._numbers.shape:
+            return self._numbers * other
+        raise TypeError(f"a number for each of {tuple(self._numbers.shape)} vectors meets something else")
+
+    __rmul__ = __mul__
+
+
 class Cut(NamedTuple):
     """How a vector comes apart: the length of each of its consecutive parts, in order. Without any, it stays whole."""
 

@@ -35,9 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
     "cycp-pairwise": {"groups": 7, "stages": ADAPTIVE},
     "codasca": {"prox": 0.1, "local_steps": 1},
     "a-scaffold": {"groups": 2},
+    "scaffold": {"per_round": 4},
 }
 """Groups of 4 and 3 clients; groups of one, and scores to collect; one step, a stage's reference, memories, and duals
-that are one and the same zero at first; memories that roll over."""
+that are one and the same number at first; memories that roll over; a mean over steps."""
 
 
 @pytest.fixture(autouse=True)
@@ -155,8 +156,7 @@ def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
     for count in (2, 1):
         monkeypatch.setattr(compiled, "cores", lambda count=count: count)
         engine = agree(method, **own)
-        # The thread starts with its first task.
-        assert bool(engine._other._threads) == (count == 2)
+        assert bool(engine._threads) == (count == 2)
         training, _, start = assembled("compiled", method, **own)
         last.append([*training.rounds(start)][-1].state.server)
     pairs = zip(*map(tree_leaves, last), strict=True)

@@ -15,21 +15,20 @@ from fedauc import Clients, pieces
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.engines import graphed, lanes
-from fedauc.engines.capture import Compiled, ready
+from fedauc.engines.capture import ready
 from fedauc.engines.graphed import GraphedEngine, Together
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.lanes import Step
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble
 from fedauc.interfaces import Batch, Model, Network, Order
 from fedauc.models import models
 from fedauc.models.model import Scale
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.training import Round
-from fedauc.trees import Tree, tree_leaves
+from fedauc.trees import Tree
+from graphed_runs import WAYS, distance, only, ran, settings, settled, table, tiny
 
 METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
-WAYS = ["stacked", "single"]
 
 
 def images() -> Clients:
@@ -58,33 +57,6 @@ def network(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 def group(channels: int) -> nn.Module:
     return nn.GroupNorm(2, channels)
-
-
-def settings(method: str, **changes: Any) -> Recipe:
-    """Two clients a round, three steps, crops, in float64."""
-    own: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
-    return Recipe.of(method, **{**own, "dtype": "float64", "weight_decay": 1e-3, **changes})
-
-
-def ran(assembly: Assembly) -> list[Round]:
-    return list(assembly.training.rounds(assembly.start))
-
-
-def distance(one: Round, other: Round) -> float:
-    pairs = zip(tree_leaves(one.state.server), tree_leaves(other.state.server), strict=True)
-    return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in pairs if a.numel())
-
-
-def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
-    """Let engines take steps in one way only."""
-    plain = GraphedEngine.steps
-
-    def steps(self: GraphedEngine, scoring: bool) -> graphed.Steps:
-        step = Step(self._algorithm, self._network, way == "stacked")
-        made: Step | Compiled = Compiled(step) if compiled and not scoring else step
-        return plain(self, scoring)._replace(ways=(made,))
-
-    monkeypatch.setattr(GraphedEngine, "steps", steps)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
@@ -190,21 +162,6 @@ def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
     assert distance(loop[-1], plain[-1]) > 1e-3
 
 
-def tiny() -> nn.Module:
-    torch.default_generator.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-
-def table(count: int = 7) -> Clients:
-    rng = np.random.default_rng(1)
-    rows = 9 * count
-    return Clients.from_arrays(rng.normal(size=(rows, 3)), np.arange(rows) % 3 == 0, client=np.arange(rows) // 9)
-
-
-def settled(method: str, **changes: Any) -> Recipe:
-    return settings(method, **{"augment": "none", **changes})
-
-
 def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven clients in lanes for three: waves of three, three and one."""
     monkeypatch.setattr(graphed, "WIDTH", 3)
@@ -213,6 +170,21 @@ def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyP
         loop = ran(assemble(settled(method, engine="loop", **changes), tiny(), table()))
         mine = ran(assemble(settled(method, engine="graphed", **changes), tiny(), table()))
         assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+def test_an_interrupted_first_visit_leaves_nothing_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while compiling: the next visit starts again, and trains."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    assembly = assemble(settled("cycp-fedavg", engine="graphed"), tiny(), table())
+    with monkeypatch.context() as patch:
+        patch.setattr(graphed, "ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ran(assembly)
+    loop = ran(assemble(settled("cycp-fedavg", engine="loop"), tiny(), table()))
+    assert distance(loop[-1], ran(assembly)[-1]) < 1e-11
 
 
 def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:

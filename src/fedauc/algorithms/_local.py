@@ -37,10 +37,10 @@ def descend(weights: Tensor, direction: Tensor, step_size: float | Tensor, weigh
     """w - η (g + decay · w)."""
     if weight_decay:
         direction = direction + weight_decay * weights
-    if isinstance(step_size, Tensor):
-        # A compiled step takes it as an input, so that a new stage needs no new compilation.
-        return weights - step_size * direction
-    return torch.sub(weights, direction, alpha=step_size)
+    if isinstance(step_size, int | float):
+        return torch.sub(weights, direction, alpha=step_size)
+    # A compiled step takes it as an input, so that a new stage needs no new compilation.
+    return weights - step_size * direction
 
 
 def moved(shared: Tree, reduced: Upload) -> Tree:

@@ -36,7 +36,10 @@ def zeros(count: int) -> np.ndarray:
     private = getattr(mmap, "MAP_PRIVATE", 0)
     if count < LARGE or not private:
         return np.zeros(count, dtype=np.float32)
-    return np.frombuffer(mmap.mmap(-1, 4 * count, private | mmap.MAP_ANONYMOUS), dtype=np.float32)
+    room = mmap.mmap(-1, 4 * count, private | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, dtype=np.float32)
 
 
 def give_back() -> None:

@@ -62,7 +62,7 @@ class Apart(CustomGraphPass):
     def _push(self, node: Node, parts: dict[Node, list[Node]]) -> None:
         """Do to the parts what is done to a joint, and join the results."""
         shape, graph = node.meta["val"].shape, node.graph
-        if any(other.meta["val"].ndim and other.meta["val"].shape != shape for other in node.all_input_nodes):
+        if any(_ndim(other) and other.meta["val"].shape != shape for other in node.all_input_nodes):
             return
         with graph.inserting_before(node):
             whole = [self._parts(argument, parts) for argument in node.args]
@@ -73,13 +73,18 @@ class Apart(CustomGraphPass):
 
     def _parts(self, argument: Any, parts: dict[Node, list[Node]]) -> list[Any]:
         """An operand for each of the parts; one that was never joined is cut, which costs nothing."""
-        if not isinstance(argument, Node) or not argument.meta["val"].ndim:
+        if not isinstance(argument, Node) or not _ndim(argument):
             return [argument] * len(self._lengths)
         if argument in parts:
             return parts[argument]
         ends = [sum(self._lengths[: place + 1]) for place in range(len(self._lengths))]
         pairs = zip(ends, self._lengths, strict=True)
         return [_called(argument.graph, aten.slice.Tensor, (argument, 1, end - n, end), {}) for end, n in pairs]
+
+
+def _ndim(node: Node) -> int:
+    """Dimensions; a number of steps or clients, which the compiler does not know, has none."""
+    return getattr(node.meta["val"], "ndim", 0)
 
 
 def _called(graph: Graph, target: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Node:

@@ -147,13 +147,15 @@ def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[
     graph = torch.cuda.CUDAGraph()
     # An old graph that is collected during a capture spoils it.
     gc.collect()
+    collecting = gc.isenabled()
     gc.disable()
     try:
         with torch.cuda.graph(graph):
             fan_out()
             at.add_(1)
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
     return graph.replay
 
 

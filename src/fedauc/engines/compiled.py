@@ -9,6 +9,7 @@ needs no new compilation.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -85,7 +86,7 @@ class CompiledEngine(StackedEngine):
             raise Unsupported("it has layers without a kernel, which are not compiled")
         _check_compiler()
         self.lengths = self._stacked.lengths
-        self._other = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._visits: dict[Kind, Compiled | None] = {}
         self._loops: dict[Kind, Compiled | None] = {}
 
@@ -120,8 +121,15 @@ class CompiledEngine(StackedEngine):
         first, second = ((batch, step_size, *part, *sent) for part in given)
         if cores() == 1:
             return _added([compiled(*first), compiled(*second)], middle / len(shares))
-        other = self._other.submit(_quietly, compiled, second)
+        other = self._thread().submit(_quietly, compiled, second)
         return _added([compiled(*first), other.result()], middle / len(shares))
+
+    def _thread(self) -> ThreadPoolExecutor:
+        """A thread beside this one. A process that was forked has none of its parent's."""
+        process = os.getpid()
+        if process not in self._threads:
+            self._threads = {process: ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))}
+        return self._threads[process]
 
     def _plain(self, order: Order, cohort: Cohort, memory: Tree, rows: Rows, shares: Tensor) -> Tree:
         """What a compiled visit must give."""
@@ -220,7 +228,7 @@ def _trusted(method: Any, arguments: Arguments, plain: Tree) -> Compiled | None:
         if all(_alike(*pair) for pair in pairs):
             return compiled
         reason = "the result differs"
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()[:20])
     logging.getLogger("fedauc").info("a part of a visit is not compiled: %s", reason)
     return None

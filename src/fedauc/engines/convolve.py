@@ -314,7 +314,8 @@ class LastGroupNorm(nn.GroupNorm):
         # Sums over pixels first: memory is then read in order, which sums over a group's few channels would not.
         sums = (part.sum((2, 3)).view(rows, self.num_groups, -1).sum(-1) for part in (wide, wide.square()))
         mean, square = (part / (height * width * channels // self.num_groups) for part in sums)
-        scale = torch.rsqrt(square - mean.square() + self.eps)
+        # Rounding may leave a little less than nothing of an image without contrast.
+        scale = torch.rsqrt((square - mean.square()).clamp(min=0) + self.eps)
         scale, shift = (part.repeat_interleave(channels // self.num_groups, 1) for part in (scale, mean))
         if self.affine:
             scale, shift = scale * self.weight, shift * scale * self.weight - self.bias
@@ -331,6 +332,8 @@ class LastBatchNorm2d(nn.BatchNorm2d):
         wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         spread, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
         rows, share = inputs.numel() // inputs.shape[1], self.momentum
+        if rows == 1:
+            raise ValueError("BatchNorm has 1 value per channel to train on; it needs at least 2: use larger batches")
         assert share is not None
         for kept, now in ((self.running_mean, mean), (self.running_var, spread * (rows / (rows - 1)))):
             assert kept is not None

@@ -70,8 +70,8 @@ class GraphedEngine(StackedEngine):
     def twin(self) -> tuple[object, ...]:
         """Engines with the same may share a graph."""
         network, rows = self._network, self._inputs
-        ways = (network.dtype, network.mixed, network.device, rows.dtype, rows.shape[1:], self._setting.augment)
-        return self._algorithm, signature(network.plain), *ways
+        ways = (network.dtype, network.mixed, network.device, network.channels_last)
+        return self._algorithm, signature(network.plain), *ways, rows.dtype, rows.shape[1:], self._setting.augment
 
     def steps(self, scoring: bool) -> Steps:
         """The local step, and the ways to take it."""
@@ -143,8 +143,8 @@ class Together:
             return
         found = [mine for mine in opened if mine is not None]
         phase = found[0].order.phase
-        # The old lanes go first: they hold whole models.
-        self._stacks, self._take, self._kind = [], lambda: None, kind
+        # The old lanes go first: they hold whole models. Nothing fits until all is ready: compiling may be interrupted.
+        self._stacks, self._take, self._kind = [], lambda: None, None
         widest = max(engine.widest for engine in self._engines)
         self._width = min(WIDTH, max(widest, *(len(mine.cohort.clients) for mine in found)))
         if phase.scoring not in self._steps:
@@ -152,17 +152,19 @@ class Together:
         self._at = torch.zeros(1, dtype=torch.int64, device=found[0].rows.weights.device)
         self._stacks = self._stacked([mine or _resting(found[0]) for mine in opened], self._steps[phase.scoring])
         self._take = ready(self._stacks, self._at, self._steps[phase.scoring].ways)
+        self._kind = kind
 
     def _stacked(self, opened: list[Opened], steps: Steps) -> list[Lanes]:
         """Lanes of as many runs together as may be; of each by itself, where its states need that."""
-        data, most = [engine.data for engine in self._engines], max(1, WIDTH // self._width)
+        data = [engine.data for engine in self._engines]
+
+        def stacks(most: int) -> list[Lanes]:
+            return [make_lanes(data[part], opened[part], self._width, steps.plain) for part in _shared(len(data), most)]
+
         try:
-            parts = range(0, len(data), most)
-            return [make_lanes(data[a : a + most], opened[a : a + most], self._width, steps.plain) for a in parts]
+            return stacks(max(1, min(RUNS, WIDTH // self._width)))
         except Apart:
-            return [
-                make_lanes([each], [mine], self._width, steps.plain) for each, mine in zip(data, opened, strict=True)
-            ]
+            return stacks(1)
 
     def _wave(self, opened: list[Opened | None]) -> list[Advanced | None]:
         """Every local step of as many clients as there are lanes."""

@@ -19,7 +19,7 @@ from fedauc.engines.convolve import stackable
 from fedauc.engines.simulator import Once
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
 from fedauc.network import ModuleNetwork
-from fedauc.pieces import Cut, Pieces, is_large
+from fedauc.pieces import Cut, Each, Pieces, is_large
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
 
 
@@ -80,7 +80,8 @@ class Lanes(NamedTuple):
         """What a run's first lanes hold after the last step; the scores are kept long after the lanes move on."""
         mine = slice(run * self.width, run * self.width + count)
         local = self.cut.joined(tree_map(lambda leaf: leaf[mine], self.local))
-        return Advanced(local, tree_map(lambda leaf: leaf[mine].clone(), self.emitted), self.losses[mine, 0].clone())
+        emitted = self.cut.joined(tree_map(lambda leaf: leaf[mine].clone(), self.emitted))
+        return Advanced(local, emitted, self.losses[mine, 0].clone())
 
     def single(self) -> list[Lanes]:
         """Each lane for itself, as views."""
@@ -103,7 +104,9 @@ class Lanes(NamedTuple):
             wide = leaf[:, None].expand(count, width, *leaf.shape[1:])
             return wide.flatten(0, 1) if count > 1 else wide[0]
 
-        return Order(phase, *tree_map(spread, (shared, anchor)))
+        each: Any = Each(phase.step_size) if isinstance(phase.step_size, Tensor) and phase.step_size.ndim else None
+        own = phase if each is None else phase._replace(step_size=each)
+        return Order(own, *tree_map(spread, (shared, anchor)))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor but the data's."""
@@ -162,10 +165,13 @@ class Step:
     def move(self, lanes: Lanes, at: Tensor, drawn: Data) -> None:
         """The step, on rows that have been gathered."""
         local, emitted, losses = self.look(lanes, at, drawn)
-        lanes.lighten(local)
-        tree_map(lambda old, new: old if old is new else old.copy_(new), lanes.local, local)
         room = (lanes.emitted, lanes.losses)
         tree_map(lambda old, new: old.index_copy_(1, at, new[:, None]), room, (emitted, losses))
+        # What a state takes over from another place of the old one must not be overwritten first.
+        known = set(map(id, tree_leaves(lanes.local)))
+        local = tree_map(lambda old, new: new.clone() if id(new) in known - {id(old)} else new, lanes.local, local)
+        lanes.lighten(local)
+        tree_map(lambda old, new: old if old is new else old.copy_(new), lanes.local, local)
 
     def look(self, lanes: Lanes, at: Tensor, drawn: Data) -> tuple[Tree, Tree, Tensor]:
         """The state after step `at`, what the step emits, and the losses before it."""
@@ -242,7 +248,7 @@ def _lightened(lanes: Lanes, network: ModuleNetwork) -> Lanes:
     layers = dict(network.plain.named_modules())
     sizes = zip(network.names, network.cut.lengths, strict=True)
     large = [layers[name.rpartition(".")[0]] for name, length in sizes if is_large(length)]
-    convolutions = itertools.takewhile(lambda layer: isinstance(layer, nn.Conv2d), large)
+    convolutions = itertools.takewhile(lambda layer: type(layer) is nn.Conv2d, large)
     return lanes._replace(light=tuple(piece.bfloat16() for piece, _ in zip(model.weights, convolutions, strict=False)))
 
 

@@ -1,0 +1,78 @@
+"""Lanes: states, rules and parameters of every kind give the loop's result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedauc import pieces
+from fedauc.algorithms._local import point_gradient
+from fedauc.algorithms.fedavg import FedAvg
+from fedauc.experiments.recipe import assemble
+from fedauc.interfaces import Batch, Model, Network, Order, Upload
+from fedauc.trees import Tree
+from graphed_runs import WAYS, distance, only, ran, settled, table, tiny
+
+
+class Ball(NamedTuple):
+    """The model, and its weights before the last step."""
+
+    model: Model
+    before: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heavy(FedAvg):  # type: ignore[misc]
+    """Heavy ball: the state keeps the weights before the last step, and every step emits its gradient."""
+
+    def begin(self, order: Order, memory: Tree) -> Any:
+        return Ball(order.shared, order.shared.weights)
+
+    def step(self, network: Network, order: Order, local: Any, batch: Batch) -> tuple[Any, Tree]:
+        gradient = point_gradient(self.objective, network, local.model, batch)
+        weights = local.model.weights - 0.05 * gradient.weights + 0.5 * (local.model.weights - local.before)
+        return Ball(Model(weights, gradient.buffers), local.model.weights), gradient.weights
+
+    def monitor(self, network: Network, order: Order, local: Any, batch: Batch) -> Tensor:
+        return super().monitor(network, order, local.model, batch)
+
+    def finish(self, order: Order, memory: Tree, local: Any, emitted: Tree) -> tuple[Upload, Tree]:
+        steps: Tensor = emitted.mean(-2)
+        return Upload(mean=Model(local.model.weights - order.shared.weights + 0.1 * steps, local.model.buffers)), ()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_may_move_leaves_about_and_a_step_may_emit_vectors(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, way)
+    monkeypatch.setattr(pieces, "LARGE", 10)
+    recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
+    loop, mine = (ran(assemble(replace(recipe, algorithm=Heavy()), tiny(), table())) for recipe in recipes)
+    assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+def test_a_parameter_without_dimensions_trains() -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.heat = nn.Linear(3, 1), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            scores: Tensor = self.heat * self.linear(inputs)
+            return scores
+
+    torch.default_generator.manual_seed(0)
+    module = Tempered()
+    loop, mine = (ran(assemble(settled("cycp-fedavg", engine=e), module, table())) for e in ("loop", "graphed"))
+    assert distance(loop[-1], mine[-1]) < 1e-11
+
+
+def test_a_step_size_for_each_lane_meets_numbers_for_each_lane_alone() -> None:
+    """A batch of as many rows as there are lanes would be scaled in silence, row by row instead of lane by lane."""
+    each = pieces.Each(torch.tensor([0.1, 0.2]))
+    with pytest.raises(TypeError, match=r"a number for each of \(2,\) vectors meets something else"):
+        each * torch.ones(2, 2)
+    assert torch.equal(each * torch.ones(2), torch.tensor([0.1, 0.2]))

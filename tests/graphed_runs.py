@@ -1,0 +1,63 @@
+"""Short runs on the graphed engine, and how far two of them are from each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedauc import Clients
+from fedauc.engines import graphed
+from fedauc.engines.capture import Compiled
+from fedauc.engines.graphed import GraphedEngine
+from fedauc.engines.lanes import Step
+from fedauc.experiments.recipe import Assembly, Recipe
+from fedauc.training import Round
+from fedauc.trees import tree_leaves
+
+WAYS = ["stacked", "single"]
+
+
+def settings(method: str, **changes: Any) -> Recipe:
+    """Two clients a round, three steps, crops, in float64."""
+    own: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
+    return Recipe.of(method, **{**own, "dtype": "float64", "weight_decay": 1e-3, **changes})
+
+
+def ran(assembly: Assembly) -> list[Round]:
+    return list(assembly.training.rounds(assembly.start))
+
+
+def distance(one: Round, other: Round) -> float:
+    pairs = zip(tree_leaves(one.state.server), tree_leaves(other.state.server), strict=True)
+    return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in pairs if a.numel())
+
+
+def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
+    """Let engines take steps in one way only."""
+    plain = GraphedEngine.steps
+
+    def steps(self: GraphedEngine, scoring: bool) -> graphed.Steps:
+        step = Step(self._algorithm, self._network, way == "stacked")
+        made: Step | Compiled = Compiled(step) if compiled and not scoring else step
+        return plain(self, scoring)._replace(ways=(made,))
+
+    monkeypatch.setattr(GraphedEngine, "steps", steps)
+
+
+def tiny() -> nn.Module:
+    torch.default_generator.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def table(count: int = 7) -> Clients:
+    rng = np.random.default_rng(1)
+    rows = 9 * count
+    return Clients.from_arrays(rng.normal(size=(rows, 3)), np.arange(rows) % 3 == 0, client=np.arange(rows) // 9)
+
+
+def settled(method: str, **changes: Any) -> Recipe:
+    return settings(method, **{"augment": "none", **changes})
