@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
     "guard_filter_fn": lambda guards: [guard.guard_type in CHECKED for guard in guards],
     "realize_reads_threshold": 1,
 }
-"""One thread, since others would wait for work by turning in circles; a C++ caller instead of a Python one, so that two
+"""One thread, since two take twice as long beside torch's own (docs/performance.md); a C++ caller instead of a Python one, so that two
 threads can call it; and gathered rows are written down, since a step reads them twice."""
 
 TRUST = 1e-3
