@@ -39,8 +39,8 @@ OPTIONS: dict[str, Any] = {
     "guard_filter_fn": lambda guards: [guard.guard_type in CHECKED for guard in guards],
     "realize_reads_threshold": 1,
 }
-"""One thread, since two take twice as long beside torch's own; a C++ caller instead of a Python one, so that two threads
-can call it; and gathered rows are written down, since a step reads them twice."""
+"""One thread, since two take twice as long beside torch's own; a C++ caller instead of a Python one, so that two
+threads can call it; and gathered rows are written down, since a step reads them twice."""
 
 TRUST = 1e-3
 """How far a compiled visit's first result may be from the plain steps', relative to the largest value."""
