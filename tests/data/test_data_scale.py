@@ -26,8 +26,6 @@ VALUES = np.arange(36, dtype=np.float32).reshape(12, 3)
 LABELS = np.arange(12) % 2
 CLIENT = np.arange(12) // 4
 
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
 
 def saved(folder: Path, values: np.ndarray = VALUES) -> Path:
     path = folder / "inputs.npy"
@@ -184,7 +182,6 @@ print(held() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory from /proc")
-@pytest.mark.skipif("[always]" in HUGE.read_text() if HUGE.exists() else False, reason="every page is a huge one")
 def test_rare_ones_among_zeros_take_a_page_each() -> None:
     done = subprocess.run([sys.executable, "-c", RARE], capture_output=True, text=True, check=True)
     # 128 ones, half a megabyte apart, in 64 MB: 128 pages of 4 KB, or 32 of 2 MB.

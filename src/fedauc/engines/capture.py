@@ -114,7 +114,7 @@ def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled])
             return _captured(_branches(stacks, step), at, step)
         # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
         # itself comes again from the last way, which nothing catches.
-        except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+        except (RuntimeError, TypeError, AssertionError) as error:
             reason = " ".join(str(error).split()[:40])
             logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)
     branches = _branches(stacks, steps[-1])

@@ -18,7 +18,7 @@ from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, StackedEngine
 from fedauc.engines.capture import Compiled, kept, ready
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.lanes import Apart, Data, Lanes, Step, make_lanes
+from fedauc.engines.lanes import Data, Lanes, Step, Unshared, make_lanes
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Cohort, Order, Setting, Visits
 from fedauc.network import ModuleNetwork, signature
@@ -163,7 +163,7 @@ class Together:
 
         try:
             return stacks(max(1, min(RUNS, WIDTH // self._width)))
-        except Apart:
+        except Unshared:
             return stacks(1)
 
     def _wave(self, opened: list[Opened | None]) -> list[Advanced | None]:

@@ -191,14 +191,14 @@ def take(lanes: Lanes, at: Tensor) -> Data:
     return Data(*(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)))
 
 
-class Apart(Exception):
+class Unshared(Exception):
     """Runs that cannot share a stack of lanes."""
 
 
 def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Step) -> Lanes:
     """Lanes of the right shapes, filled from the runs' visits; in pieces, if the algorithm can take that.
 
-    Only then can several runs share them (Apart otherwise): a step size per lane must meet vectors in pieces, or
+    Only then can several runs share them (Unshared otherwise): a step size per lane must meet vectors in pieces, or
     numbers, one per lane.
     """
     network = step.network
@@ -217,7 +217,7 @@ def _lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Ste
     given = [(cut.apart(mine.local, 1), mine.rows) for mine in opened]
     local, rows = tree_map(lambda *leaves: torch.cat([_spread(leaf, width) for leaf in leaves]), *given)
     if len(data) > 1 and not _by_number(local):
-        raise Apart
+        raise Unshared
     sent = [cut.apart((mine.order.shared, mine.order.anchor), 1) for mine in opened]
     shared, anchor = tree_map(lambda *leaves: torch.stack([leaf[0] for leaf in leaves]), *sent)
     phase, weights = opened[0].order.phase, rows.weights
