@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedauc.interfaces import Model, Network, Scored
-from fedauc.pieces import Cut, Pieces, gathered
+from fedauc.pieces import Cut, Pieces, Window
 
 
 class Compute(NamedTuple):
@@ -52,6 +52,7 @@ class ModuleNetwork(Network):
             raise ValueError(f"the model's parameters have dtypes {sorted(map(str, wide))}; use one: model.to(dtype)")
         (self.dtype,) = wide
         self.device = torch.device(device)
+        self._spare: nn.Module | None = None
 
     @property
     def cut(self) -> Cut:
@@ -62,6 +63,12 @@ class ModuleNetwork(Network):
     def channels_last(self) -> bool:
         """Whether the flat vector holds convolutions' weights with their channels last."""
         return self._last
+
+    def window(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Window:
+        """A window of a convolution's weights, where the flat vector has them."""
+        out, channels, *kernel = self._parameters[name].shape
+        shape, axis = ((out, *kernel, channels), 1) if self._last else ((out, channels, *kernel), 2)
+        return Window(shape, axis, rows, columns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,7 +90,9 @@ class ModuleNetwork(Network):
 
     def module(self, model: Model) -> nn.Module:
         """A copy of the module with the given state, in evaluation mode."""
-        filled = copy.deepcopy(self._module)
+        return self._filled(copy.deepcopy(self._module), model)
+
+    def _filled(self, filled: nn.Module, model: Model) -> nn.Module:
         own = {**dict(filled.named_parameters()), **dict(filled.named_buffers())}
         values = {**self._cut(model.weights, self._parameters), **self._counters(model.buffers)}
         with torch.no_grad():
@@ -104,16 +113,19 @@ class ModuleNetwork(Network):
 
         return Scored(outputs.detach(), buffers, pullback)
 
-    def trace(self, module: nn.Module, model: Model, inputs: Tensor, stacked: bool) -> Scored:
+    def trace(self, module: nn.Module, model: Model, inputs: Tensor, stacked: bool, cut: Cut) -> Scored:
         """The pass of a stack of clients, `[M, ...]` each, as pure functions; weights in pieces give such a gradient.
 
         `module` is this network's or one with the same parameters. Unless `stacked`, M is 1, and nothing is mapped.
+        Stacked modules take weights inside their windows, as `cut` has them.
         """
         weights: Tensor | Pieces = model.weights
-        parts = (
-            self.cut.parts(weights) if isinstance(weights, Pieces) else torch.split(weights, list(self.cut.lengths), -1)
-        )
-        own = self._named(parts, self._parameters)
+        if isinstance(weights, Pieces):
+            parts = cut.parts(weights) if stacked else cut.whole(weights)
+        else:
+            parts = list(torch.split(weights, list(self.cut.lengths), -1))
+        windows = dict(cut.windows) if stacked else {}
+        own = self._named(parts, self._parameters, windows)
 
         def forward(pieces: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             run = functools.partial(self._run, module)
@@ -131,7 +143,7 @@ class ModuleNetwork(Network):
             (gradients,) = pull(cotangent)
             if isinstance(weights, Pieces):
                 turned = [self._turn(each, 1).to(self.dtype) for each in gradients.values()]
-                return gathered([each.reshape(len(each), -1) for each in turned])
+                return cut.gradient([each.reshape(len(each), -1) for each in turned])
             return self._flat(gradients, self.dtype, 1)
 
         return Scored(outputs, buffers, pullback)
@@ -139,7 +151,9 @@ class ModuleNetwork(Network):
     @torch.no_grad()
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
         """Raw outputs in evaluation mode, in parts of so many rows, on the CPU; not mixed, since bfloat16 ties."""
-        module = self.module(model)
+        # A copy that is kept: making one takes longer than scoring thousands of small images on a GPU.
+        self._spare = copy.deepcopy(self._module) if self._spare is None else self._spare
+        module = self._filled(self._spare, model)
         parts = [_scores(module(self.cast(part.clone())), len(part)) for part in torch.split(inputs, rows)]
         return torch.cat(parts).cpu()
 
@@ -191,8 +205,13 @@ class ModuleNetwork(Network):
         # One split, whose backward is one concatenation; slicing would write a full-size gradient per parameter.
         return self._named(torch.split(flat, [t.numel() for t in like.values()], dim=-1), like)
 
-    def _named(self, parts: Sequence[Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: self._shaped(part, t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
+    def _named(
+        self, parts: Sequence[Tensor], like: Mapping[str, Tensor], windows: Mapping[int, Window] | None = None
+    ) -> dict[str, Tensor]:
+        shapes = [t.shape for t in like.values()]
+        for place, window in (windows or {}).items():
+            shapes[place] = torch.Size((*shapes[place][:2], window.rows[1], window.columns[1]))
+        return {name: self._shaped(part, shape) for name, part, shape in zip(like, parts, shapes, strict=True)}
 
     def _shaped(self, part: Tensor, shape: torch.Size) -> Tensor:
         if not (self._last and len(shape) == 4):

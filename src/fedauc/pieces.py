@@ -6,6 +6,7 @@ be put together first, so that a compiler can write each gradient into its weigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -83,10 +84,39 @@ class Each:
     __rmul__ = __mul__
 
 
+class Window(NamedTuple):
+    """The part of a convolution's weights that ever meets a pixel, which on small images is not all of the kernel.
+
+    `shape` is the weights' in the vector, `axis` where its rows are, with its columns next; `rows` and `columns` say
+    where the window starts and how long it is.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    def view(self, part: Tensor) -> Tensor:
+        """What is inside of weights `[..., n]`, with the axes of their shape."""
+        at = part.ndim - 1 + self.axis
+        wide = part.view(*part.shape[:-1], *self.shape)
+        return wide.narrow(at, *self.rows).narrow(at + 1, *self.columns)
+
+    @property
+    def share(self) -> float:
+        """How much of the kernel is inside."""
+        return self.rows[1] * self.columns[1] / math.prod(self.shape[self.axis : self.axis + 2])
+
+
 class Cut(NamedTuple):
-    """How a vector comes apart: the length of each of its consecutive parts, in order. Without any, it stays whole."""
+    """How a vector comes apart: the length of each of its consecutive parts, in order. Without any, it stays whole.
+
+    Of parts with a window, named by their place, only what is inside is a piece like the others. The whole part is a
+    piece of its own, after all others, whose gradient is zero: so an engine may move it once instead of step by step.
+    """
 
     lengths: tuple[int, ...] = ()
+    windows: tuple[tuple[int, Window], ...] = ()
 
     def apart(self, tree: Tree, leading: int) -> Tree:
         """A tree whose vectors, after so many leading dimensions, are in pieces."""
@@ -98,26 +128,60 @@ class Cut(NamedTuple):
         return tree_map(cut, tree)
 
     def pieces(self, vector: Tensor) -> Pieces:
-        """The large parts as views, and the small ones, if there are any, as one piece at the end."""
-        return gathered(torch.split(vector, list(self.lengths), -1))
+        """The large parts as views, the small ones, if there are any, as one piece; then those with windows."""
+        parts = torch.split(vector, list(self.lengths), -1)
+        return Pieces(*gathered(self._inside(parts)), *(parts[place] for place, _ in self.windows))
 
     def parts(self, pieces: Pieces) -> list[Tensor]:
-        """The parts in their order."""
-        *large, last = pieces
-        lengths = [length for length in self.lengths if not is_large(length)]
-        if not lengths:
+        """The parts in their order; of those with a window what is inside."""
+        *large, last = list(pieces)[: len(list(pieces)) - len(self.windows)]
+        lengths = self.inner_lengths()
+        if all(map(is_large, lengths)):
             return [*large, last]
-        big, small = iter(large), iter(torch.split(last, lengths, -1))
-        return [next(big if is_large(length) else small) for length in self.lengths]
+        big, small = iter(large), iter(torch.split(last, [n for n in lengths if not is_large(n)], -1))
+        return [next(big if is_large(length) else small) for length in lengths]
+
+    def whole(self, pieces: Pieces) -> list[Tensor]:
+        """The parts in their order, whole."""
+        return list(torch.split(self._vector(pieces), list(self.lengths), -1)) if self.windows else self.parts(pieces)
+
+    def gradient(self, parts: Sequence[Tensor]) -> Pieces:
+        """A gradient's parts, whole or inside their windows, as pieces: outside the windows it is zero."""
+        own, wide = self._inside(parts), parts[0]
+        shapes = [(*wide.shape[:-1], self.lengths[place]) for place, _ in self.windows]
+        return Pieces(*gathered(own), *(torch.zeros(s, dtype=wide.dtype, device=wide.device) for s in shapes))
 
     def joined(self, tree: Tree) -> Tree:
         """The tree with whole vectors again."""
         if isinstance(tree, Pieces):
-            return torch.cat(self.parts(tree), -1)
+            return self._vector(tree)
         if isinstance(tree, Tensor):
             return tree
         children = [self.joined(child) for child in tree]
         return type(tree)(*children) if type(tree) is not tuple else tuple(children)
+
+    def inner_lengths(self) -> list[int]:
+        """The length of each part; of those with a window, of what is inside."""
+        shares = {place: window.share for place, window in self.windows}
+        return [round(length * shares.get(place, 1)) for place, length in enumerate(self.lengths)]
+
+    def _inside(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        found = list(parts)
+        for place, window in self.windows:
+            if found[place].shape[-1] == self.lengths[place]:
+                found[place] = window.view(found[place]).flatten(found[place].ndim - 1)
+        return found
+
+    def _vector(self, pieces: Pieces) -> Tensor:
+        parts, all_ = self.parts(pieces), list(pieces)
+        inside = [parts[place] for place, _ in self.windows]
+        for (place, _), part in zip(self.windows, all_[len(all_) - len(self.windows) :], strict=True):
+            parts[place] = part
+        vector = torch.cat(parts, -1)
+        for (place, window), own in zip(self.windows, inside, strict=True):
+            room = window.view(torch.split(vector, list(self.lengths), -1)[place])
+            room.copy_(own.view(room.shape))
+        return vector
 
 
 def gathered(parts: Sequence[Tensor]) -> Pieces:

@@ -228,8 +228,8 @@ GROUPS = {
     "another model does not": (("cycp-minimax", 2, "model=linear,mlp"), {}, [2, 2]),
     "another float does not": (("cycp-minimax", 2, "dtype=float32,float64"), {}, [2, 2]),
     "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),
-    # Two clients a round: 33 runs of 2 are more than 64 lanes.
-    "as many as there are lanes": (("cycp-fedavg", WIDTH // 2 + 1), {}, [16, 17]),
+    # Two clients a round: 33 runs of 2 are more than 64 lanes, which hold ten stacks of three.
+    "as many as there are lanes": (("cycp-fedavg", WIDTH // 2 + 1), {}, [3, 30]),
 }
 
 

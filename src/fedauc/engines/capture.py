@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedauc.engines.aside import set_aside
 from fedauc.engines.lanes import Data, Lanes, Step, take
 
 WARM_UP = 2
@@ -34,14 +35,25 @@ class Compiled:
         self._made: dict[object, Ready] = {}
 
     def __call__(self, lanes: Lanes, at: Tensor) -> None:
-        """The same as the step itself."""
+        """The same as the step itself, but for what `settle` has done."""
         tensors = [*lanes.tensors(), at, *take(lanes, at)]
+        made = self._made_for(lanes, tensors)
+        made.function(*tensors, *made.numbers)
+
+    def settle(self, lanes: Lanes, at: Tensor) -> None:
+        """All of a visit's steps of what needs no gradient, before the first of the others."""
+        tensors = [*lanes.tensors(), at, *take(lanes, at)]
+        made = self._made_for(lanes, tensors)
+        if made.aside is not None:
+            given = [*tensors, *made.numbers]
+            made.aside(*(given[place] for place in made.places))
+
+    def _made_for(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
         kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
         if kind not in self._made:
             self._made[kind] = self._ready(lanes, tensors)
-        function, numbers = self._made[kind]
-        function(*tensors, *numbers)
+        return self._made[kind]
 
     def _ready(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         # A look first: tables that layers keep (where a convolution finds its pixels) must not become part of it.
@@ -55,14 +67,25 @@ class Compiled:
 
         traced = make_fx(moved)(*copies)
         numbers = lift(traced, tensors[-1].device)
-        return Ready(_same(traced, [(t.shape, t.stride(), t.dtype, t.device) for t in copies]), numbers)
+        aside = set_aside(traced, [len(copies) + place for place in VARYING], lanes.order.phase.local_steps)
+        every = [(t.shape, t.stride(), t.dtype, t.device) for t in (*copies, *numbers)]
+        function = _same(traced, every)
+        if aside is None:
+            return Ready(function, numbers)
+        return Ready(function, numbers, _same(aside.module, [every[place] for place in aside.places]), aside.places)
+
+
+VARYING = (-3, -2, -1)
+"""Of a step's tensors, before its numbers, those that differ from step to step: its number, its rows, their labels."""
 
 
 class Ready(NamedTuple):
-    """A compiled function, and the numbers of a rule that it takes after the lanes' tensors."""
+    """A compiled function, the numbers of a rule that it takes after the lanes' tensors, and what is done at once."""
 
     function: Callable[..., Any]
     numbers: list[Tensor]
+    aside: Callable[..., Any] | None = None
+    places: Sequence[int] = ()
 
 
 def lift(traced: torch.fx.GraphModule, device: torch.device) -> list[Tensor]:
@@ -107,11 +130,19 @@ def kept(cache: dict[object, Made], key: object, make: Callable[[], Made]) -> Ma
     return found
 
 
-def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -> Callable[[], None]:
+class Taking(NamedTuple):
+    """How lanes that have been filled go through a visit: settled, and then one step after another."""
+
+    settle: Callable[[], None]
+    step: Callable[[], None]
+
+
+def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled]) -> Taking:
     """What takes one step of every lane: a graph of the first step that can be captured, or the last as it is."""
     for step in steps if at.device.type == "cuda" else ():
         try:
-            return _captured(_branches(stacks, step), at, step)
+            branches = _branches(stacks, step)
+            return Taking(_settling(branches, at, step), _captured(branches, at, step))
         # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
         # itself comes again from the last way, which nothing catches.
         except (RuntimeError, TypeError, AssertionError) as error:
@@ -124,7 +155,15 @@ def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled])
             steps[-1](branch, at)
         at.add_(1)
 
-    return one_by_one
+    return Taking(_settling(branches, at, steps[-1]), one_by_one)
+
+
+def _settling(branches: Sequence[Lanes], at: Tensor, step: Step | Compiled) -> Callable[[], None]:
+    def settle() -> None:
+        for branch in branches:
+            step.settle(branch, at)
+
+    return settle
 
 
 def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[[], None]:

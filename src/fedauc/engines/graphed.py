@@ -8,7 +8,7 @@ CPU the lanes run one after another, which is slower than the loop and serves to
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, StackedEngine
-from fedauc.engines.capture import Compiled, kept, ready
+from fedauc.engines.capture import Compiled, Taking, kept, ready
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.lanes import Data, Lanes, Step, Unshared, make_lanes
 from fedauc.engines.simulator import Simulator
@@ -28,7 +28,7 @@ WIDTH = 64
 """Clients of one run that are stepped side by side; larger cohorts come in waves."""
 
 RUNS = 3
-"""Runs in one stack of lanes; those left over have one each, since every size of stack is compiled by itself."""
+"""Runs in one stack of lanes. Where fewer are left, lanes rest: every size of stack is compiled by itself."""
 
 _known: dict[object, Compiled] = {}
 """Steps that later runs of the same shape take over."""
@@ -103,7 +103,7 @@ class Together:
         self._steps: dict[bool, Steps] = {}
         self._kind: object = None
         self._stacks: list[Lanes] = []
-        self._take: Callable[[], None] = lambda: None
+        self._taking: Taking | None = None
         self._at = torch.zeros(1, dtype=torch.int64)
         self._width = 0
         for engine in self._engines[1:]:
@@ -144,25 +144,28 @@ class Together:
         found = [mine for mine in opened if mine is not None]
         phase = found[0].order.phase
         # The old lanes go first: they hold whole models. Nothing fits until all is ready: compiling may be interrupted.
-        self._stacks, self._take, self._kind = [], lambda: None, None
+        self._stacks, self._taking, self._kind = [], None, None
         widest = max(engine.widest for engine in self._engines)
         self._width = min(WIDTH, max(widest, *(len(mine.cohort.clients) for mine in found)))
         if phase.scoring not in self._steps:
             self._steps[phase.scoring] = self._engines[0].steps(phase.scoring)
         self._at = torch.zeros(1, dtype=torch.int64, device=found[0].rows.weights.device)
         self._stacks = self._stacked([mine or _resting(found[0]) for mine in opened], self._steps[phase.scoring])
-        self._take = ready(self._stacks, self._at, self._steps[phase.scoring].ways)
+        self._taking = ready(self._stacks, self._at, self._steps[phase.scoring].ways)
         self._kind = kind
 
     def _stacked(self, opened: list[Opened], steps: Steps) -> list[Lanes]:
-        """Lanes of as many runs together as may be; of each by itself, where its states need that."""
+        """Lanes of several runs together; of each by itself, where its states need that, or where there is one."""
         data = [engine.data for engine in self._engines]
 
         def stacks(most: int) -> list[Lanes]:
-            return [make_lanes(data[part], opened[part], self._width, steps.plain) for part in _shared(len(data), most)]
+            idle = -len(data) % most
+            rows, visits = data + data[:1] * idle, opened + [_resting(opened[0])] * idle
+            parts = [slice(start, start + most) for start in range(0, len(rows), most)]
+            return [make_lanes(rows[part], visits[part], self._width, steps.plain) for part in parts]
 
         try:
-            return stacks(max(1, min(RUNS, WIDTH // self._width)))
+            return stacks(min(RUNS, WIDTH // self._width) if len(data) > 1 and self._width < WIDTH else 1)
         except Unshared:
             return stacks(1)
 
@@ -173,9 +176,11 @@ class Together:
             mine, waiting = waiting[: len(lanes.data)], waiting[len(lanes.data) :]
             lanes.fill(mine)
             places += [(lanes, run, each) for run, each in enumerate(mine)]
+        assert self._taking is not None
         self._at.zero_()
+        self._taking.settle()
         for _ in range(self._stacks[0].losses.shape[1]):
-            self._take()
+            self._taking.step()
         return [None if mine is None else lanes.result(run, len(mine.cohort.clients)) for lanes, run, mine in places]
 
 
@@ -198,16 +203,6 @@ def _kind(opened: Opened) -> object:
     phase = opened.order.phase
     shapes = tuple(leaf.shape[1:] for leaf in tree_leaves((opened.local, opened.rows)))
     return phase.scoring, phase.local_steps, phase.batch, shapes
-
-
-def _shared(runs: int, most: int) -> list[slice]:
-    """The runs of each stack: so many, as long as there are enough, and then one by one.
-
-    >>> _shared(5, 3)
-    [slice(0, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    whole = runs - runs % most
-    return [slice(a, a + most) for a in range(0, whole, most)] + [slice(a, a + 1) for a in range(whole, runs)]
 
 
 def _resting(opened: Opened) -> Opened:

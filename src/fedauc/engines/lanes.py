@@ -7,6 +7,7 @@ local step, with a counter on the device that says which batch comes next, and t
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 
 from fedauc.data.augment import move
 from fedauc.engines.batched import Advanced, Opened, Rows, gather
-from fedauc.engines.convolve import stackable
+from fedauc.engines.convolve import StackedConv2d, Taps, stackable
 from fedauc.engines.simulator import Once
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
 from fedauc.network import ModuleNetwork
-from fedauc.pieces import Cut, Each, Pieces, is_large
+from fedauc.pieces import Cut, Each, Pieces, Window, is_large
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
 
 
@@ -125,42 +126,36 @@ class Lanes(NamedTuple):
 
 
 class LaneNetwork(Network):
-    """A module over some lanes as pure functions: mapped over many, or for one."""
+    """A module over some lanes as pure functions; their own weights may also be at hand in bfloat16."""
 
-    def __init__(self, network: ModuleNetwork, stacked: bool) -> None:
-        self._network, self._stacked = network, stacked
-        self._module: nn.Module = stackable(network.plain) if stacked else network.plain
-
-    def score(self, model: Model, inputs: Tensor) -> Scored:
-        """One forward pass in training mode; the pullback is its transposed derivative."""
-        return self._network.trace(self._module, model, inputs, self._stacked)
-
-
-class LightNetwork(Network):
-    """A network whose own weights are also at hand in bfloat16."""
-
-    def __init__(self, inner: Network, lanes: Lanes) -> None:
-        self._inner, self._lanes = inner, lanes
+    def __init__(self, step: Step, lanes: Lanes) -> None:
+        self._step, self._lanes = step, lanes
 
     def score(self, model: Model, inputs: Tensor) -> Scored:
-        """The same numbers as casting the weights; other weights than the lanes' own are cast."""
-        light, own = self._lanes.light, _model(self._lanes.local)
+        """One forward pass in training mode; the pullback is its transposed derivative.
+
+        The numbers are those of casting the weights; other weights than the lanes' own are cast.
+        """
+        light, own, step = self._lanes.light, _model(self._lanes.local), self._step
         if light and own is not None and model.weights is own.weights:
             mixed: Any = Pieces(*light, *itertools.islice(own.weights, len(light), None))
             model = model._replace(weights=mixed)
-        return self._inner.score(model, inputs)
+        return step.network.trace(step.module, model, inputs, step.stacked, self._lanes.cut)
 
 
 class Step:
     """One local step of some lanes, in place. `stacked` takes many lanes at once, otherwise each goes alone."""
 
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork, stacked: bool) -> None:
-        self._algorithm, self._lanes, self.stacked = algorithm, LaneNetwork(network, stacked), stacked
-        self.network = network
+        self._algorithm, self.network, self.stacked = algorithm, network, stacked
+        self.module: nn.Module = stackable(network.plain) if stacked else network.plain
 
     def __call__(self, lanes: Lanes, at: Tensor) -> None:
         """Step number `at` `[1]`: the state moves on, and what the step emits goes to its place."""
         self.move(lanes, at, take(lanes, at))
+
+    def settle(self, lanes: Lanes, at: Tensor) -> None:
+        """Nothing is done before the first step."""
 
     def move(self, lanes: Lanes, at: Tensor, drawn: Data) -> None:
         """The step, on rows that have been gathered."""
@@ -177,7 +172,7 @@ class Step:
         """The state after step `at`, what the step emits, and the losses before it."""
         (inputs, labels), (moves, own) = drawn, (_at(tree, at) for tree in (lanes.rows.moves, lanes.rows.own))
         batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
-        order, network = lanes.sent(), Once(LightNetwork(self._lanes, lanes))
+        order, network = lanes.sent(), Once(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
         if not order.phase.scoring:
             losses = self._algorithm.monitor(network, order, lanes.local, batch)
@@ -205,7 +200,8 @@ def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step:
     # Statistics of the same length would be taken for weights.
     if len(network.cut.lengths) > 1 and sum(network.cut.lengths) != network.state().buffers.numel():
         try:
-            return _lightened(_lanes(data, opened, width, step, network.cut), network)
+            cut = network.cut._replace(windows=_windows(network, data[0].inputs, opened[0].order.phase.batch.total))
+            return _lightened(_lanes(data, opened, width, step, cut), network)
         except (TypeError, AttributeError):
             # The rule does more with a vector than add and scale it.
             pass
@@ -231,6 +227,32 @@ def _lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Ste
     return lanes._replace(emitted=room)
 
 
+@torch.no_grad()
+def _windows(network: ModuleNetwork, rows: Tensor, batch: int) -> tuple[tuple[int, Window], ...]:
+    """What is used of convolutions' kernels, where it is half of one or less, and still a piece of its own."""
+    module, seen = stackable(network.plain), dict[StackedConv2d, list[tuple[Taps, Taps] | None]]()
+    layers = {layer: name for name, layer in module.named_modules() if isinstance(layer, StackedConv2d)}
+    hooks = [layer.register_forward_pre_hook(lambda each, given: _see(seen, each, given[0])) for layer in layers]
+    if layers:
+        model = tree_map(lambda leaf: leaf[None], network.state())
+        network.trace(module, model, rows[:1].expand(1, batch, *rows.shape[1:]), False, Cut())
+    for hook in hooks:
+        hook.remove()
+    owners = Counter(id(layer.weight) for layer in layers)
+    found = []
+    for layer, taps in seen.items():
+        name = f"{layers[layer]}.weight"
+        if len(taps) == 1 and taps[0] and owners[id(layer.weight)] == 1 and name in network.names:
+            window = network.window(name, *((each.first, each.used) for each in taps[0]))
+            if window.share <= 0.5 and is_large(round(window.share * layer.weight.numel())):
+                found.append((network.names.index(name), window))
+    return tuple(sorted(found))
+
+
+def _see(seen: dict[StackedConv2d, list[tuple[Taps, Taps] | None]], layer: StackedConv2d, inputs: Tensor) -> None:
+    seen.setdefault(layer, []).append(layer.taps(inputs))
+
+
 def _by_number(local: Tree) -> bool:
     """Whether a state is vectors in pieces, statistics, and single numbers."""
     if isinstance(local, Tensor):
@@ -246,7 +268,7 @@ def _lightened(lanes: Lanes, network: ModuleNetwork) -> Lanes:
     if not network.mixed or model is None:
         return lanes
     layers = dict(network.plain.named_modules())
-    sizes = zip(network.names, network.cut.lengths, strict=True)
+    sizes = zip(network.names, lanes.cut.inner_lengths(), strict=True)
     large = [layers[name.rpartition(".")[0]] for name, length in sizes if is_large(length)]
     convolutions = itertools.takewhile(lambda layer: type(layer) is nn.Conv2d, large)
     return lanes._replace(light=tuple(piece.bfloat16() for piece, _ in zip(model.weights, convolutions, strict=False)))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 
-from fedauc.engines.graphed import WIDTH, GraphedEngine, Together
+from fedauc.engines.graphed import RUNS, WIDTH, GraphedEngine, Together
 from fedauc.experiments.config import Config
 from fedauc.experiments.runner import Loader, Observer, Run, assembled
 from fedauc.guards import TrainingStopped, Watch
@@ -128,11 +126,10 @@ def _graphed(training: Training) -> GraphedEngine:
 
 
 def _parts(names: list[str], most: int) -> list[list[str]]:
-    """The names in as few parts as hold at most so many each, none longer than another by more than one.
+    """The names in parts of at most so many, whole stacks of runs as long as there are enough.
 
-    >>> _parts(list("abcdefg"), 3)
-    [['a', 'b'], ['c', 'd'], ['e', 'f', 'g']]
+    >>> _parts(list("abcdefghi"), 7)
+    [['a', 'b', 'c', 'd', 'e', 'f'], ['g', 'h', 'i']]
     """
-    count = math.ceil(len(names) / most)
-    edges = [part * len(names) // count for part in range(count + 1)]
-    return [names[start:end] for start, end in pairwise(edges)]
+    size = most - most % RUNS or most
+    return [names[start : start + size] for start in range(0, len(names), size)]

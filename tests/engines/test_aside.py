@@ -1,0 +1,171 @@
+"""Weights that no pixel meets: kept apart, moved once a visit, with the loop's result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedauc import Clients, pieces
+from fedauc.engines import capture
+from fedauc.engines.aside import set_aside
+from fedauc.engines.graphed import GraphedEngine, Together
+from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.models.model import Scale
+from fedauc.network import Compute
+from fedauc.pieces import Cut, Window
+from graphed_runs import WAYS, distance, only, ran, settings
+
+METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
+
+
+def images() -> Clients:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(4), 8)
+    return Clients.from_arrays(rng.integers(0, 256, (32, 3, 5, 4)).astype(np.uint8), np.arange(32) % 3 == 0, owner)
+
+
+def network() -> nn.Module:
+    """The third convolution sees two pixels side by side (three taps count), the fourth one (its middle tap does)."""
+    torch.default_generator.manual_seed(0)
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, stride=(2, 1), padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.AvgPool2d((1, 2)),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(8, 1),
+    )
+    return Scale(body)
+
+
+def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Assembly:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
+        )
+        return assemble(settings(method, engine=engine, **more), network(), images())
+
+
+def values(assembly: Assembly, shared: Any) -> np.ndarray:
+    module = assembly.network.module(assembly.training.algorithm.model(shared))
+    return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
+
+
+@pytest.fixture(autouse=True)
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", 20)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", METHODS)
+def test_kernels_with_windows_give_the_loops_result(
+    method: str, way: str, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, way)
+    loop, mine = (made(method, engine, last, monkeypatch) for engine in ("loop", "graphed"))
+    found, wanted = (values(each, ran(each)[-1].state.server.shared) for each in (mine, loop))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    assert isinstance(mine.training.engine, GraphedEngine)
+    windows = dict(mine.training.engine._alone._stacks[0].cut.windows)
+    assert [(w.rows, w.columns) for w in windows.values()] == [((1, 1), (0, 3)), ((1, 1), (1, 1))]
+
+
+@pytest.mark.parametrize(("method", "apart"), [("cycp-minimax", 2), ("a-scaffold", 4)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs with their own step sizes share the lanes; each has the loop's result."""
+    only(monkeypatch, "stacked", compiled=True)
+    found = list[int]()
+
+    def seen(*given: Any) -> Any:
+        aside = set_aside(*given)
+        found.append(0 if aside is None else len([n for n in aside.module.graph.nodes if "copy_" in str(n.target)]))
+        return aside
+
+    monkeypatch.setattr(capture, "set_aside", seen)
+    more = [{"step_size": 0.1, "seed": 0}, {"step_size": 0.02, "seed": 1}]
+    loops = [made(method, "loop", True, monkeypatch, **each) for each in more]
+    mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
+    together = Together([each.training.engine for each in mine])  # type: ignore[misc]
+    states = [each.start for each in mine]
+    for _ in range(mine[0].training.plan.rounds):
+        opened = [each.training.open(state) for each, state in zip(mine, states, strict=True)]
+        visits = together.visit([None if o.order is None else (o.order, o.cohort) for o in opened])
+        closed = zip(mine, opened, visits, strict=True)
+        states = [each.training.close(one, visit).state for each, one, visit in closed]
+    for each, loop, state in zip(mine, loops, states, strict=True):
+        wanted = values(loop, ran(loop)[-1].state.server.shared)
+        np.testing.assert_allclose(values(each, state.server.shared), wanted, rtol=1e-9, atol=1e-12)
+    assert found == [apart]
+
+
+def traced(step: Any, *given: Tensor) -> torch.fx.GraphModule:
+    return make_fx(step)(*map(torch.clone, given))
+
+
+def test_only_what_stands_alone_is_set_aside() -> None:
+    """`a` decays towards `b`, which stays. `c` is read by `d`'s update, `e` reads the step's rows."""
+
+    def step(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, rows: Tensor) -> None:
+        after = [a - 0.1 * (a - b), 0.5 * c, d + c, e + rows]
+        for old, new in zip((a, c, d, e), after, strict=True):
+            old.copy_(new)
+
+    given = [torch.randn(3, generator=torch.Generator().manual_seed(n)) for n in range(6)]
+    graph = traced(step, *given)
+    aside = set_aside(graph, [5], 4)
+    assert aside is not None
+    assert aside.places == [0, 1]
+    plain, mine = [[tensor.clone() for tensor in given] for _ in range(2)]
+    aside.module(*mine[:2])
+    for _ in range(4):
+        step(*plain)
+        graph(*mine)
+    for one, two in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one, two)
+    assert set_aside(graph, [5], 4) is None
+
+
+def test_a_window_is_taken_out_and_put_back() -> None:
+    """Channels last: out 2, kernel 3 x 4, channels 5."""
+    window, vector = Window((2, 3, 4, 5), 1, (1, 1), (0, 2)), torch.arange(3 * 130.0).view(3, 130)
+    cut = Cut((120, 10), ((0, window),))
+    parts = cut.pieces(vector)
+    assert [part.shape[-1] for part in parts] == [20, 10, 120]
+    assert torch.equal(next(iter(parts)), vector[:, :120].view(3, 2, 3, 4, 5)[:, :, 1:2, :2].reshape(3, -1))
+    assert torch.equal(cut.joined(parts), vector)
+    doubled = cut.joined(parts + cut.gradient([torch.ones(3, 120), torch.ones(3, 10)]))
+    inside = torch.zeros(2, 3, 4, 5)
+    inside[:, 1:2, :2] = 1
+    assert torch.equal(doubled - vector, torch.cat([inside.flatten(), torch.ones(10)]).expand(3, -1))
+
+
+def test_weights_that_two_layers_share_have_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "stacked")
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolve, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            once = self.convolve(inputs.to(self.head.weight)[:, :1].expand(-1, 4, -1, -1) / 255)
+            scores: Tensor = self.head(self.convolve(once.mean((2, 3), keepdim=True)).flatten(1))
+            return scores
+
+    torch.default_generator.manual_seed(0)
+    module = Twice()
+    loop, mine = (assemble(settings("cycp-fedavg", engine=e), module, images()) for e in ("loop", "graphed"))
+    assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-11
+    assert isinstance(mine.training.engine, GraphedEngine)
+    assert mine.training.engine._alone._stacks[0].cut.windows == ()
