@@ -93,7 +93,8 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
         return aside
 
     monkeypatch.setattr(capture, "set_aside", seen)
-    more = [{"step_size": 0.1, "seed": 0}, {"step_size": 0.02, "seed": 1}]
+    monkeypatch.setattr(capture, "AT_ONCE", 2)
+    more = [{"step_size": 0.1, "seed": 0, "local_steps": 4}, {"step_size": 0.02, "seed": 1, "local_steps": 4}]
     loops = [made(method, "loop", True, monkeypatch, **each) for each in more]
     mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
     together = Together([each.training.engine for each in mine])  # type: ignore[misc]

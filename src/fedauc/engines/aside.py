@@ -1,7 +1,7 @@
 """Updates that need no gradient: taken once a visit, not step by step.
 
 Weights that no pixel ever meets (most of the last layers of an ImageNet network on small images) only decay. Moving
-them in every step is most of a step's traffic; all steps at once are one pass over memory.
+them in every step is most of a step's traffic; several steps at once are one pass over memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 
 class Aside(NamedTuple):
-    """All steps of some of a step's inputs, and which inputs it takes."""
+    """Several steps of some of a step's inputs, and which inputs it takes."""
 
     module: GraphModule
     places: list[int]

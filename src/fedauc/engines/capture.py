@@ -41,12 +41,13 @@ class Compiled:
         made.function(*tensors, *made.numbers)
 
     def settle(self, lanes: Lanes, at: Tensor) -> None:
-        """All of a visit's steps of what needs no gradient, before the first of the others."""
+        """All of a visit's steps of what needs no gradient, before the first of the others, some at a time."""
         tensors = [*lanes.tensors(), at, *take(lanes, at)]
         made = self._made_for(lanes, tensors)
         if made.aside is not None:
             given = [*tensors, *made.numbers]
-            made.aside(*(given[place] for place in made.places))
+            for _ in range(lanes.order.phase.local_steps // _at_once(lanes)):
+                made.aside(*(given[place] for place in made.places))
 
     def _made_for(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
@@ -67,12 +68,22 @@ class Compiled:
 
         traced = make_fx(moved)(*copies)
         numbers = lift(traced, tensors[-1].device)
-        aside = set_aside(traced, [len(copies) + place for place in VARYING], lanes.order.phase.local_steps)
+        aside = set_aside(traced, [len(copies) + place for place in VARYING], _at_once(lanes))
         every = [(t.shape, t.stride(), t.dtype, t.device) for t in (*copies, *numbers)]
         function = _same(traced, every)
         if aside is None:
             return Ready(function, numbers)
         return Ready(function, numbers, _same(aside.module, [every[place] for place in aside.places]), aside.places)
+
+
+AT_ONCE = 8
+"""Steps without a gradient in one pass over memory, at most: compiling takes twice as long with every one."""
+
+
+def _at_once(lanes: Lanes) -> int:
+    """As many as a visit's steps are a multiple of."""
+    steps = lanes.order.phase.local_steps
+    return max(number for number in range(1, AT_ONCE + 1) if steps % number == 0)
 
 
 VARYING = (-3, -2, -1)
