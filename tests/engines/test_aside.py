@@ -110,6 +110,19 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
     assert found == [apart]
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled and captured, with the updates that are set aside."""
+    only(monkeypatch, "stacked", compiled=True)
+    loop = made("a-scaffold", "loop", False, monkeypatch)
+    mine = made("a-scaffold", "graphed", True, monkeypatch, device="cuda")
+    wanted, state = values(loop, ran(loop)[-1].state.server.shared), ran(mine)[-1].state
+    module = mine.network.module(mine.training.algorithm.model(state.server.shared)).cpu()
+    found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
 def traced(step: Any, *given: Tensor) -> torch.fx.GraphModule:
     return make_fx(step)(*map(torch.clone, given))
 

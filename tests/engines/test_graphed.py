@@ -315,7 +315,7 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
     for name, value in part.network.module(model).state_dict().items():
         torch.testing.assert_close(value.cpu(), expected[name], rtol=1e-9, atol=1e-9)
     # A graph's replay, not the fallback that takes lanes one by one.
-    assert [type(take.__self__).__name__ for take in captured] == ["CUDAGraph"] * len(captured)
+    assert [type(take.step.__self__).__name__ for take in captured] == ["CUDAGraph"] * len(captured)
 
 
 @pytest.mark.gpu
