@@ -33,9 +33,10 @@ from fedauc.reports.paper import commands as paper_commands
 from fedauc.reports.profile import profiled
 from fedauc.reports.profile import table as spent_table
 from fedauc.reports.progress import Bars
-from fedauc.reports.summary import Ranking, rank, summarize
+from fedauc.reports.summary import Line, Ranking, rank, summarize
 from fedauc.reports.summary import compare as summarize_all
 from fedauc.reports.tables import (
+    caption,
     comparison,
     groups_text,
     markdown,
@@ -45,6 +46,7 @@ from fedauc.reports.tables import (
     ranking_markdown,
     run_facts,
 )
+from fedauc.reports.words import explained
 from fedauc.version import VERSION
 
 SHORT = {
@@ -60,12 +62,14 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
+AGAIN = {"paper": "the same command", "data": "the same command", "federation": "fedauc federation resume DIR"}
+"""How commands go on that `fedauc resume` does not know."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Federated AUC maximization for clients that take part in cycles.",
 )
 app.add_typer(data_cli.app, name="data")
 app.add_typer(federation_commands.app, name="federation")
@@ -76,17 +80,16 @@ def start() -> None:
     """Run the command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3."""
     try:
         with joined(), spoken():
-            code = app(standalone_mode=False)
+            code = app(prog_name="fedauc", standalone_mode=False)
     except USAGE as error:
-        _fail(f"error: {error.format_message()} See `fedauc COMMAND --help`.", 2)
+        _fail(_usage(error), 2)
     except (ValueError, OSError) as error:
         _fail(f"error: {error}", 2)
     except TrainingStopped as stopped:
         _fail(str(stopped), 3)
-    except KeyboardInterrupt:
-        _fail("interrupted; go on with: fedauc resume DIR", 130)
-    except typer.Abort:
-        _fail("interrupted; go on with: fedauc resume DIR", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        again = AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR")
+        _fail(f"interrupted; go on with: {again}", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -128,7 +131,9 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     for option in made:
         kind = "name" if option.kind is None else describe(option.kind)
         flags = SHORT.get(option.name, [f"--{option.name}"])
-        spec = typer.Option(*flags, metavar=kind, help=option.help, rich_help_panel=option.panel, show_default=False)
+        spec = typer.Option(
+            *flags, metavar=kind, help=explained(option), rich_help_panel=option.panel, show_default=False
+        )
         note = Annotated[str | None, spec]
         extra.append(inspect.Parameter(names[option.name], KEYWORD, default=None, annotation=note))
     keyword = [p.replace(kind=KEYWORD) for p in own]
@@ -141,6 +146,23 @@ Out = Annotated[Path, typer.Option("--out", help="The folder to make.", show_def
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
 Folder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
+ONE = f"A name from `fedauc list methods`; {DEFAULT} unless given."
+SOME = "Names from `fedauc list methods`"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(VERSION)
+        raise typer.Exit()
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated AUC maximization for clients that take part in cycles."""
 
 
 @app.command()
@@ -148,7 +170,7 @@ Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; e
 def run(
     texts: dict[str, str],
     out: Out,
-    method: Annotated[str | None, typer.Option("--method", help="A name from `fedauc list methods`.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help=ONE)] = None,
     config: ConfigFile = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
 ) -> None:
@@ -172,7 +194,7 @@ def run(
 def compare(
     texts: dict[str, str],
     out: Out,
-    methods_: Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Names from `fedauc list methods`.")],
+    methods_: Annotated[str, typer.Option("--methods", metavar="a,b,...", help=f"{SOME}.")],
     seeds: Seeds = "0",
     config: ConfigFile = None,
 ) -> None:
@@ -191,7 +213,8 @@ def sweep(
     texts: dict[str, str],
     out: Out,
     methods_: Annotated[
-        str | None, typer.Option("--methods", "--method", metavar="a,b,...", help="Names from `fedauc list methods`.")
+        str | None,
+        typer.Option("--methods", "--method", metavar="a,b,...", help=f"{SOME}; {DEFAULT} unless given."),
     ] = None,
     vary: Annotated[
         list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
@@ -245,7 +268,7 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         elif found.sweep:
             _show_sweep(rank(found.folders(), found.settings()))
         else:
-            Console().print(comparison(summarize_all(found.folders())))
+            _show_comparison(summarize_all(found.folders()))
     elif as_json:
         print(json.dumps(summarize(RunFolder.open(folder)), indent=2))
     else:
@@ -276,8 +299,9 @@ def version() -> None:
 
 
 def _go(found: Comparison) -> None:
+    names = _bar_names(list(found.configs()))
     with Bars() as bars:
-        stopped = found.go(lambda place: bars.bar(_short(place)))
+        stopped = found.go(lambda place: bars.bar(names[place]))
     (_report_sweep if found.sweep else _report_comparison)(found)
     for place, reason in stopped.items():
         print(f"{place}: {reason}", file=sys.stderr)
@@ -302,16 +326,25 @@ def _report_comparison(found: Comparison) -> None:
     lines = summarize_all(found.folders())
     draw(found.folders(), found.path / "curves.png")
     (found.path / "table.md").write_text(markdown(lines))
-    console, picture = Console(), found.path / "curves.png"
-    console.print(comparison(lines))
-    test = f"p: paired DeLong test against {lines[0].method}. " if len(lines) > 1 else ""
-    console.print(f"{test}Curves: {picture}", soft_wrap=True)
+    _show_comparison(lines)
+    Console().print(f"Curves: {found.path / 'curves.png'}", soft_wrap=True)
 
 
-def _short(place: str) -> str:
-    """A run's name beside its bar: the seed comes before what may be cut off."""
-    method, *varied, seed = place.split("/")
-    return " ".join([seed, *varied]) if varied else f"{method} {seed}".removesuffix(" seed-0")
+def _show_comparison(lines: list[Line]) -> None:
+    Console().print(comparison(lines))
+    if test := caption(lines):
+        Console().print(test)
+
+
+def _bar_names(places: list[str]) -> dict[str, str]:
+    """Runs' names beside their bars: what they differ in. The seed comes before what may be cut off."""
+    parts = {place: place.split("/") for place in places}
+    seeds = len({part[-1] for part in parts.values()}) > 1
+    methods = len({part[0] for part in parts.values()}) > 1
+    return {
+        place: " ".join(varied[-1:] * seeds + [method] * (methods or len(varied) == 1) + varied[:-1])
+        for place, (method, *varied) in parts.items()
+    }
 
 
 def _show_run(folder: RunFolder) -> None:
@@ -330,6 +363,16 @@ def _expand(
     return expand(read_list("methods", found), read_seeds(seeds), varied, texts, base)
 
 
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, and where help is; nothing where help was printed already."""
+    message, place = error.format_message().strip(), getattr(error, "ctx", None)
+    if not message:
+        return ""
+    stop = "" if message[-1] in ".?!" else "."
+    return f"error: {message}{stop} See `{place.command_path if place else 'fedauc COMMAND'} --help`."
+
+
 def _fail(message: str, code: int) -> None:
-    print(" ".join(message.split()), file=sys.stderr)
+    if message:
+        print(" ".join(message.split()), file=sys.stderr)
     sys.exit(code)

@@ -34,7 +34,8 @@ def status(names: Names = None, folder: Folder = "") -> None:
     Example: [bold]fedauc data status[/bold]
     """
     print(f"folder: {home(folder)}")
-    for dataset in _stored(names, folder):
+    stored = _stored(names, folder)
+    for dataset in stored:
         absent = _absent(dataset)
         if not absent:
             sizes = [file.path.stat().st_size for file in dataset.files()]
@@ -43,6 +44,8 @@ def status(names: Names = None, folder: Folder = "") -> None:
         print(f"{dataset.name}: lacks {len(absent)} of {len(dataset.sources)} files")
         for source in absent:
             print(f"  {source.name}  {source.url or source.page}")
+    if not names:
+        print(f"need no files here: {', '.join(sorted(set(datasets()) - {dataset.name for dataset in stored}))}")
 
 
 @app.command()
@@ -69,7 +72,7 @@ def verify(names: Names = None, folder: Folder = "") -> None:
     wrong = 0
     for dataset in _stored(names, folder):
         for line, right in _verdicts(dataset):
-            print(f"{dataset.name}: {line}")
+            print(f"{dataset.name}: {line.removeprefix(f'{dataset.name} ')}")
             wrong += not right
     if wrong:
         raise typer.Exit(2)
@@ -95,8 +98,10 @@ def stats(
             continue
         for part, count in found.items():
             table.add_row(name, part, *_row(count), _beside(name, part, count))
-    Console().print(table)
-    print(*notes, sep="\n")
+    if table.rows:
+        Console().print(table)
+    for note in notes:
+        print(note)
 
 
 def _row(count: Count) -> tuple[str, str, str]:

@@ -5,23 +5,36 @@ from __future__ import annotations
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fedauc.experiments.runner import Observer
 from fedauc.experiments.runner import Progress as Step
 
+MOST = 16
+"""Bars on the screen: a terminal of 24 lines would cut off the run under way below more."""
+
+
+class Clock(TimeRemainingColumn):
+    """The time that a run still needs, or that it took."""
+
+    def __init__(self) -> None:
+        super().__init__(compact=True, elapsed_when_finished=True)
+
+    def render(self, task: Task) -> Text:
+        """A word and the time."""
+        return Text.assemble("took " if task.finished else "left ", super().render(task))
+
 
 class Bars:
-    """A stack of bars, each with the last AUC beside it."""
+    """A stack of bars, each with the last AUC beside it; of many, the finished ones make room first."""
 
     def __init__(self) -> None:
         self._progress = Progress(
             TextColumn("{task.description:<14}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+            Clock(),
             TextColumn("{task.fields[auc]}"),
             console=Console(stderr=True),
         )
@@ -31,10 +44,16 @@ class Bars:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for task in self._progress.tasks:
+            # A run that was done before has nothing to show.
+            self._progress.update(task.id, visible=task.visible and task.total is not None)
         self._progress.stop()
 
     def bar(self, name: str) -> Observer:
         """A new bar, as an observer of a run."""
+        shown = [task for task in self._progress.tasks if task.visible]
+        if len(shown) >= MOST:
+            self._progress.update(next((task for task in shown if task.finished), shown[0]).id, visible=False)
         task = self._progress.add_task(name, total=None, auc="")
 
         def observe(step: Step) -> None:

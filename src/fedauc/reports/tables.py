@@ -9,9 +9,8 @@ from rich.table import Table
 
 from fedauc.reports.summary import Line, Rank, Ranking, Spread
 
-HEADERS = ("method", "AUC [95 %]", "AP", "rounds", "up", "down", "sec", "p")
-
-RANKS = ("setting", "runs", "validation", "final", "best")
+LEFT = 2
+"""Columns of a comparison that stand to the left: the method and its AUC."""
 
 
 def size(amount: int) -> str:
@@ -48,11 +47,29 @@ def cells(line: Line) -> list[str]:
     return [line.method, auc, precision, str(line.rounds), *traffic, f"{line.seconds:.1f}", p_value]
 
 
+def headers(lines: Sequence[Line]) -> list[str]:
+    """What the cells of a comparison are: the AUC has an interval, or the standard deviation over seeds."""
+    auc = "AUC ± sd" if _several(lines) else "AUC [95 %]"
+    return ["method", auc, "AP", "rounds", "up", "down", "sec", "p"]
+
+
+def caption(lines: Sequence[Line]) -> str:
+    """What p is, in a sentence; nothing if there is nothing to compare."""
+    if len(lines) < 2:
+        return ""
+    scores = " on the first seed's scores" if _several(lines) else ""
+    return f"p: paired DeLong test against {lines[0].method}{scores}."
+
+
+def _several(lines: Sequence[Line]) -> bool:
+    return any(line.seeds > 1 for line in lines)
+
+
 def comparison(lines: Sequence[Line]) -> Table:
     """The comparison, for a terminal."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header in HEADERS[:2] else "right", no_wrap=True)
+    for place, header in enumerate(headers(lines)):
+        table.add_column(header, justify="left" if place < LEFT else "right", no_wrap=True)
     for line in lines:
         table.add_row(*cells(line))
     return table
@@ -60,13 +77,13 @@ def comparison(lines: Sequence[Line]) -> Table:
 
 def markdown(lines: Sequence[Line]) -> str:
     """The comparison, for a document."""
-    return _markdown(HEADERS, [cells(line) for line in lines])
+    return _markdown(headers(lines), [cells(line) for line in lines])
 
 
 def ranking(found: Ranking) -> Table:
     """The settings of a sweep, for a terminal; a long setting is folded between its options."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in RANKS:
+    for header in rank_headers(found):
         table.add_column(header, no_wrap=header != "setting")
     for line in found.lines:
         table.add_row(*rank_cells(found, line))
@@ -75,15 +92,19 @@ def ranking(found: Ranking) -> Table:
 
 def ranking_markdown(found: Ranking) -> str:
     """The settings of a sweep, for a document."""
-    return _markdown(RANKS, [rank_cells(found, line) for line in found.lines]) + f"\n{order(found)}\n"
+    return _markdown(rank_headers(found), [rank_cells(found, line) for line in found.lines]) + f"\n{order(found)}\n"
+
+
+def rank_headers(found: Ranking) -> list[str]:
+    """What the cells of a ranking are; there is no column for a validation part that is not there."""
+    return ["setting", "runs", *(["validation"] if found.by == "validation_auc" else []), "final", "best"]
 
 
 def rank_cells(found: Ranking, line: Rank) -> list[str]:
     """A line's cells: mean and spread over seeds; `2 of 3` says that a run is not done."""
     runs = str(line.runs) if line.done == line.runs else f"{line.done} of {line.runs}"
-    spreads = [_spread(spread, line.done) for spread in (line.judged, line.final, line.best)]
-    if found.by == "auc":
-        spreads[0] = "-"
+    judged = [line.judged] if found.by == "validation_auc" else []
+    spreads = [_spread(spread, line.done) for spread in (*judged, line.final, line.best)]
     return [line.setting.replace("/", " "), runs, *spreads]
 
 
@@ -125,7 +146,7 @@ def _quality(found: dict[str, Any]) -> str:
     text = f"AUC {found['auc']:.4f}"
     if found["low"] is not None:
         text += f" [{found['low']:.4f}, {found['high']:.4f}], AP {found['average_precision']:.4f}"
-    return f"{text}, round {found['round']}"
+    return f"{text}, after {found['round'] + 1} rounds"
 
 
 def groups_text(groups: Sequence[Sequence[str]]) -> str:

@@ -25,7 +25,7 @@ from fedauc.reports.paper.filling import Filler, wanted
 from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
 from fedauc.reports.paper.sections import FIGURES
-from fedauc.reports.paper.tables import LEGEND, REACHED, SMOKE, counts, terminal
+from fedauc.reports.paper.tables import REACHED, SMOKE, counts, legend, terminal
 from fedauc.reports.progress import Bars
 
 HOME = "FEDAUC_RESULTS"
@@ -36,7 +36,7 @@ WORK = Path("runs") / "paper"
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", rich_markup_mode="rich")
 
-ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: seconds on drawn rows.")]
+ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: a minute or two on drawn rows.")]
 Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
 Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds of every row.")]
@@ -84,7 +84,8 @@ def report(
         draw(mine, out.parent / FIGURES / name)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, made.text.encode())
-    print(f"wrote {out}" + (f" and {len(made.pictures)} figures beside it" if made.pictures else ""))
+    figures = f"{len(made.pictures)} figure{'s' * (len(made.pictures) > 1)}"
+    print(f"wrote {out}" + (f" and {figures} beside it" if made.pictures else ""))
 
 
 @app.command()
@@ -144,8 +145,9 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
             console.print(f"Curves: {path}", soft_wrap=True)
     if any(sheet.view == "traffic" for sheet in sheets):
         console.print(REACHED, highlight=False, markup=False)
-    if any(sheet.view == "auc" for sheet in sheets):
-        console.print(LEGEND, highlight=False, markup=False)
+    if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
+        down = all(sheet.name.startswith("figure") for sheet in aucs)
+        console.print(legend(scale.published, down), highlight=False, markup=False)
     if not scale.published:
         console.print(SMOKE, highlight=False)
 

@@ -52,7 +52,7 @@ def draw(made: Sequence[Panel], path: Path) -> None:
     down = math.ceil(len(made) / ACROSS)
     figure = Figure(figsize=(11, 3.4 * down), layout="constrained")
     FigureCanvasAgg(figure)
-    shown: dict[str, Any] = {}
+    shown: dict[str, tuple[int, Any]] = {}
     axes = figure.subplots(down, ACROSS, squeeze=False).flat
     for panel, axis in zip(made, axes, strict=False):
         axis.set(title=panel.title, xlabel="rounds", ylabel="test AUC")
@@ -62,11 +62,13 @@ def draw(made: Sequence[Panel], path: Path) -> None:
             if curve:
                 rounds, aucs = [point.rounds for point in curve], [point.auc for point in curve]
                 (line,) = axis.plot(rounds, aucs, **_look(place))
-                shown.setdefault(label, line)
+                shown.setdefault(label, (place, line))
         axis.set_ylim(bottom=_bottom(panel))
     for axis in list(figure.axes)[len(made) :]:
         axis.set_visible(False)
-    figure.legend(shown.values(), shown, loc="outside right upper", frameon=False)
+    # In the panels' own order, though the first panel may lack some lines.
+    ordered = sorted(shown, key=lambda label: shown[label][0])
+    figure.legend([shown[label][1] for label in ordered], ordered, loc="outside right upper", frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from fedauc.reports.paper import sections
 from fedauc.reports.paper.filling import Filler
 from fedauc.reports.paper.orderings import Shown
 from fedauc.reports.paper.pictures import Panel, panels
-from fedauc.reports.paper.tables import LEGEND, SMOKE
+from fedauc.reports.paper.tables import SMOKE, legend
 
 Runs = Mapping[Config, Record]
 """Finished and stopped runs by configuration."""
@@ -38,7 +38,7 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
         "# Results\n",
         sections.prose(f"Written by `fedauc paper report` from the records in `{store.path.name}/`."),
     ]
-    head += [sections.prose(LEGEND)] + ([] if scale.published else [sections.prose(SMOKE)])
+    head += [sections.prose(legend(scale.published))] + ([] if scale.published else [sections.prose(SMOKE)])
     if not shown:
         return Page("\n".join([*head, "No run has finished yet.\n"]), {})
     facts = _facts(shown, filler, store)

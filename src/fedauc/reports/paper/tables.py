@@ -15,16 +15,22 @@ from fedauc.reports.paper.filling import Filled, Key, marks
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
-LEGEND = (
-    "Test AUC after the last cycle, mean ± standard deviation over runs; in brackets what the paper prints. "
-    "* is a column's highest mean, ~ marks means that a paired DeLong test, with the seeds' variance added, does not "
-    "tell from it (p ≥ .05)."
+TESTED = (
+    "highest mean, ~ marks means that a paired DeLong test, with the seeds' variance added, does not tell from it "
+    "(p ≥ .05)."
 )
 REACHED = (
     "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs first "
     "is what the first row's ends with."
 )
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
+
+
+def legend(published: bool = True, down: bool = False) -> str:
+    """What a table of AUCs shows: the paper's numbers only at its scale; a figure's columns go down."""
+    brackets = "; in brackets what the paper prints" if published else ""
+    what = f"Test AUC after the last cycle, mean ± standard deviation over runs{brackets}."
+    return f"{what} * is a {'line' if down else 'column'}'s {TESTED}"
 
 
 Text = Callable[[Mapping[Key, Filled], Key], str]
