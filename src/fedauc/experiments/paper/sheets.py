@@ -32,7 +32,8 @@ class Column:
     `averaged` cases count as one result per seed; otherwise every case and seed is a result of its own. Columns that
     are not `usual` run only when named. `seeds` are its own, whatever is asked for, where cases repeat a run already.
     `overlap` is the share of test rows that two cases with other test parts have in common. `grid` is tuned over where
-    no other is asked for: a wider one off the paper's data, where its step sizes may not reach far enough.
+    no other is asked for: a wider one off the paper's data, where its step sizes may not reach far enough. Runs of
+    columns that are not `tested` keep no ranks: a figure's points are compared with each other, not its rows.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Column:
     seeds: tuple[int, ...] = ()
     overlap: float = 0.0
     grid: str = "steps"
+    tested: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,13 @@ PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
 STAND_INS = ("chest-stand-in", "insurance-stand-in")
 SYNTHETIC = "insurance-synthetic"
 
+FRAUD = ("creditcard", "creditcard-mlp")
+FRAUD_COHORTS = (1, 2, 4, 6)
+"""Clients of 48 in 8 groups that come in a round; six are a whole group."""
+
+FRAUD_GROUPS = (1, 2, 4, 8, 16)
+"""Groups that the 48 clients are put into; eight are the data's own number."""
+
 ALL_METHODS = (*METHODS, "fedavg", "scaffold", "coda-plus", "codasca", "fedxl1")
 """Those of the paper's rows, and those beyond."""
 
@@ -159,34 +168,37 @@ def table9(scale: Scale) -> Sheet:
 def figure1(scale: Scale) -> Sheet:
     """The communication interval I, at the same number of local steps in all."""
     columns = []
-    for dataset in PUBLISHED:
+    for dataset in (*PUBLISHED, *FRAUD):
         for steps in scale.intervals:
             cycles = scale.cycles * scale.local_steps // steps
             every = max(1, cycles // 50)
             case = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(every)}
-            columns.append(Column(f"{dataset}-I{steps}", dataset, (case,)))
+            columns.append(_point(dataset, f"I{steps}", case, steps == scale.local_steps))
     return Sheet("figure1", "Figure 1: communication interval I, equal local steps", _entries(OURS), tuple(columns))
 
 
 def figure2(scale: Scale) -> Sheet:
     """Clients per round M, out of the same groups; the largest M is the whole group."""
     columns = []
-    for dataset in PUBLISHED[:2]:
-        for size in scale.cohorts:
-            case = {} if size == scale.cohorts[-1] else {"participation.per-round": str(size)}
-            columns.append(Column(f"{dataset}-M{size}", dataset, (case,)))
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        cohorts = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
+        for size in cohorts:
+            whole = size == cohorts[-1]
+            columns.append(_point(dataset, f"M{size}", {} if whole else {"participation.per-round": str(size)}, whole))
     return Sheet("figure2", "Figure 2: clients per round M, dir = 0.5, flip = 0", _entries(OURS), tuple(columns))
 
 
 def figure3(scale: Scale) -> Sheet:
     """The number of groups K with one client per round, at the same number of rounds."""
     columns = []
-    for dataset in PUBLISHED[:2]:
-        for groups in scale.group_counts:
-            cycles = scale.cycles * scale.groups // groups
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        own = dataset in FRAUD and scale.published
+        rounds = scale.cycles * (FRAUD_GROUPS[-2] if own else scale.groups)
+        for groups in FRAUD_GROUPS if own else scale.group_counts:
+            cycles = rounds // groups
             case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
             case |= {"evaluate-every": str(max(1, cycles // 50))}
-            columns.append(Column(f"{dataset}-K{groups}", dataset, (case,)))
+            columns.append(_point(dataset, f"K{groups}", case))
     return Sheet("figure3", "Figure 3: number of groups K, M = 1, equal rounds", _entries(OURS), tuple(columns))
 
 
@@ -208,7 +220,7 @@ def ablation(scale: Scale) -> Sheet:
         for score in ("identity", "sigmoid")
         for weighting in ("clients", "pooled", "paper")
     )
-    return Sheet("ablation", "Scores and weighting", rows, _datasets()[:2])
+    return Sheet("ablation", "Scores and weighting", rows, (*_datasets()[:2], *map(_fraud, FRAUD)))
 
 
 def traffic(scale: Scale) -> Sheet:
@@ -220,11 +232,9 @@ def traffic(scale: Scale) -> Sheet:
 
 def noise(scale: Scale) -> Sheet:
     """Labels flipped both ways; the sigmoid and the barrier hinge are the symmetric losses."""
-    columns = tuple(
-        Column(f"{name}-{share}", name, ({"flip-positives": share, "flip-negatives": share},))
-        for name in PUBLISHED[:2]
-        for share in ("0.01", "0.05", "0.1")
-    )
+    cases = {share: {"flip-positives": share, "flip-negatives": share} for share in ("0.01", "0.05", "0.1")}
+    columns = tuple(Column(f"{name}-{share}", name, (case,)) for name in PUBLISHED[:2] for share, case in cases.items())
+    columns += tuple(_fraud(name, f"-{share}", case) for name in FRAUD for share, case in cases.items())
     rows = (*_entries(("cycp-fedavg", *OURS)), *(_surrogate(name) for name in ("square", "barrier-hinge")))
     return Sheet("noise", "Two-sided label noise, dir = 0.5", rows, columns)
 
@@ -233,7 +243,7 @@ def surrogates(scale: Scale) -> Sheet:
     """The seven losses of the paper's Table 10."""
     pairwise = ("square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge")
     rows = (Entry("cycp-minimax", "cycp-minimax"), *map(_surrogate, pairwise))
-    return Sheet("surrogates", "The seven surrogates of Table 10, dir = 0.5", rows, _datasets())
+    return Sheet("surrogates", "The seven surrogates of Table 10, dir = 0.5", rows, (*_datasets(), *map(_fraud, FRAUD)))
 
 
 def creditcard(scale: Scale) -> Sheet:
@@ -246,10 +256,7 @@ def creditcard(scale: Scale) -> Sheet:
 
     The grid of step sizes goes to 1: a first pass up to .1 had every federated logistic method at that end.
     """
-    splits = tuple({"data-seed": str(seed)} for seed in range(5))
-    columns = tuple(
-        Column(name, name, splits, seeds=(0,), overlap=0.3, grid="wide") for name in ("creditcard", "creditcard-mlp")
-    )
+    columns = tuple(replace(_fraud(name, splits=5), usual=True) for name in FRAUD)
     rows = (*_entries(ALL_METHODS), central(scale, HOURS))
     return Sheet("creditcard", "Card fraud over five splits", rows, columns, precision=True)
 
@@ -287,6 +294,19 @@ def _datasets(case: Texts | None = None) -> tuple[Column, ...]:
     """Every dataset; stand-ins come only when named."""
     names = (*PUBLISHED, *STAND_INS)
     return tuple(Column(name, name, (case or {},), usual=name in PUBLISHED) for name in names)
+
+
+def _fraud(dataset: str, suffix: str = "", case: Texts | None = None, splits: int = 3) -> Column:
+    """Card fraud over several splits; it comes only when named."""
+    cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
+    return Column(dataset + suffix, dataset, cases, usual=False, seeds=(0,), overlap=0.3, grid="wide")
+
+
+def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Column:
+    """A figure's point; those that are a table's runs too keep their ranks."""
+    if dataset in FRAUD:
+        return replace(_fraud(dataset, f"-{value}", case), tested=tested)
+    return Column(f"{dataset}-{value}", dataset, (case,), tested=tested)
 
 
 def _skewed(name: str, dataset: str, title: str) -> Sheet:

@@ -125,7 +125,8 @@ def run(
         shop = Workshop(store, WORK, device, bars.bar, time.monotonic() + 60 * budget_minutes)
         try:
             tune(sheets, found, shop, Tuning.read(tuning) if tuning else None)
-            shop.run(wanted(sheets, filler))
+            for tested in (True, False):
+                shop.run(wanted(sheets, filler, tested), tested)
         except OutOfTime:
             late = True
     _show(sheets, filler, store, found)

@@ -166,9 +166,10 @@ def _met(cell: Filled, first: Filled) -> Reach | None:
     return reach(cell.curve, first.curve[-1].auc) if cell.whole and first.whole and first.curve else None
 
 
-def wanted(sheets: Sequence[Sheet], filler: Filler) -> list[Config]:
-    """Every run that the sheets need."""
-    return [config for sheet in sheets for cell in cells(sheet) for case in filler.configs(cell) for config in case]
+def wanted(sheets: Sequence[Sheet], filler: Filler, tested: bool) -> list[Config]:
+    """Every run that the sheets need, in columns that are tested or in the others."""
+    mine = [cell for sheet in sheets for cell in cells(sheet) if cell.column.tested == tested]
+    return [config for cell in mine for case in filler.configs(cell) for config in case]
 
 
 def marks(filled: Mapping[Key, Filled], key: Key) -> str:
