@@ -74,6 +74,15 @@ def test_one_that_stopped_never_beats_one_that_did_not() -> None:
     assert [each.validation_auc for each in winner.judged] == [None, None, 0.1]
 
 
+def test_those_that_stopped_do_not_go_on() -> None:
+    """Nine candidates of which one lives: it alone goes to the second rung. Where none lives there is no second."""
+    winner = play(named(9), 90, lambda each, _: 0.7 if place(each) == 4 else None)
+    assert [(place(each.settings), each.cycles) for each in winner.judged][9:] == [(4, 15)]
+    assert place(winner.settings) == 4
+    dead = play(named(9), 90, lambda each, _: None)
+    assert (place(dead.settings), len(dead.judged)) == (8, 9)
+
+
 def test_a_tie_goes_to_the_earlier_candidate() -> None:
     assert place(play(named(4), 40, lambda each, _: 0.5).settings) == 0
 
@@ -98,6 +107,15 @@ def test_the_wide_grid_has_a_larger_step() -> None:
         found = candidates(Entry(method, method), "wide")
         assert len(found) == size
         assert {each["step-size"] for each in found} == {"1", "0.1", "0.01", "0.001"}
+
+
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
+def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
+    """Seven step sizes by two other values: 240 cycles are rungs of 5, 16 and 40; `fine` has many of 2 or 3."""
+    found = candidates(Entry(method, method), "long")
+    assert rungs(len(found), 240) == [Rung(14, 5), Rung(5, 16), Rung(2, 40)]
+    fine = candidates(Entry(method, method), "fine")
+    assert {tuple(each.items()) for each in found} < {tuple(each.items()) for each in fine}
 
 
 def test_a_candidate_changes_what_it_names() -> None:

@@ -69,14 +69,19 @@ def rungs(candidates: int, cycles: int) -> list[Rung]:
 
 
 def halve(candidates: Sequence[Texts], cycles: int) -> Generator[Trial, Sequence[float | None], Winner]:
-    """Ask for trials, be sent their validation AUCs, return the winner; the earlier candidate wins a tie."""
+    """Ask for trials, be sent their validation AUCs, return the winner; the earlier candidate wins a tie.
+
+    Those that stopped do not go on. Where all have, the last wins, which grids have the smallest step for.
+    """
     left, judged = list(candidates), list[Judged]()
     for rung in rungs(len(left), cycles):
         found = yield Trial(tuple(left), rung.cycles)
         judged += [Judged(each, rung.cycles, auc) for each, auc in zip(left, found, strict=True)]
-        values = [-math.inf if auc is None else auc for auc in found]
-        order = sorted(range(len(left)), key=lambda place: -values[place])
-        left = [left[place] for place in sorted(order[: math.ceil(len(left) / KEPT)])]
+        alive = [(auc, place) for place, auc in enumerate(found) if auc is not None]
+        if not alive:
+            return Winner(left[-1], tuple(judged))
+        best = sorted(alive, key=lambda pair: -pair[0])[: math.ceil(len(left) / KEPT)]
+        left = [left[place] for _, place in sorted(best, key=lambda pair: pair[1])]
     return Winner(left[0], tuple(judged))
 
 
@@ -87,13 +92,14 @@ WIDE = ("1", *STEPS)
 FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
-GRIDS = ("none", "steps", "wide", "fine", "paper")
-"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; the paper's, with its stages."""
+GRIDS = ("none", "steps", "wide", "fine", "long", "paper")
+"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; as many with fewer λ or ρ, for longer
+rungs; the paper's, with its stages."""
 
 
 def step_sizes(grid: str) -> tuple[str, ...]:
     """The step sizes of a grid, largest first."""
-    return {"wide": WIDE, "fine": FINE}.get(grid, STEPS)
+    return {"wide": WIDE, "fine": FINE, "long": FINE}.get(grid, STEPS)
 
 
 def candidates(entry: Entry, grid: str) -> list[Texts]:
@@ -113,6 +119,8 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
         axes["algorithm.prox"] = ("0.1", "0.01", "0.001")
     if entry.method in ("a-fedavg", "a-scaffold"):
         axes["algorithm.amplify"] = ("1.5", "2", "3")
+    if grid == "long":
+        axes = {name: values if name == "step-size" else values[:2] for name, values in axes.items()}
     staged = grid == "paper" and (minimax or pairwise)
     fixed = {"stages": "geometric"} if staged else {}
     return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]

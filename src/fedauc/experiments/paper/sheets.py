@@ -189,7 +189,7 @@ def figure2(scale: Scale) -> Sheet:
 
 
 def figure3(scale: Scale) -> Sheet:
-    """The number of groups K with one client per round, at the same number of rounds."""
+    """The number of groups K with one client per round, at the same number of rounds; the groups are drawn."""
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
         own = dataset in FRAUD and scale.published
@@ -197,7 +197,7 @@ def figure3(scale: Scale) -> Sheet:
         for groups in FRAUD_GROUPS if own else scale.group_counts:
             cycles = rounds // groups
             case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
-            case |= {"evaluate-every": str(max(1, cycles // 50))}
+            case |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
             columns.append(_point(dataset, f"K{groups}", case))
     return Sheet("figure3", "Figure 3: number of groups K, M = 1, equal rounds", _entries(OURS), tuple(columns))
 

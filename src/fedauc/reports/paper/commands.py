@@ -47,7 +47,7 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps, wide, fine or paper, and cycles per row; by default what was chosen before, else 120.",
+        help="none, steps, wide, fine, long or paper, and cycles per row; by default what was chosen before, else 120.",
     ),
 ]
 

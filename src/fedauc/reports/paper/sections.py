@@ -123,7 +123,8 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         "Successive halving on validation AUC, once per dataset and row, on labels as they are; each has the same "
         "cycles to spend, less what its candidates do not divide. The grid `steps` has step sizes .1, .01 and .001, "
         "with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights .1, .01, .001 for the minimax methods and "
-        "amplifications 1.5, 2, 3 where there is one; `wide` has a step size of 1 too, `fine` also .3, .03 and .003. "
+        "amplifications 1.5, 2, 3 where there is one; `wide` has a step size of 1 too, `fine` also .3, .03 and .003, "
+        "`long` the same with the first two of the other values. "
         f"In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen.values())}"
     )
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
