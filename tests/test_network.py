@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -315,3 +316,33 @@ def test_mixed_precision_gives_scores_that_still_tell_rows_apart() -> None:
         assert len(set(outputs.tolist())) == 64
     plain = ModuleNetwork(module, torch.float32)
     assert torch.equal(network.predict(network.state(), rows), plain.predict(plain.state(), rows))
+
+
+# ------------------------------------------------------------------------------------------------- the copy that scores
+
+
+class Merging(nn.Linear):
+    """Keeps what it first computes in evaluation mode, as adapters that merge do."""
+
+    merged: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            return nn.functional.linear(inputs, 2 * self.weight, self.bias)
+        if self.merged is None:
+            self.merged = 2 * self.weight
+        return nn.functional.linear(inputs, self.merged, self.bias)
+
+
+@pytest.mark.parametrize("module", [linear(), seeded(Merging(FEATURES, 1))], ids=["plain", "merging"])
+def test_every_prediction_is_the_models_own(module: nn.Module) -> None:
+    """A copy of the module is kept for the next; one in which evaluation leaves traces is not."""
+    network = ModuleNetwork(module)
+    models = [Model(network.state().weights + shift, network.state().buffers) for shift in range(8)]
+    wanted = [network.module(model)(ROWS.to(network.dtype))[:, 0] for model in models]
+    with torch.inference_mode():
+        network.predict(models[0], ROWS)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda model: network.predict(model, ROWS), models * 8))
+    for place, scores in enumerate(found):
+        torch.testing.assert_close(scores, wanted[place % 8])

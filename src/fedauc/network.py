@@ -52,7 +52,7 @@ class ModuleNetwork(Network):
             raise ValueError(f"the model's parameters have dtypes {sorted(map(str, wide))}; use one: model.to(dtype)")
         (self.dtype,) = wide
         self.device = torch.device(device)
-        self._spare: nn.Module | None = None
+        self._spares: list[nn.Module] = []
 
     @property
     def cut(self) -> Cut:
@@ -151,11 +151,25 @@ class ModuleNetwork(Network):
     @torch.no_grad()
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:
         """Raw outputs in evaluation mode, in parts of so many rows, on the CPU; not mixed, since bfloat16 ties."""
-        # A copy that is kept: making one takes longer than scoring thousands of small images on a GPU.
-        self._spare = copy.deepcopy(self._module) if self._spare is None else self._spare
-        module = self._filled(self._spare, model)
+        module, known = self._scorer(model)
         parts = [_scores(module(self.cast(part.clone())), len(part)) for part in torch.split(inputs, rows)]
+        if known is None or signature(module) == known:
+            self._spares.append(module)
         return torch.cat(parts).cpu()
+
+    def _scorer(self, model: Model) -> tuple[nn.Module, object]:
+        """A copy to score with, and what it was before if it is new: it is not kept if evaluation leaves traces in it.
+
+        One is kept because making it takes longer than scoring thousands of small images on a GPU, and it is taken out
+        while it is used, so that threads have one each.
+        """
+        try:
+            return self._filled(self._spares.pop(), model), None
+        except IndexError:
+            with torch.inference_mode(False):
+                made = copy.deepcopy(self._module)
+            known = signature(made)
+            return self._filled(made, model), known
 
     def cast(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device; floats in the model's dtype, integers (uint8 images) as they are."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedauc import Clients, pieces
-from fedauc.engines import capture
+from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
 from fedauc.engines.graphed import GraphedEngine, Together
 from fedauc.experiments.recipe import Assembly, assemble
@@ -164,22 +164,78 @@ def test_a_window_is_taken_out_and_put_back() -> None:
     assert torch.equal(doubled - vector, torch.cat([inside.flatten(), torch.ones(10)]).expand(3, -1))
 
 
-def test_weights_that_two_layers_share_have_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, "stacked")
+class Base(nn.Module):
+    """A convolution of one pixel, whose rim would be outside its window; `kind` reads its weights elsewhere too."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolve, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 1)
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.convolve, self.head = kind, nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 1)
+        self.same = nn.Conv2d(3, 8, 3, padding="same")
+        self.norm = nn.GroupNorm(2, 8)
+        if kind == "tied":
+            self.same.weight = self.convolve.weight
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            once = self.convolve(inputs.to(self.head.weight)[:, :1].expand(-1, 4, -1, -1) / 255)
-            scores: Tensor = self.head(self.convolve(once.mean((2, 3), keepdim=True)).flatten(1))
-            return scores
+    def forward(self, inputs: Tensor) -> Tensor:
+        images = inputs.to(self.head.weight) / 255
+        if self.kind == "by the rows" and images[0, 0, 0, 0] > 0.5:
+            return self.head(self.convolve(images).mean((2, 3)))  # type: ignore[no-any-return]
+        pixel = images.mean((2, 3), keepdim=True)
+        once = self.convolve(input=pixel) if self.kind == "by name" else self.convolve(pixel)
+        found: Tensor = once.flatten(1)
+        if self.kind == "twice":
+            found = found + self.convolve(images).mean((2, 3))
+        if self.kind == "tied":
+            found = found + self.same(images).mean((2, 3))
+        if self.kind == "past the hooks":
+            found = found + self.convolve.forward(images).mean((2, 3))
+        if self.kind == "a norm of vectors":
+            found = self.norm(found)
+        scores: Tensor = self.head(found)
+        return scores * self.convolve.weight.square().mean() if self.kind == "read" else scores
 
+
+KINDS = {"twice": 0, "tied": 0, "read": 0, "past the hooks": 0, "by the rows": 0, "by name": 0, "a norm of vectors": 0}
+
+
+@pytest.mark.parametrize(("kind", "count"), {**KINDS, "once": 1}.items())
+def test_a_weight_that_anything_else_reads_has_no_window(
+    kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the way that always works; results are the loop's whatever a module does with its weights."""
+    only(monkeypatch, "single")
     torch.default_generator.manual_seed(0)
-    module = Twice()
-    loop, mine = (assemble(settings("cycp-fedavg", engine=e), module, images()) for e in ("loop", "graphed"))
+    module = Base(kind)
+    recipes = [settings("cycp-fedavg", engine=engine, augment="none") for engine in ("loop", "graphed")]
+    loop, mine = (assemble(recipe, module, images()) for recipe in recipes)
     assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-11
     assert isinstance(mine.training.engine, GraphedEngine)
-    assert mine.training.engine._alone._stacks[0].cut.windows == ()
+    assert len(mine.training.engine._alone._stacks[0].cut.windows) == count
+
+
+def test_writes_into_views_and_lost_digits_stay_in_the_step() -> None:
+    """What a step writes into part of a fresh tensor counts; so does rounding to fewer bits, and to whole numbers."""
+
+    def fresh(a: Tensor, rows: Tensor) -> None:
+        now = torch.zeros(2)
+        now[0] = rows.sum()
+        a.copy_(0.9 * a + now)
+
+    def decay(a: Tensor) -> None:
+        a.copy_(a - 0.4)
+
+    assert set_aside(traced(fresh, torch.ones(2), torch.ones(3)), [1], 2) is None
+    assert set_aside(traced(decay, torch.ones(2).bfloat16()), [], 2) is None
+    assert set_aside(traced(decay, torch.tensor([7])), [], 2) is None
+    assert set_aside(traced(decay, torch.ones(2)), [], 2) is not None
+
+
+def test_weights_inside_a_window_are_a_product_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule may score more rows than a batch has; cuDNN would take the window for a smaller kernel."""
+    monkeypatch.setattr(convolve, "COLUMNS", 1)
+    plain, rows = (
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        torch.randn(4, 3, 1, 1, generator=torch.Generator().manual_seed(0)),
+    )
+    layer = convolve.stackable(plain)
+    inside = {"weight": plain.weight[:, :, 1:2, 1:2]}
+    torch.testing.assert_close(torch.func.functional_call(layer, inside, (rows,)), plain(rows))

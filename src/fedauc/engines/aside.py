@@ -28,7 +28,8 @@ def set_aside(traced: GraphModule, varying: Sequence[int], steps: int) -> Aside 
     """
     inputs = [node for node in traced.graph.nodes if node.op == "placeholder"]
     writes = [node for node in traced.graph.nodes if node.op == "call_function" and _writes(node)]
-    changing = {inputs[place] for place in varying} | {n for w in writes for n in _before(w.args[0]) if n in inputs}
+    # All that a write touches: one into a view is not connected with what is read of its base.
+    changing = {inputs[place] for place in varying} | {n for w in writes for n in _before(w.args[0])}
     mine = [node for node in writes if node.target is torch.ops.aten.copy_.default and _alone(node, changing)]
     if not mine:
         return None
@@ -58,9 +59,18 @@ def _alone(copy: Node, changing: set[Node]) -> bool:
     if not isinstance(target, Node) or target.op != "placeholder" or not isinstance(source, Node):
         return False
     before = _before(source)
+    if not _exact(target.meta.get("val"), source.meta.get("val")):
+        return False
     if any(node.op not in ("placeholder", "call_function") for node in before) or before & (changing - {target}):
         return False
     return _after(target) <= before | {copy}
+
+
+def _exact(old: object, new: object) -> bool:
+    """Whether steps in a row are the same without being stored in between: rounded to fewer bits they are not."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    return old.shape == new.shape and old.dtype == new.dtype and old.dtype not in (torch.bfloat16, torch.float16)
 
 
 def _before(node: Node) -> set[Node]:

@@ -24,8 +24,6 @@ KEPT = 16
 
 Made = TypeVar("Made")
 
-OneStep = Callable[[Lanes, Tensor], None]
-
 
 class Compiled:
     """A step as one compiled function, traced when its first lanes come."""
@@ -52,9 +50,7 @@ class Compiled:
     def _made_for(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
         kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
-        if kind not in self._made:
-            self._made[kind] = self._ready(lanes, tensors)
-        return self._made[kind]
+        return kept(self._made, kind, lambda: self._ready(lanes, tensors))
 
     def _ready(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         # A look first: tables that layers keep (where a convolution finds its pixels) must not become part of it.
@@ -156,7 +152,7 @@ def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled])
             return Taking(_settling(branches, at, step), _captured(branches, at, step))
         # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
         # itself comes again from the last way, which nothing catches.
-        except (RuntimeError, TypeError, AssertionError) as error:
+        except (RuntimeError, TypeError, AssertionError, ValueError, LookupError) as error:
             reason = " ".join(str(error).split()[:40])
             logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)
     branches = _branches(stacks, steps[-1])
@@ -177,7 +173,7 @@ def _settling(branches: Sequence[Lanes], at: Tensor, step: Step | Compiled) -> C
     return settle
 
 
-def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[[], None]:
+def _captured(branches: Sequence[Lanes], at: Tensor, step: Step | Compiled) -> Callable[[], None]:
     """A graph in which every branch has a stream of its own."""
     streams = [torch.cuda.Stream(at.device) for _ in branches]  # type: ignore[no-untyped-call]
 
@@ -192,6 +188,8 @@ def _captured(branches: Sequence[Lanes], at: Tensor, step: OneStep) -> Callable[
 
     for _ in range(WARM_UP):
         at.zero_()
+        for branch in branches:
+            step.settle(branch, at)
         fan_out()
     torch.cuda.synchronize(at.device)
     graph = torch.cuda.CUDAGraph()

@@ -319,7 +319,8 @@ class StackedConv2d(nn.Conv2d):
         shape = (self.kernel_size, self.stride, self.padding, self.dilation)
         rows, columns = (Taps.of(*side) for side in zip(sides, *shape, strict=True))  # type: ignore[arg-type]
         bytes_ = count * rows.out * columns.out * rows.used * columns.used * channels * self._dtype(inputs).itemsize
-        return (rows, columns) if self.groups == 1 and bytes_ <= COLUMNS else None
+        inside = self.weight.shape[2:] != self.kernel_size
+        return (rows, columns) if inside or (self.groups == 1 and bytes_ <= COLUMNS) else None
 
     def _dtype(self, inputs: Tensor) -> torch.dtype:
         mixed = torch.is_autocast_enabled(inputs.device.type)
