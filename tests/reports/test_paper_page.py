@@ -17,7 +17,7 @@ from fedauc.metrics import auc
 from fedauc.reports.paper.claims import claims
 from fedauc.reports.paper.filling import Filler
 from fedauc.reports.paper.orderings import Ordering, Shown, departures, matrix, orderings, overview
-from fedauc.reports.paper.pictures import draw, panels
+from fedauc.reports.paper.pictures import _labels, draw, panels
 from fedauc.reports.paper.report import page
 from paper_records import keep, labelled, scored
 
@@ -267,13 +267,15 @@ def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
 
 
 def test_a_picture_has_a_panel_for_each_column_or_dataset_and_row(tmp_path: Path) -> None:
-    store = store_of(tmp_path, "figure2", ["cifar10-M1", "cifar10-M2", "cifar100-M5"], lambda cell, _: HIGH)
-    made = shown(store, "figure2", ["cifar10-M1", "cifar10-M2", "cifar100-M5"])
-    found = panels(*made)
+    """CIFAR-100 has one value alone, which says nothing; card fraud has others than CIFAR-10, in a colour each."""
+    columns = ["cifar10-M10", "cifar10-M2", "cifar100-M5", "creditcard-M1", "creditcard-M2"]
+    store = store_of(tmp_path, "figure2", columns, lambda cell, _: HIGH)
+    found = panels(*shown(store, "figure2", columns))
     assert [panel.title for panel in found] == [
-        f"{row}, {dataset}" for dataset in ("cifar10", "cifar100") for row in ("cycp-minimax", "cycp-pairwise")
+        f"{row}, {dataset}" for dataset in ("cifar10", "creditcard") for row in ("cycp-minimax", "cycp-pairwise")
     ]
-    assert [list(panel.curves) for panel in found] == [["M1", "M2"], ["M1", "M2"], ["M5"], ["M5"]]
+    assert [list(panel.curves) for panel in found] == [["M10", "M2"]] * 2 + [["M1", "M2"]] * 2
+    assert _labels(found) == ["M1", "M2", "M10"]
     draw(found, tmp_path / "made" / "picture.png")
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
 

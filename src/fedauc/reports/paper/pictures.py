@@ -17,6 +17,9 @@ from fedauc.reports.paper.filling import Filled, Key
 ACROSS = 2
 """Panels side by side."""
 
+APART = 4
+"""Runs so many times as long as others would leave these no room, but for a logarithmic axis."""
+
 
 class Panel(NamedTuple):
     """A title, and curves by label."""
@@ -26,16 +29,17 @@ class Panel(NamedTuple):
 
 
 def panels(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[Panel]:
-    """Of a figure, a panel per dataset and row with a line per column; of a table, per column with a line per row."""
+    """Of a figure a panel per dataset and row with a line per column; of a table one per column with a line per row."""
     if sheet.name.startswith("figure"):
         made = [
             Panel(f"{entry.name}, {dataset}", _varied(sheet, filled, dataset, entry.name))
             for dataset in dict.fromkeys(column.dataset for column in sheet.columns)
             for entry in sheet.rows
         ]
-    else:
-        rows = [entry.name for entry in sheet.rows]
-        made = [Panel(each.name, {row: filled[row, each.name].curve for row in rows}) for each in sheet.columns]
+        # One line alone says nothing of what is varied.
+        return [panel for panel in made if sum(map(bool, panel.curves.values())) > 1]
+    rows = [entry.name for entry in sheet.rows]
+    made = [Panel(each.name, {row: filled[row, each.name].curve for row in rows}) for each in sheet.columns]
     return [panel for panel in made if any(panel.curves.values())]
 
 
@@ -52,27 +56,34 @@ def draw(made: Sequence[Panel], path: Path) -> None:
     down = math.ceil(len(made) / ACROSS)
     figure = Figure(figsize=(11, 3.4 * down), layout="constrained")
     FigureCanvasAgg(figure)
-    shown: dict[str, tuple[int, Any]] = {}
+    labels, shown = _labels(made), dict[str, Any]()
     axes = figure.subplots(down, ACROSS, squeeze=False).flat
     for panel, axis in zip(made, axes, strict=False):
         axis.set(title=panel.title, xlabel="rounds", ylabel="test AUC")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-        for place, (label, curve) in enumerate(panel.curves.items()):
-            if curve:
-                rounds, aucs = [point.rounds for point in curve], [point.auc for point in curve]
-                (line,) = axis.plot(rounds, aucs, **_look(place))
-                shown.setdefault(label, (place, line))
+        curves = {label: curve for label, curve in panel.curves.items() if curve}
+        for label, curve in curves.items():
+            rounds, aucs = [point.rounds for point in curve], [point.auc for point in curve]
+            (shown[label],) = axis.plot(rounds, aucs, **_look(labels.index(label)))
+        ends = [curve[-1].rounds for curve in curves.values()]
+        if max(ends) > APART * min(ends):
+            axis.set_xscale("log")
         axis.set_ylim(bottom=_bottom(panel))
     for axis in list(figure.axes)[len(made) :]:
         axis.set_visible(False)
-    # In the panels' own order, though the first panel may lack some lines.
-    ordered = sorted(shown, key=lambda label: shown[label][0])
-    figure.legend([shown[label][1] for label in ordered], ordered, loc="outside right upper", frameon=False)
+    ordered = [label for label in labels if label in shown]
+    figure.legend([shown[label] for label in ordered], ordered, loc="outside right upper", frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
+
+
+def _labels(made: Sequence[Panel]) -> list[str]:
+    """Every label once: values of a number by their size, rows as they come."""
+    found = list(dict.fromkeys(label for panel in made for label in panel.curves))
+    return sorted(found, key=lambda label: int(label[1:])) if all(each[1:].isdecimal() for each in found) else found
 
 
 def _bottom(panel: Panel) -> float:
@@ -82,6 +93,6 @@ def _bottom(panel: Panel) -> float:
 
 
 def _look(place: int) -> dict[str, Any]:
-    """Colours first, then another line style, so that every line of a panel differs."""
+    """A colour each, every other line dashed: lines that coincide are then both seen."""
     colours = COLOURS[:-1]
-    return {"color": colours[place % len(colours)], "linestyle": STYLES[place // len(colours)], "linewidth": 1.4}
+    return {"color": colours[place % len(colours)], "linestyle": STYLES[place % 2], "linewidth": 1.4}

@@ -42,14 +42,13 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     if not shown:
         return Page("\n".join([*head, "No run has finished yet.\n"]), {})
     facts = _facts(shown, filler, store)
-    pictured = {each.sheet.name: f"{scale.name}-{each.sheet.name}.png" for each in shown if sections.drawn(each.sheet)}
+    drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
+    pictured = {name: f"{scale.name}-{name}.png" for name in drawn}
     first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
     parts = [*head, *sections.missing(shown), *first, *sections.ordered(shown)]
     parts += [part for section in rest for part in section]
     parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale)), *sections.origin(runs.values())]
-    return Page(
-        "\n".join(parts), {pictured[each.sheet.name]: panels(*each) for each in shown if each.sheet.name in pictured}
-    )
+    return Page("\n".join(parts), {pictured[name]: found for name, found in drawn.items()})
 
 
 def _begun(sheets: Sequence[Sheet], filler: Filler) -> tuple[list[Shown], Runs]:
