@@ -121,6 +121,8 @@ def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.M
     module = mine.network.module(mine.training.algorithm.model(state.server.shared)).cpu()
     found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+    assert isinstance(mine.training.engine, GraphedEngine)
+    assert len(mine.training.engine._alone._stacks[0].cut.windows) == 2
 
 
 def traced(step: Any, *given: Tensor) -> torch.fx.GraphModule:

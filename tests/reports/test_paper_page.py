@@ -249,6 +249,23 @@ def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
     assert "| cifar10 | a-fedavg | step-size 0.01 | steps | 9 | 3 | 6 | 1 |" in text
 
 
+def test_whole_runs_with_settings_that_were_not_chosen_are_told(tmp_path: Path) -> None:
+    """FedAvg is shown at .01 and has run at .1 too, with every seed; minimax has done so with one alone."""
+    store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    choices = Choices(store, PAPER)
+    for cell in cells(sheet):
+        choices.put(Job("cifar10", cell.entry), Choice({"step-size": "0.01"}, "steps", 6, (), 3, 6, 1.0))
+        for config in runs(PAPER, cell, {"step-size": "0.01"}, SEEDS)[0]:
+            keep(store, config, [0.8], None)
+        other = {"step-size": "0.1"} | ({"algorithm.prox": "0.1"} if cell.entry.name == "cycp-minimax" else {})
+        for config in runs(PAPER, cell, other, SEEDS if cell.entry.name == "cycp-fedavg" else SEEDS[:1])[0]:
+            keep(store, config, [0.9], None)
+    text = page(store, PAPER, SEEDS, ["table1"]).text
+    _, _, told = text.partition("Runs of full length that an earlier tuning had chosen")
+    assert "| cifar10 | cycp-fedavg | step-size 0.1 | .9000 ± .0000 |" in told
+    assert "cycp-minimax" not in told
+
+
 def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
     """FedAvg ends at .8 after 40 rounds, its mean over seeds; minimax is there after 20, pairwise never.
 

@@ -31,6 +31,7 @@ COMPILE_GRAPH_FROM = 8_000
 """The same on a GPU, where compiling a deep network takes about a minute; shorter runs are captured as they are."""
 
 
+@functools.cache
 def engines() -> dict[str, type[Simulator]]:
     """Every engine that simulates a federation in this process, by name."""
     return members(__name__, Simulator)  # type: ignore[type-abstract]

@@ -104,10 +104,16 @@ def _member(family: Family, data: Any, where: str) -> Any:
     return _dataclass(member, data, where)
 
 
+@functools.lru_cache(maxsize=512)
+def type_hints(owner: type) -> Mapping[str, Any]:
+    """The types of a class's fields; kept, because reading them takes longer than all else about a configuration."""
+    return typing.get_type_hints(owner)
+
+
 def _dataclass(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} is {data!r}; it must be an object")
-    hints = typing.get_type_hints(kind)
+    hints = type_hints(kind)
     known = {field.name: hints[field.name] for field in fields(kind)}
     given = {key: value for key, value in data.items() if key != "name" or "name" in known}
     for key in given:

@@ -6,6 +6,7 @@ tuples (explicit groups) have no option; they come from a configuration file.
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 import typing
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedauc.data.prepare import Preparation
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import Family, convert, encode, families
+from fedauc.experiments.codec import Family, convert, encode, families, type_hints
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 
@@ -61,14 +62,15 @@ class Option(NamedTuple):
     help: str
 
 
-def options() -> list[Option]:
+@functools.cache
+def options() -> tuple[Option, ...]:
     """Every option, in the order help shows them. The algorithm has none of its own: `method` chooses it."""
     plain = [
         *_plain(Recipe, ("recipe",), "Training"),
         *_plain(Config, (), "Evaluation and seeds"),
         *_plain(Preparation, ("preparation",), "Data"),
     ]
-    return plain + [option for family in families() for option in _component(family)]
+    return (*plain, *(option for family in families() for option in _component(family)))
 
 
 def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
@@ -127,7 +129,7 @@ def describe(kind: Any) -> str:
 
 def parameters(owner: type) -> list[Parameter]:
     """The plain fields of a dataclass."""
-    hints = typing.get_type_hints(owner)
+    hints = type_hints(owner)
     found = [Parameter(field.name, hints[field.name], field.default) for field in fields(owner)]
     return [parameter for parameter in found if not _nested(parameter.kind)]
 

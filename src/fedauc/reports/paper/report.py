@@ -15,6 +15,7 @@ from fedauc.experiments.paper.tuning import Choices
 from fedauc.reports.paper import sections
 from fedauc.reports.paper.filling import Filler
 from fedauc.reports.paper.orderings import Shown
+from fedauc.reports.paper.others import others
 from fedauc.reports.paper.pictures import Panel, panels
 from fedauc.reports.paper.tables import SMOKE, legend
 
@@ -47,7 +48,9 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
     parts = [*head, *sections.missing(shown), *first, *sections.ordered(shown)]
     parts += [part for section in rest for part in section]
-    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale)), *sections.origin(runs.values())]
+    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale))]
+    parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
+    parts += sections.origin(runs.values())
     return Page("\n".join(parts), {pictured[name]: found for name, found in drawn.items()})
 
 

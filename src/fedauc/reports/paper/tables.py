@@ -63,15 +63,16 @@ def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
 
 def precision_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of average precisions, such as `.8812 ± .0120`."""
-    return _plain(filled[key].precision, filled[key].done)
+    return spread_text(filled[key].precision, filled[key].done)
 
 
 def selected_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of AUCs at the selected cycles, such as `.9012 ± .0020`."""
-    return _plain(filled[key].selected, filled[key].done)
+    return spread_text(filled[key].selected, filled[key].done)
 
 
-def _plain(spread: Spread | None, done: int) -> str:
+def spread_text(spread: Spread | None, done: int) -> str:
+    """A mean and its deviation, such as `.9012 ± .0020`."""
     if spread is None:
         return "-"
     return share(spread.mean, 4) + (f" ± {share(spread.deviation, 4)}" if done > 1 else "")
