@@ -211,7 +211,7 @@ def compare(
 @configurable
 def sweep(
     texts: dict[str, str],
-    out: Out,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to make; not needed for --plan.")] = None,
     methods_: Annotated[
         str | None,
         typer.Option("--methods", "--method", metavar="a,b,...", help=f"{SOME}; {DEFAULT} unless given."),
@@ -235,6 +235,8 @@ def sweep(
     if plan:
         Console().print(groups_text(grouped(runs, Loader())), markup=False, highlight=False)
         return
+    if out is None:
+        raise ValueError("sweep lacks --out, the folder to make; --plan alone needs none")
     with own_folder(out) as folder:
         _go(Comparison.create(folder, runs, sweep=True))
 

@@ -177,7 +177,7 @@ BAD_INPUT = {
     "device": ([*TINY, "--device", "tpu"], ["tpu", "cpu"]),
     "engine": ([*TINY, "--engine", "lopp"], ["lopp", "loop"]),
     "unknown option": ([*TINY, "--cycels", "3"], ["--cycels"]),
-    "path needed": (["--data", "table"], ["path"]),
+    "path needed": (["--data", "table"], ["data lacks path", "--data.path"]),
     "a file as parent": ([*TINY, "--out", "{typo}/run"], ["typo"]),
     "too much work": ([*TINY, "--local-steps", "100000000000"], ["local_steps", "1000000"]),
     "scores for embeddings": ([*TINY, "--objective", "contrastive"], ["contrastive", "at least 2"]),

@@ -326,7 +326,7 @@ def test_a_sweep_says_which_runs_could_not_go_on(capsys: pytest.CaptureFixture[s
 
 def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     chosen = ("--methods", "cycp-minimax,cycp-fedavg", "--vary", "algorithm.prox=0,0.1", "--plan")
-    ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
+    ran = fedauc(capsys, "sweep", *TYPED, *chosen)
     assert ran.code == 0, ran.err
     # The proximal weight is Minimax's alone; it is part of the step, so nothing is shared.
     assert ran.out.splitlines() == [
@@ -337,6 +337,8 @@ def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], 
         "  cycp-fedavg/seed-0",
     ]
     assert list(tmp_path.iterdir()) == []
+    lacking = fedauc(capsys, "sweep", *TYPED, *chosen[:-1])
+    assert (lacking.code, "sweep lacks --out" in lacking.err) == (2, True)
 
 
 def test_a_parameter_is_varied_only_where_it_belongs() -> None:

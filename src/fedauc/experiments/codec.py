@@ -30,6 +30,14 @@ class Family(typing.NamedTuple):
     members: Mapping[str, type]
 
 
+class Lacking(ValueError):
+    """Fields that have no default were not given."""
+
+    def __init__(self, where: str, names: list[str]) -> None:
+        super().__init__(f"{where} lacks {', '.join(names)}; give a value for it")
+        self.where, self.names = where, names
+
+
 @functools.cache
 def families() -> tuple[Family, ...]:
     """Every folder whose members a configuration can name; folders are scanned once, which takes milliseconds."""
@@ -120,5 +128,5 @@ def _dataclass(kind: type, data: Any, where: str) -> Any:
         lookup(f"field of {where}", key, known)
     required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - set(given)):
-        raise ValueError(f"{where} lacks {', '.join(missing)}; give a value for it")
+        raise Lacking(where, missing)
     return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})

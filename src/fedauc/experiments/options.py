@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedauc.data.prepare import Preparation
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import Family, convert, encode, families, type_hints
+from fedauc.experiments.codec import Family, Lacking, convert, encode, families, type_hints
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 
@@ -86,7 +86,12 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
     # A component's name comes before its parameters, since it brings fresh ones.
     for name in sorted(given, key=lambda name: "." in name):
         _place(tree, given[name], texts[name])
-    return Config.from_json(json.dumps(tree), "options")
+    try:
+        return Config.from_json(json.dumps(tree), "options")
+    except Lacking as error:
+        family = error.where.rpartition(".")[2]
+        needed = ", ".join(f"--{family}.{_dashed(name)}" for name in error.names)
+        raise ValueError(f"{family} lacks {', '.join(error.names)}; give {needed}") from error
 
 
 def _changes(old: str, new: str) -> dict[str, Any]:
