@@ -1,7 +1,6 @@
-"""Updates that need no gradient: taken once a visit, not step by step.
+"""Updates that need no gradient: several steps at once, which are one pass over memory, instead of step by step.
 
-Weights that no pixel ever meets (most of the last layers of an ImageNet network on small images) only decay. Moving
-them in every step is most of a step's traffic; several steps at once are one pass over memory.
+Weights that no pixel ever meets (most of the last layers of an ImageNet network on small images) only decay.
 """
 
 from __future__ import annotations

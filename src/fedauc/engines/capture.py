@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedauc.engines.aside import set_aside
 from fedauc.engines.lanes import Data, Lanes, Step, take
+from fedauc.engines.windows import FAULTS
 
 WARM_UP = 2
 """Steps before capture, so that compilers and libraries have made their choices."""
@@ -34,23 +35,22 @@ class Compiled:
 
     def __call__(self, lanes: Lanes, at: Tensor) -> None:
         """The same as the step itself, but for what `settle` has done."""
-        tensors = [*lanes.tensors(), at, *take(lanes, at)]
-        made = self._made_for(lanes, tensors)
-        made.function(*tensors, *made.numbers)
+        made = self._made_for(lanes, at)
+        made.function(*_given(lanes, at), *made.numbers)
 
     def settle(self, lanes: Lanes, at: Tensor) -> None:
         """All of a visit's steps of what needs no gradient, before the first of the others, some at a time."""
-        tensors = [*lanes.tensors(), at, *take(lanes, at)]
-        made = self._made_for(lanes, tensors)
+        made = self._made_for(lanes, at)
         if made.aside is not None:
-            given = [*tensors, *made.numbers]
+            # It takes nothing that varies, so no rows are gathered for it.
+            given = [*lanes.tensors(), *[at] * len(VARYING), *made.numbers]
             for _ in range(lanes.order.phase.local_steps // _at_once(lanes)):
                 made.aside(*(given[place] for place in made.places))
 
-    def _made_for(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
-        phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in tensors)
+    def _made_for(self, lanes: Lanes, at: Tensor) -> Ready:
+        phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in lanes.tensors())
         kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
-        return kept(self._made, kind, lambda: self._ready(lanes, tensors))
+        return kept(self._made, kind, lambda: self._ready(lanes, _given(lanes, at)))
 
     def _ready(self, lanes: Lanes, tensors: Sequence[Tensor]) -> Ready:
         # A look first: tables that layers keep (where a convolution finds its pixels) must not become part of it.
@@ -70,6 +70,11 @@ class Compiled:
         if aside is None:
             return Ready(function, numbers)
         return Ready(function, numbers, _same(aside.module, [every[place] for place in aside.places]), aside.places)
+
+
+def _given(lanes: Lanes, at: Tensor) -> list[Tensor]:
+    """A step's tensors, the varying ones last."""
+    return [*lanes.tensors(), at, *take(lanes, at)]
 
 
 AT_ONCE = 8
@@ -150,9 +155,8 @@ def ready(stacks: Sequence[Lanes], at: Tensor, steps: Sequence[Step | Compiled])
         try:
             branches = _branches(stacks, step)
             return Taking(_settling(branches, at, step), _captured(branches, at, step))
-        # What tracing (TypeError), the compiler (AssertionError on strides) and capture raise; a fault of the step
-        # itself comes again from the last way, which nothing catches.
-        except (RuntimeError, TypeError, AssertionError, ValueError, LookupError) as error:
+        # A fault of the step itself comes again from the last way, which nothing catches.
+        except FAULTS as error:
             reason = " ".join(str(error).split()[:40])
             logging.getLogger("fedauc").warning("a %s step cannot be captured: %s", type(step).__name__.lower(), reason)
     branches = _branches(stacks, steps[-1])

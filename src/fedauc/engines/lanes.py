@@ -7,8 +7,7 @@ local step, with a counter on the device that says which batch comes next, and t
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 
 from fedauc.data.augment import move
 from fedauc.engines.batched import Advanced, Opened, Rows, gather
-from fedauc.engines.convolve import StackedConv2d, Taps, stackable
+from fedauc.engines.convolve import stackable
 from fedauc.engines.simulator import Once
+from fedauc.engines.windows import windows
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
 from fedauc.network import ModuleNetwork
-from fedauc.pieces import Cut, Each, Pieces, Window, is_large
+from fedauc.pieces import Cut, Each, Pieces, is_large
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
 
 
@@ -200,7 +200,7 @@ def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step:
     # Statistics of the same length would be taken for weights.
     if len(network.cut.lengths) > 1 and sum(network.cut.lengths) != network.state().buffers.numel():
         try:
-            cut = network.cut._replace(windows=_windows(network, data[0].inputs, opened[0].order.phase.batch.total))
+            cut = network.cut._replace(windows=windows(network, data[0].inputs, opened[0].order.phase.batch.total))
             return _lightened(_lanes(data, opened, width, step, cut), network)
         except (TypeError, AttributeError):
             # The rule does more with a vector than add and scale it.
@@ -225,56 +225,6 @@ def _lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Ste
     _, emitted, _ = step.look(first, at, take(first, at))
     room = tree_map(lambda leaf: leaf.new_zeros(len(losses), phase.local_steps, *leaf.shape[1:]), emitted)
     return lanes._replace(emitted=room)
-
-
-Seen = dict[StackedConv2d, list[tuple[Taps, Taps] | None]]
-"""What each call of a convolution used of its kernel."""
-
-
-@torch.no_grad()
-def _windows(network: ModuleNetwork, rows: Tensor, batch: int) -> tuple[tuple[int, Window], ...]:
-    """What is used of convolutions' kernels, where it is half of one or less, and still a piece of its own."""
-    module, seen = stackable(network.plain), Seen()
-    layers = {layer: name for name, layer in module.named_modules() if isinstance(layer, StackedConv2d)}
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda each, given: _see(seen, each, given[0]))
-    if not layers:
-        return ()
-    model, images = tree_map(lambda leaf: leaf[None], network.state()), rows[:1].expand(1, batch, *rows.shape[1:])
-    try:
-        # Mapped, so that a path which depends on the rows is refused.
-        clean = network.trace(module, model, images, True, Cut())
-    except Exception:
-        # Whatever it is, such a module has no windows, and may well run in another way.
-        return ()
-    found = tuple(sorted(_small(network, layers, seen)))
-    if not found:
-        return ()
-    # Nothing but its convolution may read such a weight: what is outside the windows must not matter at all.
-    vector = model.weights.clone()
-    parts = torch.split(vector, list(network.cut.lengths), -1)
-    for place, window in found:
-        inside = window.view(parts[place]).clone()
-        parts[place].fill_(torch.nan)
-        window.view(parts[place]).copy_(inside)
-    spoilt = network.trace(module, model._replace(weights=vector), images, True, Cut())
-    same = torch.equal(spoilt.outputs, clean.outputs) and torch.equal(spoilt.buffers, clean.buffers)
-    return found if same else ()
-
-
-def _small(network: ModuleNetwork, layers: Mapping[StackedConv2d, str], seen: Seen) -> Iterator[tuple[int, Window]]:
-    """The windows of convolutions that are called once, by the place of their weights."""
-    owners = Counter(id(layer.weight) for layer in layers)
-    for layer, taps in seen.items():
-        name = f"{layers[layer]}.weight"
-        if len(taps) == 1 and taps[0] and owners[id(layer.weight)] == 1 and name in network.names:
-            window = network.window(name, *((each.first, each.used) for each in taps[0]))
-            if window.share <= 0.5 and is_large(round(window.share * layer.weight.numel())):
-                yield network.names.index(name), window
-
-
-def _see(seen: Seen, layer: StackedConv2d, inputs: Tensor) -> None:
-    seen.setdefault(layer, []).append(layer.taps(inputs))
 
 
 def _by_number(local: Tree) -> bool:
