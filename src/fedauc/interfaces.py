@@ -277,6 +277,10 @@ class Algorithm(ABC):
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
 
+    def at_clients(self) -> Algorithm:
+        """Itself, less what the server alone reads: runs that agree in this take the same steps."""
+        return self
+
     @abstractmethod
     def init(self, setting: Setting, model: Model) -> Server:
         """The server before the first round."""

@@ -111,9 +111,9 @@ def test_the_wide_grid_has_a_larger_step() -> None:
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
 def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
-    """Seven step sizes by two other values: 240 cycles are rungs of 5, 16 and 40; `fine` has many of 2 or 3."""
+    """Five step sizes by two other values: 240 cycles are rungs of 8, 20 and 40; `fine` has many of 2 or 3."""
     found = candidates(Entry(method, method), "long")
-    assert rungs(len(found), 240) == [Rung(14, 5), Rung(5, 16), Rung(2, 40)]
+    assert rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
     fine = candidates(Entry(method, method), "fine")
     assert {tuple(each.items()) for each in found} < {tuple(each.items()) for each in fine}
 

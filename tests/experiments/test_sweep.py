@@ -389,3 +389,18 @@ def test_a_damaged_list_of_runs_is_named(capsys: pytest.CaptureFixture[str], tmp
         (tmp_path / "comparison.json").write_text(content)
         found = fedauc(capsys, "show", str(tmp_path))
         assert (found.code, "comparison.json is damaged" in found.err) == (2, True)
+
+
+def test_what_the_server_alone_reads_does_not_part_runs(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
+) -> None:
+    """Two amplifications and plain FedAvg take one step at the clients, and keep their own servers."""
+    configs = {**runs("a-fedavg", 1, "algorithm.amplify=1.5,3"), **runs("cycp-fedavg", 1)}
+    Comparison.create(tmp_path / "both", configs).go(silent)
+    assert set(shared) == {(3, 3)}
+    for name, config in configs.items():
+        assert files(tmp_path / "both" / name) == alone(config)
+    pools = {**runs("cycp-pairwise", 1), **runs("rs-pairwise", 1)}
+    assert len(grouped(pools, Loader())) == 1
+    scales = runs("cycp-pairwise", 1, "objective.scale=1,0.5")
+    assert len(grouped(scales, Loader())) == 2

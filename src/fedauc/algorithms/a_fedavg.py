@@ -14,7 +14,7 @@ from typing import ClassVar, final
 
 from fedauc.algorithms._local import amplify, check_amplify, moved
 from fedauc.algorithms._method import Method
-from fedauc.algorithms.fedavg import LocalSGD
+from fedauc.algorithms.fedavg import FedAvg, LocalSGD
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
 
 
@@ -29,6 +29,10 @@ class AFedAvg(LocalSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_amplify(self.amplify)
+
+    def at_clients(self) -> FedAvg:
+        """FedAvg: amplification is the server's."""
+        return FedAvg(objective=self.objective, weight_decay=self.weight_decay)
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The first period starts here."""

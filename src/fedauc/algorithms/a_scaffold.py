@@ -11,7 +11,7 @@ moves its coming variate, and the server collects those moves until the period e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -56,6 +56,10 @@ class AScaffold(CorrectedSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_amplify(self.amplify)
+
+    def at_clients(self) -> AScaffold:
+        """Amplification is the server's."""
+        return replace(self, amplify=1.0)
 
     def init(self, setting: Setting, model: Model) -> Server:
         """c = 0, nothing pending, the first period starts here."""

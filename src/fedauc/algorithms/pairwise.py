@@ -15,7 +15,7 @@ optimization, ICML 2023), whose pool is the last round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -55,6 +55,10 @@ class Pairwise(Algorithm):
         check_objective(self, PairObjective, "sigmoid")
         if self.pool not in ("cycle", "window"):
             raise ValueError(f"pool is {self.pool!r}; use 'cycle' or 'window'")
+
+    def at_clients(self) -> Pairwise:
+        """The pool is the server's."""
+        return replace(self, pool="cycle")
 
     def init(self, setting: Setting, model: Model) -> Server:
         """An empty pool; the scoring rounds fill it."""

@@ -71,7 +71,8 @@ class GraphedEngine(StackedEngine):
         """Engines with the same may share a graph."""
         network, rows = self._network, self._inputs
         ways = (network.dtype, network.mixed, network.device, network.channels_last)
-        return self._algorithm, signature(network.plain), *ways, rows.dtype, rows.shape[1:], self._setting.augment
+        algorithm = self._algorithm.at_clients()
+        return algorithm, signature(network.plain), *ways, rows.dtype, rows.shape[1:], self._setting.augment
 
     def steps(self, scoring: bool) -> Steps:
         """The local step, and the ways to take it."""
@@ -96,7 +97,7 @@ class GraphedEngine(StackedEngine):
 
 
 class Together:
-    """Runs of one shape whose clients share a graph: one algorithm and model; seeds, steps and data may differ."""
+    """Runs of one shape whose clients share a graph: one step and model; seeds, step sizes and data may differ."""
 
     def __init__(self, engines: Sequence[GraphedEngine]) -> None:
         self._engines = list(engines)
@@ -108,7 +109,7 @@ class Together:
         self._width = 0
         for engine in self._engines[1:]:
             if engine.twin != self._engines[0].twin:
-                raise ValueError("runs that share a graph need one algorithm, model and shape of rows; run these apart")
+                raise ValueError("runs that share a graph need one kind of local step, one model and one shape of rows; run these apart")
 
     @torch.no_grad()
     def visit(self, visits: Sequence[tuple[Order, Cohort] | None]) -> list[Visits | None]:

@@ -93,13 +93,13 @@ FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
 GRIDS = ("none", "steps", "wide", "fine", "long", "paper")
-"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; as many with fewer λ or ρ, for longer
-rungs; the paper's, with its stages."""
+"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; those without the ends, with two λ or ρ,
+for longer rungs; the paper's, with its stages."""
 
 
 def step_sizes(grid: str) -> tuple[str, ...]:
     """The step sizes of a grid, largest first."""
-    return {"wide": WIDE, "fine": FINE, "long": FINE}.get(grid, STEPS)
+    return {"wide": WIDE, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 
 def candidates(entry: Entry, grid: str) -> list[Texts]:
