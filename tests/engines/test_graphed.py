@@ -239,7 +239,7 @@ def _named(method: str, **changes: Any) -> Recipe:
 def test_runs_of_another_shape_are_refused() -> None:
     recipes = [settled("cycp-minimax", engine="graphed"), settled("cycp-fedavg", engine="graphed")]
     engines = [assemble(recipe, tiny(), table()).training.engine for recipe in recipes]
-    with pytest.raises(ValueError, match="need one kind of local step, one model and one shape of rows"):
+    with pytest.raises(ValueError, match="need one local step, model and shape of rows"):
         Together([engine for engine in engines if isinstance(engine, GraphedEngine)])
 
 

@@ -105,9 +105,9 @@ def test_runs_that_share_a_graph_are_what_they_are_alone(
     methods, vary, changes = SHARING[case]
     found = runs(methods, 2, *vary, **changes)
     assert Comparison.create(tmp_path / "sweep", found).go(silent) == {}
-    # Two seeds of two settings: every visit is one of four; of three and one, where clients have memories.
+    # Two seeds of two settings: every visit is one of four; of two, where clients have memories.
     assert shared
-    assert set(shared) == ({(3, 3), (1, 1)} if case == "client memories" else {(4, 4)})
+    assert set(shared) == ({(2, 2)} if case == "client memories" else {(4, 4)})
     for place, config in found.items():
         assert files(tmp_path / "sweep" / place) == alone(config)
 
@@ -230,7 +230,7 @@ GROUPS = {
     "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),
     # Two clients a round: 33 runs of 2 are more than 64 lanes, which hold ten stacks of three.
     "as many as there are lanes": (("cycp-fedavg", WIDTH // 2 + 1), {}, [3, 30]),
-    "three at most with a memory per client": (("a-scaffold", 4), {}, [1, 3]),
+    "three at most with a memory per client, and none alone": (("a-scaffold", 4), {}, [2, 2]),
 }
 
 

@@ -109,7 +109,8 @@ class Together:
         self._width = 0
         for engine in self._engines[1:]:
             if engine.twin != self._engines[0].twin:
-                raise ValueError("runs that share a graph need one kind of local step, one model and one shape of rows; run these apart")
+                bound = "they need one local step, model and shape of rows: run these apart"
+                raise ValueError(f"runs cannot share a graph; {bound}")
 
     @torch.no_grad()
     def visit(self, visits: Sequence[tuple[Order, Cohort] | None]) -> list[Visits | None]:

@@ -131,8 +131,15 @@ def _graphed(training: Training) -> GraphedEngine:
 def _parts(names: list[str], most: int) -> list[list[str]]:
     """The names in parts of at most so many, whole stacks of runs as long as there are enough.
 
+    None is left alone that could have company: a run by itself is compiled by itself.
+
     >>> _parts(list("abcdefghi"), 7)
     [['a', 'b', 'c', 'd', 'e', 'f'], ['g', 'h', 'i']]
+    >>> _parts(list("abcdefg"), 7)
+    [['a', 'b', 'c'], ['d', 'e', 'f', 'g']]
     """
     size = most - most % RUNS or most
-    return [names[start : start + size] for start in range(0, len(names), size)]
+    starts = list(range(0, len(names), size))
+    if len(starts) > 1 and size > 2 and len(names) - starts[-1] == 1:
+        starts[-1] -= size // 2
+    return [names[start:end] for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
