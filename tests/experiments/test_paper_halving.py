@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from fedauc.algorithms import methods
 from fedauc.experiments.paper.halving import Rung, Winner, candidates, halve, rungs
 from fedauc.experiments.paper.scales import PAPER, Texts
 from fedauc.experiments.paper.sheets import Entry
+from fedauc.experiments.paper.tuning import Job, _config
 
 
 def play(options: list[Texts], cycles: int, judge: Callable[[Texts, int], float | None]) -> Winner:
@@ -116,6 +118,21 @@ def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
     assert rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
     fine = candidates(Entry(method, method), "fine")
     assert {tuple(each.items()) for each in found} < {tuple(each.items()) for each in fine}
+
+
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "cycp-fedavg", "a-scaffold"])
+def test_the_full_grid_tries_three_steps_in_whole_runs(method: str) -> None:
+    """The method's own step in the middle; a candidate is evaluated as the table's runs are, whose record it is."""
+    found, usual = candidates(Entry(method, method), "full"), methods()[method].step_size
+    larger, own, smaller = (float(each["step-size"]) for each in found)
+    assert own == usual
+    assert larger == pytest.approx(3 * usual)
+    assert smaller == pytest.approx(0.3 * usual)
+    assert len({tuple(each)[1:] for each in found}) == 1
+    assert rungs(len(found), 300) == [Rung(3, 100)]
+    job = Job("cifar10", Entry(method, method))
+    assert _config(PAPER, job, found[1], 100) == PAPER.config("cifar10", method, found[1])
+    assert _config(PAPER, job, found[1], 99).evaluate_every == 99
 
 
 def test_a_candidate_changes_what_it_names() -> None:

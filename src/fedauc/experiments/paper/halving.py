@@ -92,13 +92,19 @@ WIDE = ("1", *STEPS)
 FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
-GRIDS = ("none", "steps", "wide", "fine", "long", "paper")
+GRIDS = ("none", "steps", "wide", "fine", "long", "full", "paper")
 """No tuning; step sizes with λ or ρ; the same with larger ones, or with more; those without the ends, with two λ or ρ,
-for longer rungs; the paper's, with its stages."""
+for longer rungs; three around the method's own, for runs of full length; the paper's, with its stages."""
+
+FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
+"""The other values where only step sizes are tuned."""
 
 
-def step_sizes(grid: str) -> tuple[str, ...]:
-    """The step sizes of a grid, largest first."""
+def _steps(grid: str, usual: float) -> tuple[str, ...]:
+    """The step sizes of a grid, largest first; `usual` is the method's own."""
+    if grid == "full":
+        place = FINE.index(f"{usual:g}")
+        return FINE[place - 1 : place + 2]
     return {"wide": WIDE, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 
@@ -110,8 +116,9 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     """
     if grid == "none":
         return [{}]
-    axes: dict[str, Sequence[str]] = {"step-size": step_sizes(grid)}
-    algorithm = methods()[entry.method].algorithm
+    method = methods()[entry.method]
+    algorithm = method.algorithm
+    axes: dict[str, Sequence[str]] = {}
     minimax, pairwise = issubclass(algorithm, ProximalStep), issubclass(algorithm, Pairwise)
     if pairwise and "objective" not in entry.settings:
         axes["objective.scale"] = ("1", "0.1", "0.01", "0.001")
@@ -120,7 +127,10 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     if entry.method in ("a-fedavg", "a-scaffold"):
         axes["algorithm.amplify"] = ("1.5", "2", "3")
     if grid == "long":
-        axes = {name: values if name == "step-size" else values[:2] for name, values in axes.items()}
+        axes = {name: values[:2] for name, values in axes.items()}
+    if grid == "full":
+        axes = {name: (FULL[name],) for name in axes}
+    axes = {"step-size": _steps(grid, method.step_size), **axes}
     staged = grid == "paper" and (minimax or pairwise)
     fixed = {"stages": "geometric"} if staged else {}
     return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]

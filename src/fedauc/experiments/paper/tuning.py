@@ -119,7 +119,9 @@ def _configs(scale: Scale, job: Job, trial: Trial) -> list[Config]:
 
 
 def _config(scale: Scale, job: Job, settings: Texts, cycles: int) -> Config:
-    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint."""
+    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint, unless it is whole."""
+    if cycles == scale.cycles:
+        return scale.config(job.dataset, job.entry.method, {**job.entry.settings, **settings})
     brief = {"cycles": str(cycles), "evaluate-every": str(cycles), "checkpoint-every": str(cycles)}
     return scale.config(job.dataset, job.entry.method, {**job.entry.settings, **settings, **brief})
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedauc.experiments.paper.halving import candidates, step_sizes
+from fedauc.experiments.paper.halving import candidates
 from fedauc.experiments.paper.records import Record
 from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
@@ -124,8 +124,9 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         "cycles to spend, less what its candidates do not divide. The grid `steps` has step sizes .1, .01 and .001, "
         "with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights .1, .01, .001 for the minimax methods and "
         "amplifications 1.5, 2, 3 where there is one; `wide` has a step size of 1 too, `fine` also .3, .03 and .003, "
-        "`long` the same with the first two of the other values. "
-        f"In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen.values())}"
+        "`long` the same less its ends, with the first two of the other values. `full` has three step sizes, the "
+        "method's own, the next larger and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
+        f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
     for job, found in chosen.items():
@@ -135,11 +136,10 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     yield grid(lines)
 
 
-def _ends(chosen: Collection[Choice]) -> str:
+def _ends(chosen: Mapping[Job, Choice]) -> str:
     """How often the grid may have been too short."""
-    largest, smallest = (
-        sum(found.settings.get("step-size") == step_sizes(found.grid)[end] for found in chosen) for end in (0, -1)
-    )
+    grids = [(found.settings.get("step-size"), candidates(job.entry, found.grid)) for job, found in chosen.items()]
+    largest, smallest = (sum(step == tried[end].get("step-size") for step, tried in grids) for end in (0, -1))
     return f"Of {len(chosen)} rows, {largest} chose the largest step size of their grid and {smallest} the smallest."
 
 
