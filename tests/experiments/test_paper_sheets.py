@@ -16,6 +16,7 @@ from fedauc.models.mlp import MLP
 from fedauc.models.resnet import ResNet18
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
+from fedauc.stages import Milestones
 
 
 def configs(scale: Scale, sheet: Sheet) -> dict[tuple[str, str], Config]:
@@ -33,7 +34,18 @@ def test_table_1_runs_the_settings_of_the_target() -> None:
     assert found.model == ResNet18(stem="imagenet", norm="group")
     assert recipe.participation == Cyclic(groups=10, per_round=None)
     assert (recipe.cycles, recipe.local_steps, recipe.positives, recipe.negatives) == (100, 16, 16, 16)
-    assert (recipe.augment, recipe.precision, recipe.algorithm.weight_decay) == ("crop-flip", "mixed", 1e-4)
+    assert (recipe.augment, recipe.precision, recipe.algorithm.weight_decay) == ("crop-flip", "mixed", 1e-3)
+    assert (recipe.stages, recipe.output) == (Milestones(decay=1.0), "round_mean")
+
+
+def test_the_schedules_end_with_what_the_tables_have() -> None:
+    """The other columns change it; rows have settings of their own, and tuning would change nothing."""
+    sheet = SHEETS["schedules"](PAPER)
+    found = configs(PAPER, sheet)
+    last = found["cycp-pairwise-0.1", sheet.columns[-1].name]
+    assert last == PAPER.config("cifar10", "cycp-pairwise", {"step-size": "0.1"})
+    assert len(set(found.values())) == 16
+    assert {column.grid for column in sheet.columns} == {"none"}
 
 
 def test_only_a_method_with_a_memory_per_client_goes_without_checkpoints() -> None:
