@@ -1,7 +1,8 @@
 """The rates of the paper's two PL theorems, measured: rounds and local steps to a gap ε, and the speed-up in M.
 
-    python recipes/theory.py                                  # docs/theory.md; figure and record in results/theory
-    python recipes/theory.py --seeds 4 --out runs/theory      # a quick look
+    python -m recipes.theory                                  # the record, results/theory/theory.json, and its slopes
+    python -m recipes.theory_figure                           # the figure, drawn from the record
+    python -m recipes.theory --seeds 4 --out runs/theory      # a quick look
 
 A linear scorer on the square AUC loss is a quadratic bowl whose optimum is known, flat along the bias: PL, but not
 strongly convex. Both theorems ask for η_s ∝ ε_s, I_s ∝ 1/(K√(Mη_s)) and η_s E_s I_s constant, and promise an expected
@@ -12,9 +13,9 @@ measured is whether the gap falls with the step size although visits, and with t
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import platform
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,7 +33,6 @@ from fedauc.experiments.recipe import Recipe, assemble
 from fedauc.models.linear import Linear
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.square import PairwiseSquare
-from fedauc.reports.curves import COLOURS
 from fedauc.stages import Budget, Geometric
 from fedauc.version import VERSION
 
@@ -196,6 +196,11 @@ def slope(curves: Sequence[Curve], cost: Cost) -> float:
     return 1 / float(np.mean([line(one, cost)[0] for one in curves]))
 
 
+def alone(curves: Sequence[Curve], cost: Cost) -> tuple[float, ...]:
+    """The slope of each cohort by itself."""
+    return tuple(slope([one], cost) for one in curves)
+
+
 def target(curves: Sequence[Curve]) -> float:
     """A gap that every cohort passes: the middle, on a log axis, of what they have in common."""
     means = [one.gaps.mean(0) for one in curves]
@@ -237,13 +242,14 @@ class Findings(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """The theorem's limit, what the plan itself gives, and what was measured with its 95 % interval."""
+    """The theorem's limit, what the plan itself gives, what was measured with its 95 % interval, and each curve's."""
 
     theorem: float
     plan: float
     measured: float
     low: float
     high: float
+    alone: tuple[float, ...] = ()
 
 
 def measure(problem: Problem, trial: Trial, seeds: Sequence[int]) -> Findings:
@@ -261,22 +267,27 @@ def slopes(found: Findings, trial: Trial, method: str) -> dict[str, Slope]:
         plan = statistic(ideal(curves, trial, COHORTS if curves is main else (CONTROL,)))
         return Slope(theorem, plan, statistic(curves), *interval(statistic, curves).tolist())
 
+    def to_gap(cost: Cost, curves: Sequence[Curve], theorem: float) -> Slope:
+        return judged(partial(slope, cost=cost), curves, theorem)._replace(alone=alone(curves, cost))
+
     return {
-        "rounds to ε": judged(partial(slope, cost="rounds"), main, -0.5),
-        "local steps to ε": judged(partial(slope, cost="steps"), main, -1),
+        "rounds to ε": to_gap("rounds", main, -0.5),
+        "local steps to ε": to_gap("steps", main, -1),
         "rounds against M": judged(partial(speed_up, cost="rounds"), main, 0),
         "local steps against M": judged(partial(speed_up, cost="steps"), main, -1),
-        "rounds to ε, I fixed": judged(partial(slope, cost="rounds"), fixed, -1),
+        "rounds to ε, I fixed": to_gap("rounds", fixed, -1),
     }
 
 
 def markdown(found: Findings, trial: Trial) -> Iterator[str]:
     """The slopes as a table."""
-    yield "| method | slope of | theorem | this plan | measured [95 %] |"
-    yield "|---|---|---|---|---|"
+    yield "| method | slope of | theorem | this plan | measured [95 %] | M = 1, 2, 4, 8 alone |"
+    yield "|---|---|---|---|---|---|"
     for name in METHODS:
-        for what, (theorem, plan, measured, low, high) in slopes(found, trial, name).items():
-            yield f"| {name} | {what} | {theorem:g} | {plan:.2f} | {measured:.2f} [{low:.2f}, {high:.2f}] |"
+        for what, one in slopes(found, trial, name).items():
+            own = ", ".join(f"{value:.2f}" for value in one.alone if len(one.alone) > 1)
+            judged = f"{one.theorem:g} | {one.plan:.2f} | {one.measured:.2f} [{one.low:.2f}, {one.high:.2f}]"
+            yield f"| {name} | {what} | {judged} | {own} |"
 
 
 def record(problem: Problem, trial: Trial, found: Findings) -> dict[str, Any]:
@@ -294,91 +305,42 @@ def record(problem: Problem, trial: Trial, found: Findings) -> dict[str, Any]:
             for name in METHODS
         },
         "curves": {
-            kind: {
-                name: [
-                    _plain(rounds=one.rounds, steps=one.steps, gap=one.gaps.mean(0), error=_error(one))
-                    for one in curves
-                ]
-                for name, curves in ones.items()
-            }
+            kind: {name: [_plain(**one._asdict()) for one in curves] for name, curves in ones.items()}
             for kind, ones in found._asdict().items()
         },
     }
 
 
-def _error(found: Curve) -> np.ndarray:
-    """The standard error of the mean gap."""
-    return np.asarray(found.gaps.std(0, ddof=1) / len(found.gaps) ** 0.5)
-
-
-def _plain(**values: float | np.ndarray) -> dict[str, Any]:
+def _plain(**values: Any) -> dict[str, Any]:
     """For JSON, without digits that mean nothing."""
-    return {name: np.vectorize(lambda one: float(f"{one:.5g}"))(value).tolist() for name, value in values.items()}
+    return {
+        name: np.vectorize(lambda one: float(f"{one:.5g}"), otypes=[float])(value).tolist()
+        for name, value in values.items()
+    }
 
 
-def draw(found: Findings, path: Path) -> None:
-    """Rounds and local steps against the gap, and both against M at one gap."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, middle, right = figure.subplots(1, 3)
-    for colour, name in zip(COLOURS, METHODS, strict=False):
-        for marker, size, one in zip("ov^s", COHORTS, found.main[name], strict=True):
-            _dots(left, one, one.rounds, color=colour, marker=marker, label=f"{name}, M = {size}")
-            _dots(middle, one, one.steps, color=colour, marker=marker)
-        one = found.fixed[name][0]
-        _dots(left, one, one.rounds, color=colour, marker="x", alpha=0.6, label=f"{name}, M = {CONTROL}, I fixed")
-        _against_cohort(right, found.main[name], colour)
-    for one in (found.main[METHODS[0]][0], found.main[METHODS[0]][-1]):
-        _guide(middle, one, one.steps, -1)
-    _guide(left, one, one.rounds, -0.5)
-    _guide(left, found.fixed[METHODS[0]][0], found.fixed[METHODS[0]][0].rounds, -1)
-    left.set(ylabel="rounds", title="rounds to ε: slope -1/2 (I fixed: -1)")
-    middle.set(ylabel="local steps of one client", title="local steps to ε: slope -1, 1/M apart")
-    right.set(xlabel="M, clients a round", title="at one ε: steps ∝ 1/M, rounds level", xscale="log", yscale="log")
-    right.set_ylabel("local steps (dots) and rounds (squares)")
-    right.set_xticks(COHORTS, labels=[str(size) for size in COHORTS])
-    right.minorticks_off()
-    for axis in (left, middle):
-        axis.set(xlabel="ε: mean gap at the end of a stage", xscale="log", yscale="log")
-        axis.invert_xaxis()
-    for axis in (left, middle, right):
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=8, ncols=5, loc="outside lower center")
-    figure.savefig(buffer := io.BytesIO(), format="png", dpi=100)
-    write_atomically(path, buffer.getvalue())
+def write(made: dict[str, Any], path: Path) -> None:
+    """A record as JSON, a row of numbers to a line."""
+    text = json.dumps(made, indent=1, ensure_ascii=False)
+    folded = re.sub(r"\[[^\[\]{}]*\]", lambda row: " ".join(row[0].split()), text)
+    write_atomically(path, f"{folded}\n".encode())
 
 
-def _dots(axis: Any, found: Curve, cost: np.ndarray, **look: Any) -> None:
-    """The ends of stages, with 95 % bars on the log axis."""
-    gap = found.gaps.mean(0)
-    factor = np.exp(1.96 * _error(found) / gap)
-    bars = [gap - gap / factor, gap * factor - gap]
-    axis.errorbar(gap, cost, xerr=bars, linestyle="", markersize=4, elinewidth=0.6, **look)
-
-
-def _guide(axis: Any, found: Curve, cost: np.ndarray, slope: float) -> None:
-    """A line of the theorem's slope through the last stage."""
-    gaps = found.gaps.mean(0)
-    axis.plot(gaps, cost[-1] * (gaps / gaps[-1]) ** slope, color="black", linewidth=0.9, linestyle="--")
-
-
-def _against_cohort(axis: Any, curves: Sequence[Curve], colour: str) -> None:
-    """What one gap costs each cohort, and lines of slope -1 and 0 through their mean."""
-    looks: list[tuple[Cost, str, float]] = [("steps", "o", -1), ("rounds", "s", 0)]
-    for cost, marker, slope in looks:
-        found = costs(curves, cost)
-        bars = np.abs(interval(partial(costs, cost=cost), curves) - found)
-        axis.errorbar(COHORTS, found, yerr=bars, color=colour, marker=marker, linestyle="", markersize=4)
-        shape = np.array(COHORTS, dtype=float) ** slope
-        axis.plot(COHORTS, shape * np.exp(np.log(found / shape).mean()), color=colour, linewidth=0.9, linestyle="--")
+def read(path: Path) -> tuple[Findings, Trial]:
+    """What `write` wrote."""
+    made = json.loads(path.read_text(encoding="utf-8"))
+    curves = {
+        kind: {
+            name: [Curve(**{field: np.array(value) for field, value in one.items()}) for one in ones]
+            for name, ones in methods.items()
+        }
+        for kind, methods in made["curves"].items()
+    }
+    return Findings(**curves), Trial(**made["trial"])
 
 
 def main() -> None:
-    """Measure, print the slopes, and write figure and record."""
+    """Measure, write the record and print the slopes."""
     parser = argparse.ArgumentParser(description="The rates of the PL theorems, measured.")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("results/theory"))
@@ -389,9 +351,7 @@ def main() -> None:
     problem, trial = Problem(), Trial()
     found = measure(problem, trial, range(arguments.seeds))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record(problem, trial, found), indent=1, ensure_ascii=False) + "\n"
-    write_atomically(arguments.out / "theory.json", text.encode())
-    draw(found, arguments.out / "theory.png")
+    write(record(problem, trial, found), arguments.out / "theory.json")
     print("\n".join(markdown(found, trial)))
 
 

@@ -8,6 +8,9 @@ import numpy as np
 
 from fedauc.experiments.config import Config
 from fedauc.experiments.paper.records import Point, Record, Store, plain
+from fedauc.experiments.paper.scales import PAPER
+from fedauc.experiments.paper.sheets import Cell, runs
+from fedauc.experiments.paper.tuning import Choice, Choices, Job
 
 VERSIONS = {"fedauc": "0", "python": "3", "torch": "2", "numpy": "2", "gpu": None}
 
@@ -21,6 +24,12 @@ def scored(labels: np.ndarray, skill: float, seed: int, shared: float = 0.9) -> 
     common, own = (np.random.default_rng(key).normal(size=len(labels)) for key in (0, seed + 1))
     scores: np.ndarray = skill * labels + shared * common + np.sqrt(1 - shared**2) * own
     return scores
+
+
+def by_default(store: Store, cell: Cell, seeds: Sequence[int]) -> list[list[Config]]:
+    """A cell's runs with nothing tuned, which is recorded as its choice."""
+    Choices(store, PAPER).put(Job(cell.column.dataset, cell.entry), Choice({}, "none", 0))
+    return runs(PAPER, cell, {}, seeds)
 
 
 def keep(

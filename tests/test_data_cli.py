@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 import data_files
 from cli_helpers import fedauc
+from fedauc import data_cli
 from fedauc.data.chestmnist import ChestMNIST
 from fedauc.data.cifar import Cifar10
+from fedauc.data.medicare import LEIE, Medicare
 from fedauc.data.sources import Source
 
 
@@ -46,8 +54,6 @@ def test_verify_names_the_wrong_file_with_exit_code_2(
 def test_verify_reads_what_has_no_checksum(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedauc.data.medicare import Medicare
-
     data_files.medicare(tmp_path, monkeypatch)
     # The sample's years have 120 rows, fewer than the bound that the command line's defaults set.
     told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
@@ -55,6 +61,116 @@ def test_verify_reads_what_has_no_checksum(
     assert "it must have at least least_rows, 900000" in told.out
     assert told.code == 2
     assert Medicare().least_rows == 900_000
+
+
+class Sample(Medicare):
+    """The Medicare data, of which a hundred rows a year are enough."""
+
+    def __init__(self, folder: str = "") -> None:
+        super().__init__(folder=folder, least_rows=100)
+
+
+def test_verify_notices_a_changed_file_without_a_checksum(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_cli, "datasets", lambda: {"medicare": Sample})
+    data_files.medicare(tmp_path, monkeypatch)
+    for _ in range(2):  # parsed by the first
+        told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
+        assert told.code == 0
+        assert told.out.count("has no published checksum; its sha256:") == 7
+    # The same size and time, so that the parsed folder is taken for its copy.
+    path = tmp_path / "UPDATED.csv"
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"20231115", b"20161115", 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert f"medicare: {path} is not what was parsed: its sha256:" in told.out
+    assert told.out.count("is not what was parsed") == 1
+
+
+def test_one_bad_dataset_does_not_silence_the_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chestmnist(tmp_path, monkeypatch).load(0)
+    for release in ("R24", "R25"):
+        (tmp_path / f"MUP_PHY_{release}_P07_V10_D17_Prov.csv").touch()
+    where = ("medicare", "chestmnist", "--folder", str(tmp_path))
+    status, verified, counted = (fedauc(capsys, "data", each, *where) for each in ("status", "verify", "stats"))
+    assert [status.code, verified.code, counted.code] == [2, 2, 2]
+    assert "medicare: " in status.out
+    for told in (status.out, verified.out, counted.err):
+        assert "has 2 releases of 2017" in told
+    assert "chestmnist: there (" in status.out
+    assert "chestmnist.npz is right" in verified.out
+    assert "chestmnist" in counted.out
+
+
+def test_verify_lists_broken_folders_and_only_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chest_stand_in(tmp_path, monkeypatch).load(0)
+    (folder,) = (tmp_path / "parsed").iterdir()
+    (folder / "manifest.json").unlink()
+    told = fedauc(capsys, "data", "verify", "chest-stand-in", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert f"{folder / 'manifest.json'} is damaged: delete the folder {folder}" in told.out
+    # The name of another dataset may begin like this one's.
+    monkeypatch.setattr(ChestMNIST, "name", "chest")
+    monkeypatch.setattr(data_cli, "datasets", lambda: {"chest": ChestMNIST})
+    told = fedauc(capsys, "data", "verify", "chest", "--folder", str(tmp_path))
+    assert told.code == 0
+    assert "manifest" not in told.out
+
+
+def test_stats_say_what_a_table_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    told = fedauc(capsys, "data", "stats", "table", "synthetic")
+    assert told.code == 2
+    assert told.err == (
+        "error: table has no counts of its own: it needs path; use `fedauc run --data table --data.path ...`\n"
+    )
+    assert "synthetic" in told.out
+
+
+def test_a_login_page_is_not_fetched_for_a_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.medicare(tmp_path, monkeypatch)
+    (tmp_path / "served").mkdir()
+    right = tmp_path / "served" / "UPDATED.csv"
+    (tmp_path / "UPDATED.csv").rename(right)
+    content = right.read_bytes()
+    with served(tmp_path / "served") as address:
+        source = LEIE._replace(url=f"{address}/UPDATED.csv")
+        monkeypatch.setattr(Medicare, "sources", (*Medicare.sources[:-1], source))
+        for wrong, why in ((b"<html>log in</html>", "it is a web page"), (b"NAME,NPI\n", "it lacks the columns")):
+            right.write_bytes(wrong)
+            told = fedauc(capsys, "data", "fetch", "medicare", "--folder", str(tmp_path))
+            assert told.code == 2
+            assert f"sent another file than UPDATED.csv: {why}" in told.err
+            assert not (tmp_path / "UPDATED.csv").exists()
+        right.write_bytes(content)
+        told = fedauc(capsys, "data", "fetch", "medicare", "--folder", str(tmp_path))
+    assert told.code == 0
+    none = "7 of its files have no published checksum; run `fedauc data verify medicare`"
+    assert told.out == f"medicare: fetched, not verified: {none}\n"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of a folder's files."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+        thread.join()
 
 
 def test_fetch_downloads_what_is_missing_and_nothing_else(

@@ -28,6 +28,7 @@ from fedauc.experiments.runner import Loader, Run
 from fedauc.experiments.sweep import expand, read_list, read_seeds, read_varied
 from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
+from fedauc.reports.labels import labels
 from fedauc.reports.listing import members_table, methods_table
 from fedauc.reports.paper import commands as paper_commands
 from fedauc.reports.profile import profiled
@@ -88,6 +89,9 @@ def start() -> None:
     except TrainingStopped as stopped:
         _fail(str(stopped), 3)
     except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    # Some releases of typer turn an interrupt into this code.
+    if code == 130:
         again = AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR")
         _fail(f"interrupted; go on with: {again}", 130)
     sys.exit(code if isinstance(code, int) else 0)
@@ -268,9 +272,9 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         if as_json:
             print(json.dumps([{"setting": name} | summarize(each) for name, each in found.folders()], indent=2))
         elif found.sweep:
-            _show_sweep(rank(found.folders(), found.settings()))
+            _show_sweep(rank(found.folders(), found.settings()), labels(found.folders()))
         else:
-            _show_comparison(summarize_all(found.folders()))
+            _show_comparison(summarize_all(found.folders()), labels(found.folders()))
     elif as_json:
         print(json.dumps(summarize(RunFolder.open(folder)), indent=2))
     else:
@@ -312,12 +316,13 @@ def _go(found: Comparison) -> None:
 
 
 def _report_sweep(found: Comparison) -> None:
-    ranked = rank(found.folders(), found.settings())
-    write_atomically(found.path / "table.md", ranking_markdown(ranked).encode())
-    _show_sweep(ranked)
+    ranked, told = rank(found.folders(), found.settings()), labels(found.folders())
+    write_atomically(found.path / "table.md", ranking_markdown(ranked, told).encode())
+    _show_sweep(ranked, told)
 
 
-def _show_sweep(ranked: Ranking) -> None:
+def _show_sweep(ranked: Ranking, told: list[str]) -> None:
+    _show_labels(told)
     Console().print(ranking(ranked))
     Console().print(order(ranked))
 
@@ -325,14 +330,15 @@ def _show_sweep(ranked: Ranking) -> None:
 def _report_comparison(found: Comparison) -> None:
     from fedauc.reports.curves import draw
 
-    lines = summarize_all(found.folders())
+    lines, told = summarize_all(found.folders()), labels(found.folders())
     draw(found.folders(), found.path / "curves.png")
-    (found.path / "table.md").write_text(markdown(lines))
-    _show_comparison(lines)
+    (found.path / "table.md").write_text(markdown(lines, told))
+    _show_comparison(lines, told)
     Console().print(f"Curves: {found.path / 'curves.png'}", soft_wrap=True)
 
 
-def _show_comparison(lines: list[Line]) -> None:
+def _show_comparison(lines: list[Line], told: list[str]) -> None:
+    _show_labels(told)
     Console().print(comparison(lines))
     if test := caption(lines):
         Console().print(test)
@@ -349,7 +355,13 @@ def _bar_names(places: list[str]) -> dict[str, str]:
     }
 
 
+def _show_labels(told: list[str]) -> None:
+    for label in told:
+        Console().print(label, markup=False, highlight=False)
+
+
 def _show_run(folder: RunFolder) -> None:
+    _show_labels(labels([(folder.path.name, folder)]))
     Console().print(pairs(run_facts(summarize(folder)) | {"folder": folder.path}))
 
 

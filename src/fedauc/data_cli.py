@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from fedauc.data import Dataset, datasets
-from fedauc.data.cache import MANIFEST, read
+from fedauc.data.cache import read, recorded
 from fedauc.data.downloads import fetch as download
 from fedauc.data.sources import Absent, File, Source, Stored, check, digest, home
 from fedauc.data.statistics import PAPER, Count, statistics
@@ -34,18 +38,17 @@ def status(names: Names = None, folder: Folder = "") -> None:
     Example: [bold]fedauc data status[/bold]
     """
     print(f"folder: {home(folder)}")
-    stored = _stored(names, folder)
+    stored, wrong = _stored(names, folder), 0
     for dataset in stored:
-        absent = _absent(dataset)
-        if not absent:
-            sizes = [file.path.stat().st_size for file in dataset.files()]
-            print(f"{dataset.name}: there ({size(sum(sizes))})")
-            continue
-        print(f"{dataset.name}: lacks {len(absent)} of {len(dataset.sources)} files")
-        for source in absent:
-            print(f"  {source.name}  {source.url or source.page}")
+        try:
+            lines = _lines(dataset)
+        except (ValueError, OSError) as error:
+            lines, wrong = [_about(dataset, error)], wrong + 1
+        print("\n".join(lines))
     if not names:
         print(f"need no files here: {', '.join(sorted(set(datasets()) - {dataset.name for dataset in stored}))}")
+    if wrong:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -54,25 +57,28 @@ def fetch(names: Annotated[list[str], typer.Argument(help="Datasets.")], folder:
 
     Example: [bold]fedauc data fetch cifar10 cifar100[/bold]
     """
-    wanted = [source for dataset in _stored(names, folder) for source in _absent(dataset)]
-    for source in dict.fromkeys(wanted):
-        _download(source, home(folder))
     for dataset in _stored(names, folder):
-        for file in dataset.files():
+        for source in _absent(dataset):
+            _download(dataset, source)
+        files = dataset.files()
+        for file in files:
             check(file)
-        print(f"{dataset.name}: complete")
+        unknown = sum(not file.checksum for file in files)
+        print(f"{dataset.name}: {_unverified(dataset, unknown) if unknown else 'complete'}")
 
 
 @app.command()
 def verify(names: Names = None, folder: Folder = "") -> None:
     """Check every file that is there against its published checksum; exit code 2 if one is wrong.
 
+    A file without one is read whole, or compared with what was read when it was first used.
+
     Example: [bold]fedauc data verify cifar10[/bold]
     """
     wrong = 0
     for dataset in _stored(names, folder):
         for line, right in _verdicts(dataset):
-            print(f"{dataset.name}: {line.removeprefix(f'{dataset.name} ')}")
+            print(_about(dataset, line))
             wrong += not right
     if wrong:
         raise typer.Exit(2)
@@ -86,15 +92,14 @@ def stats(
 
     Example: [bold]fedauc data stats cifar10 cifar100[/bold]
     """
-    table, notes = _table("dataset", "part", "positives", "negatives", "positive %", "paper"), []
-    for name in names or PAPER:
-        dataset = _dataset(name, folder)
+    table = _table("dataset", "part", "positives", "negatives", "positive %", "paper")
+    notes: list[str] = []
+    wrong: list[str] = []
+    for name, kind in [(name, lookup("dataset", name, datasets())) for name in names or PAPER]:
         try:
-            found = statistics(dataset, seed)
-        except Absent as error:
-            if names:
-                raise
-            notes.append(str(error))
+            found = statistics(_dataset(kind, folder), seed)
+        except (ValueError, OSError) as error:
+            (notes if isinstance(error, Absent) and not names else wrong).append(str(error))
             continue
         for part, count in found.items():
             table.add_row(name, part, *_row(count), _beside(name, part, count))
@@ -102,6 +107,28 @@ def stats(
         Console().print(table)
     for note in notes:
         print(note)
+    for reason in wrong:
+        print(f"error: {reason}", file=sys.stderr)
+    if wrong:
+        raise typer.Exit(2)
+
+
+def _lines(dataset: Stored) -> list[str]:
+    """What is there of a dataset, and where the rest comes from."""
+    absent = _absent(dataset)
+    if not absent:
+        return [f"{dataset.name}: there ({size(sum(file.path.stat().st_size for file in dataset.files()))})"]
+    lacks = f"{dataset.name}: lacks {len(absent)} of {len(dataset.sources)} files"
+    return [lacks, *(f"  {source.name}  {source.url or source.page}" for source in absent)]
+
+
+def _unverified(dataset: Stored, files: int) -> str:
+    none = f"{files} of its files have no published checksum"
+    return f"fetched, not verified: {none}; run `fedauc data verify {dataset.name}`"
+
+
+def _about(dataset: Stored, said: object) -> str:
+    return f"{dataset.name}: {str(said).removeprefix(f'{dataset.name} ')}"
 
 
 def _row(count: Count) -> tuple[str, str, str]:
@@ -117,35 +144,50 @@ def _beside(name: str, part: str, count: Count) -> str:
 
 def _verdicts(dataset: Stored) -> Iterator[tuple[str, bool]]:
     """A line for each file and each parsed folder of a dataset, and whether it is right."""
+    files: tuple[File, ...] = ()
+    made_from: dict[str, str] | None = None
     try:
-        found = dataset.files()
-    except Absent as absent:
-        yield str(absent), True
-        return
-    for file in found:
-        yield _verdict(file)
-    if not all(file.checksum for file in found):
-        # Without a checksum, only reading all of it tells.
-        try:
-            dataset.parsed()
-        except ValueError as error:
-            yield str(error), False
-    for manifest in sorted((dataset.home / "parsed").glob(f"{dataset.name}-*/{MANIFEST}")):
-        try:
-            read(manifest.parent)
-            yield f"{manifest.parent} is right", True
-        except ValueError as error:
-            yield str(error), False
+        files = dataset.files()
+        if not all(file.checksum for file in files):
+            # Only reading all of it tells whether it is right, and only what was read then, whether it still is.
+            dataset.load(0)
+            made_from = recorded(dataset.place())
+    except (ValueError, OSError) as error:
+        yield str(error), isinstance(error, Absent)
+    for file in files:
+        yield _verdict(partial(_checked, file, made_from))
+    for folder in _folders(dataset):
+        yield _verdict(partial(_kept, folder))
 
 
-def _verdict(file: File) -> tuple[str, bool]:
+def _verdict(judge: Callable[[], str]) -> tuple[str, bool]:
     try:
-        check(file)
-    except ValueError as error:
+        return judge(), True
+    except (ValueError, OSError) as error:
         return str(error), False
+
+
+def _checked(file: File, made_from: dict[str, str] | None) -> str:
+    check(file)
     if file.checksum:
-        return f"{file.path} is right", True
-    return f"{file.path} has no published checksum; its {digest(file.path)}", True
+        return f"{file.path} is right"
+    found = digest(file.path)
+    if made_from is not None and made_from.get(file.path.name) != found:
+        remedy = "fetch it again, or delete the parsed folder"
+        raise ValueError(f"{file.path} is not what was parsed: its {found}; {remedy}")
+    return f"{file.path} has no published checksum; its {found}"
+
+
+def _kept(folder: Path) -> str:
+    read(folder)
+    return f"{folder} is right"
+
+
+def _folders(dataset: Stored) -> Iterator[Path]:
+    """The parsed folders of a dataset, right or wrong; their names end in a fingerprint."""
+    own = re.compile(rf"{re.escape(dataset.name)}-[0-9a-f]{{12}}")
+    parsed = dataset.home / "parsed"
+    yield from sorted(path for path in parsed.glob("*") if own.fullmatch(path.name))
 
 
 def _absent(dataset: Stored) -> list[Source]:
@@ -157,11 +199,16 @@ def _absent(dataset: Stored) -> list[Source]:
     return []
 
 
-def _download(source: Source, folder: Path) -> None:
+def _download(dataset: Stored, source: Source) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
         bar = bars.add_task(source.name, total=None)
-        download(source, folder, lambda done, total: bars.update(bar, completed=done, total=total))
+        download(
+            source,
+            dataset.home,
+            lambda done, total: bars.update(bar, completed=done, total=total),
+            partial(dataset.looks_right, source),
+        )
 
 
 def _stored(names: list[str] | None, folder: str) -> list[Stored]:
@@ -169,8 +216,11 @@ def _stored(names: list[str] | None, folder: str) -> list[Stored]:
     return [lookup("dataset with files", name, known)(folder=folder) for name in names or known]
 
 
-def _dataset(name: str, folder: str) -> Dataset:
-    kind = lookup("dataset", name, datasets())
+def _dataset(kind: type[Dataset], folder: str) -> Dataset:
+    lacks = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    if lacks:
+        needs = f"{kind.name} has no counts of its own: it needs {', '.join(lacks)}"
+        raise ValueError(f"{needs}; use `fedauc run --data {kind.name} --data.{lacks[0]} ...`")
     return kind(folder=folder) if issubclass(kind, Stored) else kind()
 
 

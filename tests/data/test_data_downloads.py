@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -33,6 +36,14 @@ class Server:
         """How many answers are broken off."""
         self.asked: list[str | None] = []
         """The Range header of every request."""
+        self.heeds_if_range = True
+        self.off = 0
+        """How many bytes too early a part begins."""
+        self.tells_range = True
+        self.tells_length = True
+        self.go_on = threading.Event()
+        """An answer that is broken off waits for it before the connection closes."""
+        self.go_on.set()
         self.port = 0
 
     def source(self, checksum: str = MD5, path: str = "/file.bin") -> Source:
@@ -46,18 +57,23 @@ class Server:
             return
         start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
         expected = request.headers.get("If-Range")
-        if expected and expected != self.tag:
+        if expected and expected != self.tag and self.heeds_if_range:
             start = 0
         if start >= len(self.content):
             request.send_response(416)
             request.send_header("Content-Range", f"bytes */{len(self.content)}")
+            if self.tag:
+                request.send_header("ETag", self.tag)
             request.end_headers()
             return
-        self._send(request, start)
+        self._send(request, start - self.off if start else 0)
 
     def _send(self, request: BaseHTTPRequestHandler, start: int) -> None:
         request.send_response(206 if start else 200)
-        request.send_header("Content-Length", str(len(self.content) - start))
+        if self.tells_length:
+            request.send_header("Content-Length", str(len(self.content) - start))
+        if start and self.tells_range:
+            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
         if self.tag:
             request.send_header("ETag", self.tag)
         request.end_headers()
@@ -65,6 +81,9 @@ class Server:
         if self.breaks:
             self.breaks -= 1
             body = body[: self.break_after]
+            request.wfile.write(body)
+            self.go_on.wait()
+            body = b""
         request.wfile.write(body)
         request.close_connection = True
 
@@ -124,13 +143,94 @@ def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Pa
     assert server.asked == [None, "bytes=1000-"]
 
 
+@pytest.mark.parametrize("heeds_if_range", [True, False])
 @pytest.mark.parametrize("checksum", [MD5, ""])
-def test_a_file_that_changed_meanwhile_is_not_mixed(server: Server, tmp_path: Path, checksum: str) -> None:
+def test_a_file_that_changed_meanwhile_is_not_mixed(
+    server: Server, tmp_path: Path, checksum: str, heeds_if_range: bool
+) -> None:
     server.content, server.break_after, server.breaks = b"x" * 5000, 1000, TRIES
     with pytest.raises(ValueError, match="broke off"):
         fetch(server.source(checksum), tmp_path)
-    server.content, server.tag = CONTENT, '"second"'
+    server.content, server.tag, server.heeds_if_range = CONTENT, '"second"', heeds_if_range
     assert fetch(server.source(checksum), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("off", "tells_range"), [(1, True), (0, False)])
+def test_a_part_that_does_not_go_on_is_not_appended(
+    server: Server, tmp_path: Path, off: int, tells_range: bool
+) -> None:
+    server.break_after, server.breaks, server.off, server.tells_range = 1000, 1, off, tells_range
+    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=1000-", None]
+
+
+def test_a_whole_part_of_another_file_of_that_length_is_dropped(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".file.bin.part").write_bytes(CONTENT[::-1])
+    (tmp_path / ".file.bin.part.tag").write_text('"other"')
+    server.heeds_if_range = False
+    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_weak_tag_keeps_nothing_without_a_checksum(server: Server, tmp_path: Path) -> None:
+    server.tag, server.break_after, server.breaks = 'W/"same meaning, other bytes"', 1000, 1
+    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert server.asked == [None, None]
+
+
+def test_an_answer_of_unknown_length_needs_a_checksum(server: Server, tmp_path: Path) -> None:
+    server.tells_length = False
+    with pytest.raises(ValueError, match=r"does not say how long it is.*: get file\.bin by hand, https://example\.org"):
+        fetch(server.source(""), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from fedauc.data.downloads import fetch
+from fedauc.data.sources import Source
+fetch(Source("file.bin", sys.argv[1], "", ""), Path(sys.argv[2]))
+"""
+
+
+def test_one_process_at_a_time_and_a_killed_one_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    server.break_after, server.breaks = CHUNK, 1
+    server.go_on.clear()
+    source = server.source("")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, source.url, str(tmp_path)]) as other:
+        try:
+            until(lambda: bool(server.asked), other)
+            with pytest.raises(ValueError, match=r"file\.bin is being fetched by another process: wait until it has"):
+                fetch(source, tmp_path)
+        finally:
+            other.kill()
+    server.go_on.set()
+    assert ".file.bin.part.lock" in leftovers(tmp_path)
+    assert fetch(source, tmp_path).read_bytes() == CONTENT
+    assert leftovers(tmp_path) == []
+
+
+def until(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for something that a process does; importing the library takes it seconds."""
+    end = time.monotonic() + 60
+    while not ready():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_cannot_be_the_file_never_gets_its_name(server: Server, tmp_path: Path) -> None:
+    def refuse(path: Path) -> None:
+        assert path.read_bytes() == server.content
+        raise ValueError(f"{path} is a web page")
+
+    server.content = b"<html>please log in</html>"
+    with pytest.raises(
+        ValueError, match=r"sent another file than file\.bin: it is a web page; try again later, or get"
+    ):
+        fetch(server.source(""), tmp_path, looks_right=refuse)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_checksum_and_tag_nothing_is_kept(server: Server, tmp_path: Path) -> None:
@@ -141,10 +241,14 @@ def test_without_checksum_and_tag_nothing_is_kept(server: Server, tmp_path: Path
 
 def test_a_wrong_file_is_named_and_thrown_away(server: Server, tmp_path: Path) -> None:
     server.content = b"<html>try later</html>"
-    with pytest.raises(ValueError, match=r"/file\.bin sent another file than file\.bin: .* is the published one"):
+    expected = (
+        r"/file\.bin sent another file than file\.bin: its md5:.* is the published one; try again later, or get it by"
+    )
+    with pytest.raises(ValueError, match=expected) as caught:
         fetch(server.source(), tmp_path)
-    assert not (tmp_path / "file.bin").exists()
-    assert not (tmp_path / ".file.bin.part").exists()
+    # What was fetched is gone already: there is nothing that a reader could delete.
+    assert "delete" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
     server.content = CONTENT
     assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
 

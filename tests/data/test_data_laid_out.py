@@ -191,6 +191,22 @@ def test_a_changed_file_is_noticed_and_its_old_copy_dropped(tmp_path: Path, larg
     assert len(other.train.labels) == len(after.train.labels)
 
 
+def test_what_another_process_has_just_finished_stays(tmp_path: Path, large: Path) -> None:
+    (tmp_path / "rows").touch()
+
+    def build(into: Path) -> None:
+        np.save(into / "all-labels.npy", np.arange(3))
+
+    def overtaken(into: Path) -> None:
+        build(into)
+        laid_out.stored((str(tmp_path / "rows"),), "key", build)
+        faster.append(next(large.glob("table-*")).stat().st_ino)
+
+    faster: list[int] = []
+    laid_out.stored((str(tmp_path / "rows"),), "key", overtaken)
+    assert [path.stat().st_ino for path in large.iterdir()] == faster
+
+
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [

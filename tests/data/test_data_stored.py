@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +17,11 @@ import pytest
 
 import data_files
 from fedauc.data import Preparation, prepare
-from fedauc.data.cache import cached
+from fedauc.data.cache import cached, recorded
 from fedauc.data.chestmnist import ChestMNIST
 from fedauc.data.cifar import Cifar10
 from fedauc.data.partitions import Dirichlet
-from fedauc.data.sources import File, Source, check, digest, home
+from fedauc.data.sources import File, Source, check, digest, fingerprint, home
 
 
 def build(into: Path) -> dict[str, int]:
@@ -30,6 +36,9 @@ def test_the_folder_is_the_option_then_the_variable_then_the_cache(monkeypatch: 
     monkeypatch.delenv("FEDAUC_DATA")
     monkeypatch.setenv("HOME", "/users/me")
     assert home("") == Path("/users/me/.cache/fedauc")
+    monkeypatch.setenv("FEDAUC_DATA", "~/data")
+    assert home("") == Path("/users/me/data")
+    assert home("~/other") == Path("/users/me/other")
 
 
 def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
@@ -70,6 +79,68 @@ def test_a_damaged_parsed_array_is_named_and_not_used(tmp_path: Path, damage: st
         cached(tmp_path, "name", build)
 
 
+@pytest.mark.parametrize("content", [None, "no json", "[]", "{}", '{"arrays": {}, "counts": {}}', '{"arrays": [1]}'])
+def test_a_damaged_manifest_is_named_and_the_folder_not_used(tmp_path: Path, content: str | None) -> None:
+    cached(tmp_path, "name", build)
+    path = tmp_path / "name" / "manifest.json"
+    path.unlink() if content is None else path.write_text(content)
+    (tmp_path / "name" / "numbers.npy").unlink()
+
+    def refuse(into: Path) -> dict[str, int]:
+        raise AssertionError("parsed again, for a folder that is there")
+
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: delete the folder .*name, it will be made again"):
+        cached(tmp_path, "name", refuse)
+    shutil.rmtree(tmp_path / "name")
+    assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+
+
+def test_an_array_that_the_manifest_does_not_list_is_damage(tmp_path: Path) -> None:
+    cached(tmp_path, "name", build)
+    np.save(tmp_path / "name" / "more.npy", np.arange(3))
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        cached(tmp_path, "name", build)
+
+
+def test_what_cannot_be_put_in_place_is_no_success(tmp_path: Path) -> None:
+    # Nothing can be renamed to a link, and this one leads nowhere.
+    (tmp_path / "name").symlink_to("nowhere")
+    with pytest.raises(NotADirectoryError):
+        cached(tmp_path, "name", build)
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
+
+
+STUCK = """
+import sys, time
+from pathlib import Path
+from fedauc.data.cache import cached, recorded
+
+def build(into):
+    (into / "numbers.npy").write_bytes(b"half of it")
+    time.sleep(600)
+
+cached(Path(sys.argv[1]), "name", build)
+"""
+
+
+def test_what_a_killed_parse_left_goes_with_the_next_and_a_living_ones_stays(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)]) as other:
+        try:
+            end = time.monotonic() + 60  # importing the library takes seconds
+            while not list(tmp_path.rglob("numbers.npy")):
+                assert other.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            (half,) = tmp_path.rglob("numbers.npy")
+            cached(tmp_path, "second", build)
+            assert half.read_bytes() == b"half of it"
+        finally:
+            other.kill()
+    assert half.exists()
+    cached(tmp_path, "third", build)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
+
+
 def test_several_may_parse_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(4, timeout=30)
 
@@ -95,6 +166,46 @@ def test_a_checksum_is_compared_whatever_its_kind(tmp_path: Path) -> None:
     ):
         check(File(path, "md5:0"))
     assert digest(path, "md5") == "md5:900150983cd24fb0d6963f7d28e17f72"
+
+
+def test_a_fingerprint_goes_by_the_checksum_else_by_size_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(0, 1))
+    published, unknown = fingerprint((File(path, "md5:1"),), ""), fingerprint((File(path, ""),), "")
+    assert fingerprint((File(path, ""),), "") == unknown
+    assert fingerprint((File(path, ""),), "another key") != unknown
+    # The same size: only the time tells.
+    path.write_bytes(b"abd")
+    os.utime(path, ns=(0, 2))
+    assert fingerprint((File(path, ""),), "") != unknown
+    assert fingerprint((File(path, "md5:1"),), "") == published
+    # The same time: only the size tells.
+    path.write_bytes(b"abcd")
+    os.utime(path, ns=(0, 1))
+    assert fingerprint((File(path, ""),), "") != unknown
+
+
+def test_the_sources_of_parsed_arrays_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset.load(0)
+    assert recorded(dataset.place()) == {path.name: digest(path) for path in tmp_path.glob("*.csv")}
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"<!DOCTYPE html><title>Log in</title>", "is a web page"),
+        (b"\xef\xbb\xbf\r\n <HTML>", "is a web page"),
+        (b"", "is empty"),
+        (b"NPI,EXCLTYPE\n", ""),
+    ],
+)
+def test_a_web_page_does_not_look_right(tmp_path: Path, content: bytes, wrong: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    dataset = ChestMNIST(folder=str(tmp_path))
+    with pytest.raises(ValueError, match=f"file {wrong}") if wrong else nullcontext():
+        dataset.looks_right(dataset.sources[0], tmp_path / "file")
 
 
 def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from fedauc.algorithms import methods
 from fedauc.experiments.paper.halving import Rung, Winner, candidates, halve, rungs
 from fedauc.experiments.paper.scales import PAPER, Texts
-from fedauc.experiments.paper.sheets import Entry
+from fedauc.experiments.paper.sheets import Cell, Column, Entry, runs
 from fedauc.experiments.paper.tuning import Job, _config
 
 
@@ -142,6 +144,31 @@ def test_a_candidate_changes_what_it_names() -> None:
     assert (found.stages.name, getattr(found.stages, "initial", None)) == ("geometric", 50)
 
 
+def test_what_a_row_settles_is_not_tuned() -> None:
+    fixed = Entry("fixed", "cycp-minimax", {"step-size": "0.5"})
+    assert candidates(fixed, "long") == [{"algorithm.prox": "0.1"}, {"algorithm.prox": "0.01"}]
+    column = Column("cifar10", "cifar10")
+    ((config,),) = runs(PAPER, Cell(fixed, column), {"step-size": "0.001"}, (0,))
+    assert config.recipe.step_size == 0.5
+
+
 def test_another_surrogate_has_no_lambda() -> None:
     square = Entry("square", "cycp-pairwise", {"objective": "square"})
     assert candidates(square, "steps") == [{"step-size": "0.1"}, {"step-size": "0.01"}, {"step-size": "0.001"}]
+
+
+RECORDED = sorted((Path(__file__).parents[2] / "results" / "choices").rglob("*.json"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_a_recorded_choice_follows_from_its_rungs(file: Path) -> None:
+    """What is in the repository, replayed."""
+    choice = json.loads(file.read_text())
+    judged = {(tuple(each["settings"].items()), each["cycles"]): each["validation_auc"] for each in choice["judged"]}
+    least = min((cycles for _, cycles in judged), default=0)
+    first: list[Texts] = [dict(settings) for settings, cycles in judged if cycles == least]
+    winner = play(
+        first or [choice["settings"]], choice["budget"], lambda each, cycles: judged[tuple(each.items()), cycles]
+    )
+    assert winner.settings == choice["settings"]
+    assert len(winner.judged) == len(judged) == choice["runs"]

@@ -17,9 +17,9 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.lockstep import grouped
 from fedauc.experiments.paper.records import MOST_ROWS, Record, Store, name
 from fedauc.experiments.paper.running import OutOfTime, Workshop
-from fedauc.experiments.paper.scales import SMOKE
+from fedauc.experiments.paper.scales import PAPER, SMOKE
 from fedauc.experiments.paper.sheets import Column, Entry, Sheet
-from fedauc.experiments.paper.tuning import Choices, Job, Tuning, tune
+from fedauc.experiments.paper.tuning import Choice, Choices, Job, Tuning, tune
 from fedauc.experiments.runner import Loader, Observer, Progress, Run
 from fedauc.metrics import auc, delong_interval
 
@@ -179,7 +179,7 @@ def test_a_run_out_of_time_goes_on_to_the_same_record(tmp_path: Path, rounds: in
     shop(tmp_path / "whole").run(asked)
     made = shop(tmp_path / "parts")
     made.observer = Clock(made, rounds)
-    with pytest.raises(OutOfTime):
+    with made, pytest.raises(OutOfTime):
         made.run(asked)
     assert sum(made.store.get(each) is not None for each in asked) == (rounds >= 12)
     shop(tmp_path / "parts").run(asked)
@@ -199,7 +199,7 @@ def test_only_a_folder_of_the_same_configuration_is_gone_on_with(tmp_path: Path,
     """A run left after six rounds has a checkpoint of round 4; one of another engine (or device) begins anew."""
     begun = shop(tmp_path)
     begun.observer = Clock(begun, 6)
-    with pytest.raises(OutOfTime):
+    with begun, pytest.raises(OutOfTime):
         begun.run([config(engine=engine)])
     seen: list[int] = []
     made = shop(tmp_path, lambda place: lambda progress: seen.append(progress.done))
@@ -298,8 +298,46 @@ def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
 
 
 def test_a_tuning_is_read_from_a_word() -> None:
-    assert Tuning.read("paper") == Tuning("paper", 120)
+    assert Tuning.read("paper") == Tuning("paper")
+    assert {word: Tuning.read(word).budget(PAPER) for word in ("paper", "full", "full:90")} == {
+        "paper": 120,
+        "full": 300,
+        "full:90": 90,
+    }
+    with pytest.raises(ValueError, match="tuning is 'steps:0'; it needs at least a cycle"):
+        Tuning.read("steps:0")
     with pytest.raises(ValueError, match="unknown grid 'step': did you mean 'steps'"):
         Tuning.read("step:3")
     with pytest.raises(ValueError, match="tuning is 'steps:x'; it must be a grid and cycles"):
         Tuning.read("steps:x")
+
+
+def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
+    """The minimax methods have sigmoid scores by default, so that a row which asks for them has the same run."""
+    plain, same = Entry("plain", "cycp-minimax"), Entry("same", "cycp-minimax", {"objective.score": "sigmoid"})
+    judged = ({"settings": {"step-size": "0.01"}, "cycles": 2}, {"settings": {"step-size": "0.1"}, "cycles": 2})
+    chosen = {Job("cifar10", each): Choice({}, "steps", 4, judged) for each in (plain, same)}
+    assert Choices(Store(tmp_path), PAPER).cost(chosen) == (2, 4, 0.0)
+
+
+def test_a_damaged_choice_is_named(tmp_path: Path) -> None:
+    choices, job = Choices(Store(tmp_path), PAPER), Job("cifar10", FEDAVG)
+    choices.put(job, Choice({}, "none", 0))
+    (path,) = tmp_path.rglob("*.json")
+    for damaged in ("{", "[]", '{"other": 1}', "\xff"):
+        path.write_bytes(damaged.encode("latin-1"))
+        with pytest.raises(ValueError, match=rf"choice {path} is damaged \(.*\); delete it, and it is made again"):
+            choices.get(job)
+
+
+def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None:
+    """With its ranks, without which it would not be tested; those of short rungs have none."""
+    for tuning, kept in (Tuning("full"), True), (Tuning("steps", 3), False):
+        place = shop(tmp_path / tuning.grid)
+        choices = tune([sheet(FEDAVG)], SMOKE, place, tuning)
+        choice = choices.get(Job("cifar10", FEDAVG))
+        assert choice is not None
+        cycles = {each["cycles"] for each in choice.judged}
+        assert cycles == ({SMOKE.cycles} if kept else {1})
+        tried = [SMOKE.config("cifar10", "cycp-fedavg", each["settings"]) for each in choice.judged]
+        assert all((place.store.ranks(each) is not None) == kept for each in tried)

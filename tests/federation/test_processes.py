@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from fedauc.federation.local import LINK, Trial, free_port
-from fedauc.federation.locks import alone
 
 PARENT = """
 import subprocess, sys, time
@@ -96,27 +95,6 @@ def test_a_process_started_again_takes_the_place_of_the_old_one(tmp_path: Path) 
         (after,) = trial.family()
         assert all(map(gone, before))
         assert os.getpgid(after) == after
-
-
-def test_a_folder_is_one_process_s_until_it_ends(tmp_path: Path) -> None:
-    """Held by another process it is refused; when that one is killed, it is free."""
-    program = (
-        "import sys, time; from pathlib import Path; from fedauc.federation.locks import alone\n"
-        "with alone(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
-    )
-    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="is in use by another server"), alone(tmp_path, seconds=0.2):
-            pytest.fail("it was taken twice")
-    finally:
-        other.kill()
-        other.wait()
-        if other.stdout is not None:
-            other.stdout.close()
-    with alone(tmp_path, seconds=0.2):
-        assert (tmp_path / ".lock").exists()
 
 
 def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,12 +55,29 @@ def test_the_cifar_stem_is_a_small_convolution_without_pooling(make: type[ResNet
     assert pools == [1, 0]
 
 
+def torchvisions_models() -> Any:
+    """Skips the test where torchvision is not there, or was built for another torch, whose operators do not load."""
+    try:
+        return import_module("torchvision").models
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"needs the torchvision of this torch, pip install --no-deps: {error}")
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('no operator nms')", "OSError('undefined symbol')", "ImportError()"])
+def test_a_torchvision_that_does_not_load_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    (tmp_path / "torchvision.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="needs the torchvision of this torch"):
+        torchvisions_models()
+
+
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_scores_are_torchvisions(name: str) -> None:
     """Same parameters, same outputs, for odd and even sides that torchvision can take; training and evaluation."""
-    reason = "needs torchvision: pip install --no-deps the torchvision of this torch"
-    torchvision = pytest.importorskip("torchvision", reason=reason)
-    theirs = getattr(torchvision.models, name)(num_classes=1, weights=None).double()
+    theirs = getattr(torchvisions_models(), name)(num_classes=1, weights=None).double()
     config = {"resnet18": ResNet18, "densenet121": DenseNet121}[name](norm="batch")
     ours = config.build((3, 64, 64), 0).double()
     assert [p.shape for p in ours.parameters()] == [p.shape for p in theirs.parameters()]

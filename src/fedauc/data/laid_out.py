@@ -57,14 +57,17 @@ def stored(paths: Sequence[str], key: str, build: Callable[[Path], None]) -> Par
     files = tuple(File(Path(path).resolve(), "") for path in paths)
     place = repr([str(file.path) for file in files])
     name = f"table-{fingerprint((), place + key)}"
+    mine = f"{name}-{fingerprint(files, '')}"
 
     def fill(into: Path) -> dict[str, int]:
         build(into)
         for old in (home("") / "parsed").glob(f"{name}-*"):
-            shutil.rmtree(old, ignore_errors=True)
+            # Another process may have been faster, and be about to read what it wrote.
+            if old.name != mine:
+                shutil.rmtree(old, ignore_errors=True)
         return {}
 
-    return cached(home("") / "parsed", f"{name}-{fingerprint(files, '')}", fill)
+    return cached(home("") / "parsed", mine, fill)
 
 
 def part(parsed: Parsed, name: str) -> Rows:

@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedauc.data import bounds
+from fedauc.data.cache import Parsed
 from fedauc.data.dataset import Rows, Table
-from fedauc.data.medicare_files import FRAUD, Year, excluded, provider_years
+from fedauc.data.medicare_files import FRAUD, LIST, TABLE, Year, check_columns, excluded, provider_years
 from fedauc.data.sources import Absent, File, Source, Stored, save
 from fedauc.data.standardize import standardize
 from fedauc.data.states import STATES
@@ -19,6 +20,16 @@ from fedauc.discovery import lookup
 
 TRAIN, VALIDATION, TEST = (2017, 2018, 2019, 2020), 2021, 2022
 """The chronological split."""
+
+YEARS = (*TRAIN, VALIDATION, TEST)
+
+FORMAT = 1
+"""To be raised whenever the same files give other arrays, so that those parsed before are not taken."""
+
+ROWS_PER_ENTRY = 20
+"""The list must have an entry for that many of `least_rows`: 45,000 by default.
+
+It had 83,001 in May 2026, https://ainpi.dev/api/v1/findings/oig-leie-exclusions.json."""
 
 PAGE = (
     "https://data.cms.gov/provider-summary-by-type-of-service/medicare-physician-other-practitioners/"
@@ -59,7 +70,7 @@ class Medicare(Stored):
         "Medicare Part B by provider 2017-2022 with exclusions for fraud; CMS, Medicare Physician & Other "
         "Practitioners, and OIG, List of Excluded Individuals/Entities, both public domain"
     )
-    sources: ClassVar[tuple[Source, ...]] = (*map(_source, (*TRAIN, VALIDATION, TEST)), LEIE)
+    sources: ClassVar[tuple[Source, ...]] = (*map(_source, YEARS), LEIE)
 
     exclusions: Literal["fraud", "all"] = "fraud"
     least_rows: int = 900_000
@@ -72,7 +83,7 @@ class Medicare(Stored):
         """One CSV per year, of any release, and the list."""
         listed = self.home / LEIE.name
         found = [
-            *(_of_year(self.home, year) for year in (*TRAIN, VALIDATION, TEST)),
+            *(_of_year(self.home, year) for year in YEARS),
             listed if listed.is_file() else None,
         ]
         absent = tuple(source for source, path in zip(self.sources, found, strict=True) if path is None)
@@ -81,22 +92,44 @@ class Medicare(Stored):
         return tuple(File(path, "") for path in found if path is not None)
 
     def key(self) -> str:
-        """Which exclusions count."""
-        return self.exclusions
+        """How the files are read, and which exclusions count."""
+        return f"{FORMAT} {self.exclusions} {sorted(FRAUD)}"
+
+    def looks_right(self, source: Source, path: Path) -> None:
+        """Refuse what has not the columns."""
+        super().looks_right(source, path)
+        check_columns(path, LIST if source.name == LEIE.name else TABLE)
 
     def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
-        """Standardised features, labels and states of all years in order, and how many rows each part has."""
+        """Standardised features, labels and states of all years in order; the rows of each year and of each part."""
         *tables, listed = (file.path for file in files)
-        dates = excluded(listed, FRAUD if self.exclusions == "fraud" else None)
-        years = (*TRAIN, VALIDATION, TEST)
-        found = [provider_years(path, year, dates) for path, year in zip(tables, years, strict=True)]
-        for path, rows in zip(tables, found, strict=True):
-            if len(rows.labels) < self.least_rows:
+        exclusions = excluded(listed, FRAUD if self.exclusions == "fraud" else None)
+        found = [provider_years(path, year, exclusions) for path, year in zip(tables, YEARS, strict=True)]
+        counts = {str(year): len(rows.labels) for year, rows in zip(YEARS, found, strict=True)}
+        counts["listed"] = exclusions.entries
+        self._check(files, counts)
+        return write_years(found, into) | counts
+
+    def parsed(self) -> Parsed:
+        """The arrays, parsed on first use; those parsed under a lower `least_rows` are held to this one."""
+        found = super().parsed()
+        self._check(self.files(), found.counts)
+        return found
+
+    def _check(self, files: tuple[File, ...], counts: dict[str, int]) -> None:
+        *tables, listed = (file.path for file in files)
+        for path, year in zip(tables, YEARS, strict=True):
+            if counts[str(year)] < self.least_rows:
                 raise ValueError(
-                    f"{path} has {len(rows.labels)} rows of the 50 states; it must have at least least_rows, "
+                    f"{path} has {counts[str(year)]} rows of the 50 states; it must have at least least_rows, "
                     f"{self.least_rows}: fetch it again, or lower least_rows for a sample"
                 )
-        return write_years(found, into)
+        least = self.least_rows // ROWS_PER_ENTRY
+        if counts["listed"] < least:
+            raise ValueError(
+                f"{listed} has {counts['listed']} entries; it must have at least least_rows / {ROWS_PER_ENTRY}, "
+                f"{least}: fetch it again, or lower least_rows for a sample"
+            )
 
     def load(self, seed: int) -> Table:
         """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
@@ -111,11 +144,7 @@ def write_years(found: list[Year], into: Path) -> dict[str, int]:
     table = standardize(Table(joined, validation, test, ""))
     assert table.validation is not None
     parts = (table.train, table.validation, table.test)
-    inputs = np.lib.format.open_memmap(
-        into / "inputs.npy", "w+", np.float32, (sum(len(p.labels) for p in parts), parts[0].inputs.shape[1])
-    )
-    np.concatenate([np.asarray(part.inputs) for part in parts], out=inputs)
-    inputs.flush()
+    _write(into / "inputs.npy", [np.asarray(part.inputs) for part in parts])
     save(into, "labels", np.concatenate([part.labels for part in parts]))
     save(into, "states", np.concatenate([np.asarray(part.client) for part in parts]))
     return {name: len(part.labels) for name, part in zip(("train", "validation", "test"), parts, strict=True)}
@@ -129,9 +158,19 @@ def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int], note: str)
     return Table(*parts, f"{note}, {first} provider-years of {len(STATES)} states to train on")
 
 
+def _write(path: Path, parts: list[np.ndarray]) -> None:
+    """One array of rows that are in several: written, as on a full disk a mapped file kills the process."""
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    header = {"descr": np.lib.format.dtype_to_descr(parts[0].dtype), "fortran_order": False, "shape": shape}
+    with path.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for part in parts:
+            stream.write(np.ascontiguousarray(part).data)
+
+
 def _of_year(folder: Path, year: int) -> Path | None:
     """The CSV of a year, whose name ends in _D17_Prov.csv or _DY17_Prov.csv."""
-    ending = re.compile(rf"_DY?{year % 100}_Prov\.csv", re.IGNORECASE)
+    ending = re.compile(rf"_DY?{year % 100}_Prov\.csv$", re.IGNORECASE)
     found = sorted(path for path in folder.glob("*.[cC][sS][vV]") if ending.search(path.name))
     if len(found) > 1:
         names = ", ".join(path.name for path in found)

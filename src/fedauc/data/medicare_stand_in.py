@@ -19,7 +19,7 @@ FEATURES = ("total_payments", "total_services", "total_beneficiaries", "avg_subm
 
 @dataclass(frozen=True)
 class MedicareStandIn(Stored):
-    """Provider-years of top billers, 100 positives to train on. NOT the paper's data: never report it as that."""
+    """Provider-years of top billers, 96 positives to train on. NOT the paper's data: never report it as that."""
 
     name: ClassVar[str] = "medicare-stand-in"
     about: ClassVar[str] = "a stand-in for the Medicare data: top-billing providers by year and state; CMS and OIG"

@@ -81,33 +81,52 @@ class Stored(Dataset):
         """What the parsed arrays depend on besides the files."""
         return ""
 
+    def looks_right(self, source: Source, path: Path) -> None:
+        """Refuse what was fetched for a source without a checksum and cannot be it; told before it gets its name."""
+        with path.open("rb") as stream:
+            start = stream.read(CHUNK).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+        if not start or start.startswith((b"<!doctype", b"<html", b"<?xml")):
+            raise ValueError(f"{path} is {'a web page' if start else 'empty'}")
+
+    def place(self) -> Path:
+        """Where the arrays are kept."""
+        return self.home / "parsed" / f"{self.name}-{fingerprint(self.files(), self.key())}"
+
     def parsed(self) -> Parsed:
         """The arrays, parsed on first use."""
-        files = self.files()
+        files, place = self.files(), self.place()
 
         def build(into: Path) -> dict[str, int]:
             for file in files:
                 check(file)
             return self.parse(files, into)
 
-        return cached(self.home / "parsed", f"{self.name}-{fingerprint(files, self.key())}", build)
+        return cached(place.parent, place.name, build, lambda: checksums(files))
 
 
 def home(folder: str) -> Path:
     """The folder named, else $FEDAUC_DATA, else ~/.cache/fedauc."""
-    return Path(folder or os.environ.get(HOME) or Path.home() / ".cache" / "fedauc")
+    named = folder or os.environ.get(HOME)
+    return Path(os.path.expanduser(named)) if named else Path.home() / ".cache" / "fedauc"
 
 
 def check(file: File) -> None:
     """Refuse a file whose checksum is not the published one."""
+    if wrong := difference(file):
+        raise ValueError(f"{file.path} is damaged or another file: {wrong}; delete it and fetch it again")
+
+
+def difference(file: File) -> str:
+    """How a file's checksum differs from the published one; nothing where it does not, or none is published."""
     if not file.checksum:
-        return
+        return ""
     found = digest(file.path, file.checksum.partition(":")[0])
-    if found != file.checksum:
-        raise ValueError(
-            f"{file.path} is damaged or another file: its {found}, but {file.checksum} is the published one; "
-            "delete it and fetch it again"
-        )
+    return "" if found == file.checksum else f"its {found}, but {file.checksum} is the published one"
+
+
+def checksums(files: tuple[File, ...]) -> dict[str, str]:
+    """The checksum of each file by its name: the published one, else its own."""
+    return {file.path.name: file.checksum or digest(file.path) for file in files}
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:

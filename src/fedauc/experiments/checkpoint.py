@@ -6,10 +6,14 @@ named tuple is stored as its module, its name and its fields, and found again on
 
 from __future__ import annotations
 
+import functools
+import glob
 import hashlib
 import io
 import os
+import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +37,41 @@ class Checkpoint(NamedTuple):
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    """Write a file so that it is there whole or not at all, whatever happens and whoever writes it too."""
+    _sweep(path.parent.absolute())
+    part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@functools.lru_cache(maxsize=1024)
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes of this machine left half-written in a folder; once, as folders may be large."""
+    for part in folder.glob(f".*.{glob.escape(platform.node())}-*.part"):
+        process = part.stem.rpartition("-")[2]
+        if process.isdecimal() and not _alive(int(process)):
+            with suppress(OSError):
+                part.unlink()
+
+
+def _alive(process: int) -> bool:
+    # Signal 0 only asks; elsewhere than on POSIX it is a signal like others.
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,7 @@
 """A run folder: configuration, environment, records, timing, checkpoints, result.
 
 config.json        what was asked for
-environment.json   where it ran
+environment.json   where it ran, and on what
 records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
 timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states
@@ -36,15 +36,15 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: Config, first: Checkpoint, fingerprint: str) -> RunFolder:
-        """Make the folder with its configuration, the data's fingerprint and the first checkpoint, all at once."""
+    def create(path: Path, config: Config, first: Checkpoint, fingerprint: str, note: str) -> RunFolder:
+        """Make the folder, all at once: its configuration, the data's fingerprint and note, the first checkpoint."""
         refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
         write_atomically(part / "config.json", config.to_json().encode())
-        write_atomically(part / "environment.json", _json({**environment(), "data": fingerprint}))
+        write_atomically(part / "environment.json", _json({**environment(), "data": fingerprint, "note": note}))
         RunFolder(part).checkpoint(first)
         part.rename(path)
         return RunFolder(path)
@@ -65,10 +65,19 @@ class RunFolder:
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than the run began with."""
-        began = json.loads((self.path / "environment.json").read_text())["data"]
+        began = self._environment()["data"]
         if began != fingerprint:
             found = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
             raise ValueError(f"{found}: put the old data back, or start a new run")
+
+    @property
+    def note(self) -> str:
+        """What the run was trained on; empty in unfinished folders that did not say it yet."""
+        return str(self.result()["data"] if self.done else self._environment().get("note", ""))
+
+    def _environment(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
+        return found
 
     @property
     def done(self) -> bool:

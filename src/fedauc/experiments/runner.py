@@ -59,7 +59,8 @@ class Run:
         refuse_existing(path)
         data, assembly = assembled(config, load or Loader())
         first = Checkpoint(assembly.start, {}, Ledger(), [])
-        return Run(config, RunFolder.create(path, config, first, data.fingerprint), data, assembly, assembly.start)
+        folder = RunFolder.create(path, config, first, data.fingerprint, data.split.note)
+        return Run(config, folder, data, assembly, assembly.start)
 
     @staticmethod
     def resume(path: Path, load: Loader | None = None) -> Run:

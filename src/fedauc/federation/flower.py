@@ -22,11 +22,11 @@ from fedauc.federation.data import SiteData
 from fedauc.federation.drawer import Drawer, FolderDrawer
 from fedauc.federation.exchange import Exchange
 from fedauc.federation.grid import Node, Reply
-from fedauc.federation.locks import alone
 from fedauc.federation.server import Service
 from fedauc.federation.site import LOG, SHARES, USUAL, Allows, Build, Site
 from fedauc.federation.terms import Federation, Terms, read_sites
 from fedauc.federation.wire import Parcel, pack
+from fedauc.locks import locked
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 FACTS, BODY = "facts", "body"
 """The two records of a message: a text, and one array."""
+
+PATIENCE = 60.0
+"""Seconds in which a ServerApp gives up that has outlived its SuperLink: it must not write beside the next one."""
 
 OURS = ("method", "out", "sites", "resume", "options")
 """Keys of the run configuration that are no field of the terms and no option of the command line."""
@@ -146,7 +149,8 @@ def serve(grid: FlwrGrid, context: Context, build: Build | None = None) -> None:
     if not config.get("resume"):
         Service.create(federation, exchange, out, build)
     # Held before the state is read, so that nobody writes between the two.
-    with alone(out):
+    busy = f"{out} is in use by another server (pid {{pid}}) since {PATIENCE:g} s; stop it, or wait until it has ended"
+    with locked(out / ".lock", busy, PATIENCE):
         Service.resume(exchange, out, build).go()
 
 

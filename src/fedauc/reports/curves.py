@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.folder import RunFolder
+from fedauc.reports.labels import labels, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
@@ -18,12 +22,21 @@ STYLES = ("-", "--", ":", "-.")
 
 def draw(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
     """Test AUC against rounds and against bytes, a line per run."""
+    buffer = io.BytesIO()
+    picture(list(folders)).savefig(buffer, format="png", dpi=150)
+    write_atomically(path, buffer.getvalue())
+
+
+def picture(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
+    """The curves; the title says where rows only stand in for others."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
+    if title := "; ".join(map(short, labels(folders))):
+        figure.suptitle(title)
     looks: dict[str, dict[str, Any]] = {}
     for method, folder in folders:
         records = folder.records()
@@ -40,9 +53,7 @@ def draw(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False, loc="lower right")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    write_atomically(path, buffer.getvalue())
+    return figure
 
 
 def _look(index: int) -> dict[str, Any]:

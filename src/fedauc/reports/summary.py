@@ -11,18 +11,20 @@ import numpy as np
 
 from fedauc.experiments.folder import RunFolder
 from fedauc.metrics import delong_test
+from fedauc.reports.labels import foreign
 
 QUALITY = ("round", "auc", "low", "high", "average_precision", "validation_auc")
 
 
 def summarize(folder: RunFolder) -> dict[str, Any]:
-    """Final and best AUC with interval, rounds, traffic, seconds and status.
+    """Final and best AUC with interval, rounds, traffic, seconds and status; `data` where rows only stand in.
 
     The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
     number is for looking at a curve, not for reporting.
     """
     records, config = folder.records(), folder.config
-    found: dict[str, Any] = {"method": config.recipe.method, "seed": config.recipe.seed, "status": _status(folder)}
+    found: dict[str, Any] = {"data": folder.note} if foreign(folder.note) else {}
+    found |= {"method": config.recipe.method, "seed": config.recipe.seed, "status": _status(folder)}
     if not records:
         return found | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
     by = "validation_auc" if "validation_auc" in records[-1] else "auc"
@@ -47,15 +49,17 @@ def _status(folder: RunFolder) -> str:
 
 
 class Spread(NamedTuple):
-    """A number over several seeds: its mean, and its sample standard deviation (0 for a single seed)."""
+    """A number over several seeds: its mean, its sample standard deviation (0 for a single seed), and how many."""
 
     mean: float
     deviation: float
+    values: int
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
         """The spread of at least one value."""
-        return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        return Spread(float(np.mean(values)), deviation, len(values))
 
 
 class Rank(NamedTuple):
@@ -117,7 +121,7 @@ def rank(folders: Iterable[tuple[str, RunFolder]], settings: Mapping[str, int]) 
 
 def _rank(setting: str, found: list[dict[str, Any]], runs: int, by: str) -> Rank:
     if not found:
-        return Rank(setting, 0, runs, *[Spread(math.nan, math.nan)] * 3)
+        return Rank(setting, 0, runs, *[Spread(math.nan, math.nan, 0)] * 3)
     places = (("best", by), ("final", "auc"), ("best", "auc"))
     return Rank(setting, len(found), runs, *(Spread.of([run[when][what] for run in found]) for when, what in places))
 

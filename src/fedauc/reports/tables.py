@@ -75,9 +75,9 @@ def comparison(lines: Sequence[Line]) -> Table:
     return table
 
 
-def markdown(lines: Sequence[Line]) -> str:
-    """The comparison, for a document."""
-    return _markdown(headers(lines), [cells(line) for line in lines])
+def markdown(lines: Sequence[Line], labels: Sequence[str]) -> str:
+    """The comparison, for a document, under the labels of its rows."""
+    return _above(labels) + _markdown(headers(lines), [cells(line) for line in lines])
 
 
 def ranking(found: Ranking) -> Table:
@@ -90,9 +90,10 @@ def ranking(found: Ranking) -> Table:
     return table
 
 
-def ranking_markdown(found: Ranking) -> str:
-    """The settings of a sweep, for a document."""
-    return _markdown(rank_headers(found), [rank_cells(found, line) for line in found.lines]) + f"\n{order(found)}\n"
+def ranking_markdown(found: Ranking, labels: Sequence[str]) -> str:
+    """The settings of a sweep, for a document, under the labels of its rows."""
+    table = _markdown(rank_headers(found), [rank_cells(found, line) for line in found.lines])
+    return f"{_above(labels)}{table}\n{order(found)}\n"
 
 
 def rank_headers(found: Ranking) -> list[str]:
@@ -119,6 +120,10 @@ def _spread(found: Spread, runs: int) -> str:
     if not runs:
         return "-"
     return share(found.mean, 4) + (f" ± {share(found.deviation, 4)}" if runs > 1 else "")
+
+
+def _above(labels: Sequence[str]) -> str:
+    return "".join(f"{label}\n\n" for label in labels)
 
 
 def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

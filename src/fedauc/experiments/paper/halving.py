@@ -101,10 +101,15 @@ FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "
 
 
 def _steps(grid: str, usual: float) -> tuple[str, ...]:
-    """The step sizes of a grid, largest first; `usual` is the method's own."""
+    """The step sizes of a grid, largest first; `usual` is the method's own.
+
+    >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 1.0)
+    (('0.3', '0.1', '0.03'), ('0.1', '0.03', '0.01'), ('1', '0.3', '0.1'))
+    """
     if grid == "full":
-        place = FINE.index(f"{usual:g}")
-        return FINE[place - 1 : place + 2]
+        nearest = min(range(len(FINE)), key=lambda place: abs(math.log(float(FINE[place]) / usual)))
+        start = min(max(nearest - 1, 0), len(FINE) - 3)
+        return FINE[start : start + 3]
     return {"wide": WIDE, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 
@@ -112,7 +117,7 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     """The paper's grid for a row: step sizes for all, λ for the sigmoid loss, ρ for the minimax methods.
 
     The paper does not define ρ; the proximal weight is nearest. Nor does it name the amplification, which its
-    baselines' own papers tune.
+    baselines' own papers tune. What a row settles itself is not tuned.
     """
     if grid == "none":
         return [{}]
@@ -133,6 +138,7 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     axes = {"step-size": _steps(grid, method.step_size), **axes}
     staged = grid == "paper" and (minimax or pairwise)
     fixed = {"stages": "geometric"} if staged else {}
+    axes = {name: values for name, values in axes.items() if name not in entry.settings}
     return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]
 
 

@@ -10,8 +10,11 @@ import functools
 import hashlib
 import io
 import json
+import math
 import subprocess
+import typing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +24,7 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.codec import encode
+from fedauc.experiments.codec import convert, encode
 from fedauc.experiments.config import FORMAT, Config
 from fedauc.experiments.folder import RunFolder
 
@@ -76,6 +79,10 @@ class Record:
         return max(judged, key=lambda pair: pair[0])[1] if self.final and judged else None
 
 
+FIELDS = {**typing.get_type_hints(Record), "versions": dict}
+"""A record's fields in JSON; `config` and `curve` have readers of their own."""
+
+
 class Store:
     """A folder of records: `runs/` holds them, `ranks/` the test ranks of those that a table tests."""
 
@@ -90,6 +97,11 @@ class Store:
         """The record of a configuration, if it has run."""
         return self._known.get(plain(config))
 
+    def complete(self, config: Config, tested: bool) -> bool:
+        """Whether nothing is left to run: a record is there, and the ranks of a run that is tested and did not stop."""
+        record = self.get(config)
+        return record is not None and (not tested or bool(record.stopped) or self._ranks(config).is_file())
+
     def begun(self, data: str, method: str) -> bool:
         """Whether any run of a method on a dataset has a record."""
         return (data, method) in self._pairs
@@ -103,9 +115,9 @@ class Store:
         path = self._ranks(config)
         if not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as stored:
-            ranks = stored["ranks"]
-            return Ranks(np.unpackbits(stored["labels"], count=len(ranks)), ranks)
+        content, record = path.read_bytes(), self._run(config)
+        with _told(f"ranks file {path}", f"delete it and {record}, and the run is done again"):
+            return _unpacked(content)
 
     def put(self, folder: RunFolder, stopped: str = "", tested: bool = True) -> Record:
         """Keep a run that is done or stopped; its ranks too, if it is to be tested. Ranks come first."""
@@ -124,10 +136,10 @@ class Store:
 
     def _read(self) -> Iterator[Record]:
         for path in sorted((self.path / "runs").glob("*.json")):
-            try:
-                yield _decode(json.loads(path.read_text()), str(path))
-            except (KeyError, TypeError, json.JSONDecodeError) as error:
-                raise ValueError(f"record {path} is damaged ({error}); delete it, and its run is done again") from error
+            content = path.read_bytes()
+            with _told(f"record {path}", "delete it, and its run is done again"):
+                record = _decode(json.loads(content.decode()))
+            yield record
 
     def _run(self, config: Config) -> Path:
         return self.path / "runs" / f"{name(config)}.json"
@@ -185,6 +197,14 @@ def _packed(labels: np.ndarray, scores: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def _unpacked(content: bytes) -> Ranks:
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        labels, ranks = stored["labels"], stored["ranks"]
+    if ranks.ndim != 1 or ranks.dtype != np.uint16 or labels.shape != (math.ceil(len(ranks) / 8),):
+        raise ValueError(f"labels {labels.shape} do not fit ranks {ranks.shape} of {ranks.dtype}")
+    return Ranks(np.unpackbits(labels, count=len(ranks)), ranks)
+
+
 def _kept(labels: np.ndarray) -> np.ndarray:
     """Every row, or every positive and as many negatives as there is room for; the same ones for every method."""
     negatives = np.flatnonzero(labels == 0)
@@ -219,12 +239,47 @@ def _encode(record: Record) -> dict[str, Any]:
     return {"config": {"format": FORMAT, **encode(record.config)}, **found}
 
 
-def _decode(found: dict[str, Any], where: str) -> Record:
-    if found.pop("format") > FORMAT:
-        raise ValueError(f"record {where} has a newer format than {FORMAT}: upgrade fedauc")
-    config = Config.from_json(json.dumps(found.pop("config")), where)
-    curve = tuple(Point(*point) for point in found.pop("curve"))
-    return Record(config=config, curve=curve, **found)
+class _Newer(Exception):
+    """A file of a later version: whole, but not ours to read."""
+
+
+@contextmanager
+def _told(what: str, remedy: str) -> Iterator[None]:
+    """Say of a file that cannot be read what it is and what to do."""
+    try:
+        yield
+    except _Newer as newer:
+        raise ValueError(f"{what} has {newer}") from None
+    except Exception as error:  # Bytes that are not ours may break a reader anywhere.
+        raise ValueError(f"{what} is damaged ({str(error) or type(error).__name__}); {remedy}") from error
+
+
+def _decode(found: Any) -> Record:
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a {type(found).__name__}, not an object")
+    if lacking := {"format", *FIELDS} - found.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+    if convert(int, found.pop("format"), "format") > FORMAT:
+        raise _Newer(f"a newer format than {FORMAT}: upgrade fedauc")
+    config = Config.from_json(json.dumps(found.pop("config")), "config")
+    curve = tuple(_checked(Point(*point)) for point in found.pop("curve"))
+    others = {key: convert(kind, found.pop(key), key) for key, kind in FIELDS.items() if key not in ("config", "curve")}
+    if found:
+        raise ValueError(f"it has an unknown {', '.join(found)}")
+    if not (others["auc"] is None or _is_auc(others["auc"])):
+        raise ValueError(f"auc is {others['auc']}; it must be from 0 to 1")
+    return Record(config=config, curve=curve, **others)
+
+
+def _checked(point: Point) -> Point:
+    counted = all(isinstance(count, int) for count in point[:3])
+    if not (counted and _is_auc(point.auc) and (point.validation_auc is None or _is_auc(point.validation_auc))):
+        raise ValueError(f"the curve has {list(point)}; it must be three counts, and AUCs from 0 to 1")
+    return point
+
+
+def _is_auc(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _made(path: Path) -> Path:

@@ -6,8 +6,10 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from fedauc.experiments.checkpoint import Checkpoint
 from fedauc.experiments.config import Config
@@ -15,6 +17,7 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.lockstep import grouped, ride
 from fedauc.experiments.paper.records import Store, name
 from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.locks import Busy, locked
 
 
 class OutOfTime(Exception):
@@ -39,7 +42,10 @@ class _Brief(RunFolder):
 
 @dataclass
 class Workshop:
-    """Where runs are made: their records' store, a folder for unfinished ones, a device and the moment to stop."""
+    """Where runs are made: their records' store, a folder for unfinished ones, a device and the moment to stop.
+
+    From its first run to its end, as a context, the folder is held: no other process may work there.
+    """
 
     store: Store
     work: Path
@@ -47,23 +53,54 @@ class Workshop:
     observer: Callable[[str], Observer]
     deadline: float = float("inf")
     _load: Loader = field(default_factory=Loader)
+    _held: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._held:
+            self._held.close()
+
+    def _hold(self) -> None:
+        if self._held is None:
+            self.work.mkdir(parents=True, exist_ok=True)
+            remedy = "wait until it has ended, or start in another folder"
+            with ExitStack() as held:
+                busy = f"{self.work} is in use by another process (pid {{pid}}); {remedy}"
+                held.enter_context(locked(self.work / ".lock", busy))
+                self._held = held.pop_all()
 
     def run(self, configs: Iterable[Config], tested: bool = True) -> None:
-        """Give every configuration a record. Runs of one shape share a graph."""
-        missing = [config for config in configs if self.store.get(config) is None]
+        """Give every configuration a record, and ranks if it is tested. Runs of one shape share a graph."""
+        missing, complete = list[Config](), list[Config]()
+        for config in configs:
+            (complete if self.store.complete(config, tested) else missing).append(config)
+        self._clear(complete)
         # Runs on the same data one after another: the loader keeps the last.
         todo = {name(config): self._placed(config) for config in sorted(missing, key=_data)}
         if not todo:
             return
         self._check_time()
+        self._hold()
         for group in grouped(todo, self._load):
             self._check_time()
             stopped = ride({each: self._open(each, todo[each]) for each in group}, self._watched)
             for each in group:
                 self.store.put(RunFolder.open(self.work / each), stopped.get(each, ""), tested)
-                shutil.rmtree(self.work / each)
+                _remove(self.work / each)
             # An engine and its lanes refer to each other: the next group may need their memory at once.
             gc.collect()
+
+    def _clear(self, complete: Iterable[Config]) -> None:
+        """Remove the folders of runs that are recorded: a process that is killed may leave them."""
+        there = {path.name for path in self.work.iterdir() if path.is_dir()} if self.work.is_dir() else set()
+        left = there and there & {name(config) for config in complete}
+        # Whoever works there clears up too: it is no reason to stop, where everything has run.
+        with suppress(Busy):
+            for each in left:
+                self._hold()
+                _remove(self.work / each)
 
     def _placed(self, config: Config) -> Config:
         # Runs of an experiment share compiled steps, so that even short ones gain on a GPU.
@@ -71,10 +108,10 @@ class Workshop:
         return replace(config, recipe=replace(config.recipe, device=self.device, engine=engine))
 
     def _open(self, place: str, config: Config) -> Run:
-        """A run from where it stood; one begun on another device starts anew."""
+        """A run from where it stood; one begun on another device, or half removed, starts anew."""
         path = self.work / place
-        if path.is_dir() and RunFolder.open(path).config != config:
-            shutil.rmtree(path)
+        if path.is_dir() and not ((path / "config.json").is_file() and RunFolder.open(path).config == config):
+            _remove(path)
         run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
         run.folder = _Brief(path, run.progress.rounds)
         return run
@@ -93,6 +130,12 @@ class Workshop:
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:
             raise OutOfTime
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run folder. Without a configuration it is none any more, should the rest stay behind."""
+    (folder / "config.json").unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _data(config: Config) -> str:

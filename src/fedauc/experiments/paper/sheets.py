@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table or figure before anything has run; `precision` asks for average precision beside AUC."""
+    """A table or figure before anything has run; `precision` and `validation` ask for more numbers beside test AUC."""
 
     name: str
     title: str
@@ -57,6 +57,7 @@ class Sheet:
     columns: tuple[Column, ...]
     view: View = "auc"
     precision: bool = False
+    validation: bool = False
 
     def narrowed(self, columns: Sequence[str], rows: Sequence[str]) -> Sheet:
         """Only the columns (the usual ones, if none is named) and rows named."""
@@ -82,9 +83,9 @@ def cells(sheet: Sheet) -> Iterator[Cell]:
 
 
 def runs(scale: Scale, cell: Cell, tuned: Texts, seeds: Sequence[int]) -> list[list[Config]]:
-    """A cell's configurations: for each case, one per seed. What the column says wins over what was tuned."""
+    """A cell's configurations: per case, one per seed. The column wins over the row, the row over what was tuned."""
     entry, column = cell
-    made = [scale.config(column.dataset, entry.method, {**entry.settings, **tuned, **case}) for case in column.cases]
+    made = [scale.config(column.dataset, entry.method, {**tuned, **entry.settings, **case}) for case in column.cases]
     return [[seeded(config, seed) for seed in column.seeds or seeds] for config in made]
 
 
@@ -262,7 +263,8 @@ def schedules(scale: Scale) -> Sheet:
     for name, (decay, output, weight_decay) in ways.items():
         case = {"stages.decay": decay, "output": output, "algorithm.weight-decay": weight_decay}
         columns.append(Column(f"cifar10-{name}", "cifar10", (case,), seeds=(0,), grid="none"))
-    return Sheet("schedules", "Step sizes, stage means and weight decay, dir = 0.5", rows, tuple(columns))
+    title = "Step sizes, stage means and weight decay, dir = 0.5"
+    return Sheet("schedules", title, rows, tuple(columns), validation=True)
 
 
 def surrogates(scale: Scale) -> Sheet:
@@ -278,9 +280,8 @@ def creditcard(scale: Scale) -> Sheet:
     Each of five runs has a split of its own: 30 % to test on, 20 % of the rest for validation. `creditcard` is a linear
     scorer, `creditcard-mlp` has a hidden layer of 64. `central` is logistic regression by SGD at one client that holds
     every row, with as many local steps as all clients have together. Tuning sees the first split alone, whose rows are
-    in the test parts of the others too. Two test parts share 30 % of their rows, which the test allows for.
-
-    The grid of step sizes goes to 1: a first pass up to .1 had every federated logistic method at that end.
+    in the test parts of the others too. Two test parts share 30 % of their rows, which the test allows for. Other
+    tables and figures have the first three of the splits.
     """
     columns = tuple(replace(_fraud(name, splits=5), usual=True) for name in FRAUD)
     rows = (*_entries(ALL_METHODS), central(scale, HOURS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,17 +17,24 @@ from fedauc.experiments.paper.running import Workshop
 from fedauc.experiments.paper.scales import Scale, Texts
 from fedauc.experiments.paper.sheets import Entry, Sheet, cells
 
+USUAL = 120
+"""Cycles that a row may spend where none are named."""
+
 
 @dataclass(frozen=True)
 class Tuning:
-    """A grid, and the cycles that each row may spend on it.
+    """A grid, and the cycles that each row may spend on it; 0 for the usual ones.
 
     >>> Tuning.read("steps:90")
     Tuning(grid='steps', cycles=90)
     """
 
     grid: str = "steps"
-    cycles: int = 120
+    cycles: int = 0
+
+    def budget(self, scale: Scale) -> int:
+        """The cycles of a row: three whole runs for the grid of such, otherwise 120."""
+        return self.cycles or (3 * scale.cycles if self.grid == "full" else USUAL)
 
     @staticmethod
     def read(text: str) -> Tuning:
@@ -36,7 +43,9 @@ class Tuning:
         lookup("grid", grid, dict.fromkeys(GRIDS))
         if cycles and not cycles.isdecimal():
             raise ValueError(f"tuning is {text!r}; it must be a grid and cycles, such as steps:120")
-        return Tuning(grid, int(cycles or Tuning.cycles))
+        if cycles and not int(cycles):
+            raise ValueError(f"tuning is {text!r}; it needs at least a cycle for each candidate")
+        return Tuning(grid, int(cycles or 0))
 
 
 Game = Generator[Trial, Sequence[float | None], Winner]
@@ -63,6 +72,14 @@ class Choice:
     seconds: float = 0.0
 
 
+class Cost(NamedTuple):
+    """Runs, their cycles, and the seconds they took."""
+
+    runs: int
+    cycles: int
+    seconds: float
+
+
 class Choices:
     """The choices of one scale, a file each beside the records."""
 
@@ -72,7 +89,12 @@ class Choices:
     def get(self, job: Job) -> Choice | None:
         """What was chosen, if anything was."""
         path = self._path(job)
-        return Choice(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return Choice(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"choice {path} is damaged ({error}); delete it, and it is made again") from error
 
     def settings(self, dataset: str, entry: Entry) -> Texts:
         """The chosen values, or none: the method's defaults."""
@@ -84,6 +106,17 @@ class Choices:
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(asdict(choice), indent=1) + "\n").encode())
+
+    def cost(self, chosen: Mapping[Job, Choice]) -> Cost:
+        """Of several choices together: a run that serves two rows is counted once."""
+        found = {
+            config: self._store.get(config)
+            for job, choice in chosen.items()
+            for each in choice.judged
+            for config in [_config(self._scale, job, each["settings"], each["cycles"])]
+        }
+        seconds = sum(record.seconds for record in found.values() if record)
+        return Cost(len(found), sum(config.recipe.cycles for config in found), seconds)
 
     def _path(self, job: Job) -> Path:
         return self._store.path / "choices" / self._scale.name / f"{job.dataset}-{job.entry.name}.json"
@@ -97,8 +130,8 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
-        if found is None or (asked and (found.grid, found.budget) != (asked.grid, asked.cycles)):
-            games[job] = halve(candidates(job.entry, plan.grid), plan.cycles)
+        if found is None or (asked and (found.grid, found.budget) != (asked.grid, asked.budget(scale))):
+            games[job] = halve(candidates(job.entry, plan.grid), plan.budget(scale))
     answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)
     while answers:
         trials = dict[Job, list[Config]]()
@@ -108,8 +141,10 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
                 trials[job] = _configs(scale, job, games[job].send(answer))  # type: ignore[arg-type]
             except StopIteration as over:
                 choices.put(job, _choice(scale, job, wanted[job], over.value, shop.store))
-        # All rows at once, so that those of several datasets may share a graph.
-        shop.run([config for configs in trials.values() for config in configs], tested=False)
+        # All rows at once, so that those of several datasets may share a graph. Whole runs are a table's too.
+        every = [config for configs in trials.values() for config in configs]
+        for whole in (True, False):
+            shop.run([config for config in every if (config.recipe.cycles == scale.cycles) == whole], tested=whole)
         answers = {job: [_validation(shop.store, config) for config in configs] for job, configs in trials.items()}
     return choices
 
@@ -142,7 +177,7 @@ def _choice(scale: Scale, job: Job, tuning: Tuning, winner: Winner, store: Store
     return Choice(
         settings=winner.settings,
         grid=tuning.grid,
-        budget=tuning.cycles,
+        budget=tuning.budget(scale),
         judged=tuple(each._asdict() for each in winner.judged),
         runs=len(winner.judged),
         cycles=sum(each.cycles for each in winner.judged),

@@ -47,7 +47,8 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps, wide, fine, long or paper, and cycles per row; by default what was chosen before, else 120.",
+        help="none, steps, wide, fine, long, full or paper, and cycles per row (120, for full three whole runs); by "
+        "default what was chosen before.",
     ),
 ]
 
@@ -121,8 +122,8 @@ def run(
     sheets = [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in sheets]
     filler = Filler(store, found, read_seeds(seeds))
     late = False
-    with Bars() as bars:
-        shop = Workshop(store, WORK, device, bars.bar, time.monotonic() + 60 * budget_minutes)
+    deadline = time.monotonic() + 60 * budget_minutes
+    with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
         try:
             tune(sheets, found, shop, Tuning.read(tuning) if tuning else None)
             for tested in (True, False):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from fedauc.experiments.config import Config
+from fedauc.experiments.paper.halving import candidates
 from fedauc.experiments.paper.records import Point, Record, Store
 from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import OURS, Cell, Column, Sheet, cells, runs
-from fedauc.experiments.paper.tuning import Choices
+from fedauc.experiments.paper.tuning import Choices, Job
 from fedauc.reports.paper.printed import Printed, printed
 from fedauc.reports.paper.testing import Wins, p_value, wins
 from fedauc.reports.summary import Spread
@@ -31,10 +32,10 @@ class Reach(NamedTuple):
 class Filled:
     """A cell: test AUC at the end over runs, runs done and stopped of those asked for, and the paper's number.
 
-    `precision` is average precision at the end, `selected` test AUC where validation AUC is highest, `curve` the mean
-    over the runs done. `p_value` is against the column's best row, which has none itself; `versus` has that against
-    each of the paper's own methods. `reach` is where the curve of a cell whose runs are all done first meets the first
-    row's last AUC.
+    `precision` is average precision at the end, `validation` validation AUC there, `selected` test AUC where that is
+    highest, `curve` the mean over the runs done. `p_value` is against the column's best row, which has none itself;
+    `versus` has that against each of the paper's own methods. `reach` is where the curve of a cell whose runs are all
+    done first meets the column's `target`.
     """
 
     asked: int
@@ -42,12 +43,14 @@ class Filled:
     stopped: int
     auc: Spread | None
     precision: Spread | None = None
+    validation: Spread | None = None
     selected: Spread | None = None
     curve: tuple[Point, ...] = ()
     paper: Printed | None = None
     best: bool = False
     p_value: float | None = None
     versus: Mapping[str, float | None] = field(default_factory=dict)
+    target: float | None = None
     reach: Reach | None = None
 
     @property
@@ -78,9 +81,16 @@ class Filler:
     def records(self, cell: Cell) -> list[list[Record | None]]:
         """The records of a cell's runs, by case."""
         # To say what a run is takes milliseconds, and most of a page's may never have been begun.
-        if not self._store.begun(self._scale.datasets[cell.column.dataset]["data"], cell.entry.method):
+        begun = self._store.begun(self._scale.datasets[cell.column.dataset]["data"], cell.entry.method)
+        if not begun or self._untuned(cell):
             return [[None] * len(cell.column.seeds or self._seeds) for _ in cell.column.cases]
         return [[self._store.get(config) for config in case] for case in self.configs(cell)]
+
+    def _untuned(self, cell: Cell) -> bool:
+        """Whether its row is still to be tuned: what has run with its defaults is not its result."""
+        entry, column = cell
+        tried = candidates(entry, column.grid)
+        return tried != [{}] and self._choices.get(Job(column.dataset, entry)) is None
 
     def fill(self, sheet: Sheet) -> dict[Key, Filled]:
         """Every cell of a sheet. A column's best row is one whose runs are all done."""
@@ -89,9 +99,10 @@ class Filler:
         for column in sheet.columns:
             mine = {cell.entry.name: self._cell(cell) for cell in cells(sheet) if cell.column is column}
             mine = self._tested(sheet, column, mine)
-            target = mine[sheet.rows[0].name]
+            target = _target([cell for row, cell in mine.items() if row in (sheet.rows[0].name, *OURS)])
             for row, cell in mine.items():
-                found[row, column.name] = replace(cell, paper=numbers.get((row, column.name)), reach=_met(cell, target))
+                paper, met = numbers.get((row, column.name)), _met(cell, target)
+                found[row, column.name] = replace(cell, paper=paper, target=target, reach=met)
         return found
 
     def _cell(self, cell: Cell) -> Filled:
@@ -100,9 +111,8 @@ class Filler:
         flat = [record for case in cases for record in case]
         done = [record for record in flat if record and record.final]
         stopped = sum(bool(record and record.stopped) for record in flat)
-        kinds = ("auc", "average_precision", "selected")
-        auc, precision, selected = (_spread(cases, cell.column.averaged, what) for what in kinds)
-        return Filled(len(flat), len(done), stopped, auc, precision, selected, mean_curve(done))
+        auc, precision, validation, selected = (_spread(cases, cell.column.averaged, number) for number in NUMBERS)
+        return Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell."""
@@ -112,7 +122,9 @@ class Filler:
 
         def against(row: str, other: str | None) -> float | None:
             one, two = tests.get(row), tests.get(other) if other else None
-            return p_value(one, two, column.overlap) if one and two and row != other else None
+            if not one or not two or row == other:
+                return None
+            return p_value(one, two, column.overlap, same=column.averaged)
 
         return {
             row: replace(
@@ -131,9 +143,21 @@ class Filler:
         return whole if all(map(len, whole)) and list(map(len, whole)) == list(map(len, found)) else None
 
 
-def _spread(cases: Sequence[Sequence[Record | None]], averaged: bool, what: str) -> Spread | None:
+Number = Callable[[Record], float | None]
+"""One of a finished run's numbers."""
+
+NUMBERS: tuple[Number, ...] = (
+    lambda record: record.auc,
+    lambda record: record.average_precision,
+    lambda record: record.final.validation_auc if record.final else None,
+    lambda record: record.selected,
+)
+"""Test AUC, average precision and validation AUC at the end, and test AUC where validation AUC was highest."""
+
+
+def _spread(cases: Sequence[Sequence[Record | None]], averaged: bool, number: Number) -> Spread | None:
     """Over all runs, or over seeds of the mean over cases; what is missing is left out."""
-    values = [[getattr(record, what) if record and record.final else None for record in case] for case in cases]
+    values = [[number(record) if record and record.final else None for record in case] for case in cases]
     table = np.array(values, dtype=np.float64)
     kept = table.mean(axis=0) if averaged else table.ravel()
     kept = kept[~np.isnan(kept)]
@@ -162,8 +186,15 @@ def reach(curve: Sequence[Point], target: float) -> Reach | None:
     return Reach(hit.rounds, hit.bytes) if hit else None
 
 
-def _met(cell: Filled, first: Filled) -> Reach | None:
-    return reach(cell.curve, first.curve[-1].auc) if cell.whole and first.whole and first.curve else None
+def _target(asked: Sequence[Filled]) -> float | None:
+    """The lowest of the last AUCs, which all of these reach; None as long as one is not done."""
+    if not all(cell.whole and cell.curve for cell in asked):
+        return None
+    return min(cell.curve[-1].auc for cell in asked)
+
+
+def _met(cell: Filled, target: float | None) -> Reach | None:
+    return reach(cell.curve, target) if cell.whole and target is not None else None
 
 
 def wanted(sheets: Sequence[Sheet], filler: Filler, tested: bool) -> list[Config]:
@@ -173,8 +204,15 @@ def wanted(sheets: Sequence[Sheet], filler: Filler, tested: bool) -> list[Config
 
 
 def marks(filled: Mapping[Key, Filled], key: Key) -> str:
-    """An asterisk on a column's best row, a tilde on those that the test does not tell from it."""
+    """An asterisk on a column's best row, a tilde on those not told from it, a question mark on those not tested.
+
+    A column in which nothing was tested has no marks.
+    """
     cell = filled[key]
+    if not cell.whole or not any(each.p_value is not None for (_, column), each in filled.items() if column == key[1]):
+        return ""
     if cell.best:
         return "*"
-    return "~" if cell.p_value is not None and cell.p_value >= SIGNIFICANT else ""
+    if cell.p_value is None:
+        return "?"
+    return "~" if cell.p_value >= SIGNIFICANT else ""

@@ -76,16 +76,18 @@ def overview(sheets: Sequence[Shown]) -> Iterator[list[str]]:
 def departures(sheets: Sequence[Shown]) -> Iterator[str]:
     """The orderings that came out other than the paper prints them, either way."""
     found = [(shown.sheet.name, each) for shown in sheets for each in orderings(shown) if each.paper is not None]
-    for head, mine in (
-        ("Higher in the paper, not above here", [one for one in found if _claimed(one[1]) and not _above(one[1])]),
-        ("Not higher in the paper, above here", [one for one in found if not _claimed(one[1]) and _above(one[1])]),
+    for head, claimed in (
+        ("Higher in the paper, not above here", True),
+        ("Not higher in the paper, above here", False),
     ):
-        if found:
+        asked = [one for one in found if _claimed(one[1]) == claimed]
+        mine = [one for one in asked if _above(one[1]) != claimed]
+        if asked:
             named = [
                 f"{sheet} {each.column.name}: {each.method} over {each.baseline} ({each.verdict})"
                 for sheet, each in mine
             ]
-            yield f"{head}, {len(mine)} of {len(found)}: {'; '.join(named) or 'none'}."
+            yield f"{head}, {len(mine)} of {len(asked)}: {'; '.join(named) or 'none'}."
 
 
 def _claimed(found: Ordering) -> bool:

@@ -25,9 +25,9 @@ def others(sheet: Sheet, scale: Scale, store: Store, seeds: Sequence[int]) -> It
             for settings in candidates(cell.entry, GRID):
                 if settings != chosen and (found := _aucs(cell, settings, scale, store, seeds)):
                     values = ", ".join(f"{name} {value}" for name, value in settings.items())
-                    lines.append([cell.column.name, cell.entry.name, values, spread_text(Spread.of(found), len(found))])
+                    lines.append([cell.column.name, cell.entry.name, values, spread_text(Spread.of(found))])
     if lines:
-        yield "Runs of full length that an earlier tuning had chosen, test AUC after the last cycle:\n"
+        yield "Runs of full length with settings that were not chosen, test AUC after the last cycle:\n"
         yield grid([["dataset", "row", "settings", "AUC"], *lines])
 
 

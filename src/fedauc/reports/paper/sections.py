@@ -12,9 +12,19 @@ from fedauc.experiments.paper.halving import candidates
 from fedauc.experiments.paper.records import Record
 from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
+from fedauc.reports.labels import foreign, kind
 from fedauc.reports.paper.claims import CLAIMS, claims
 from fedauc.reports.paper.orderings import Shown, departures, matrix, orderings, overview
-from fedauc.reports.paper.tables import REACHED, grid, markdown, precision_text, rows, selected_text
+from fedauc.reports.paper.tables import (
+    DOWN,
+    REACHED,
+    grid,
+    markdown,
+    precision_text,
+    rows,
+    selected_text,
+    validation_text,
+)
 from fedauc.reports.paper.testing import LEAST
 
 FIGURES = "figures"
@@ -36,7 +46,7 @@ class Facts(NamedTuple):
     @property
     def foreign(self) -> bool:
         """Whether the rows only stand in for others."""
-        return self.note.startswith(("STAND-IN", "SYNTHETIC"))
+        return foreign(self.note)
 
 
 def prose(text: str) -> str:
@@ -73,6 +83,8 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n"))
     if sheet.view == "traffic":
         yield prose(REACHED)
+    if sheet.name.startswith("figure"):
+        yield prose(DOWN)
     theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
     if theirs:
         yield markdown(replace(sheet, columns=theirs), shown.filled)
@@ -82,6 +94,9 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     if sheet.name.startswith("table") and any(cell.selected for cell in shown.filled.values()):
         yield prose("Test AUC where a run's validation AUC was highest, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, selected_text))
+    if sheet.validation:
+        yield prose("Validation AUC after the last cycle:")
+        yield grid(rows(sheet, shown.filled, validation_text))
     if sheet.precision:
         yield prose("Average precision after the last cycle, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, precision_text))
@@ -101,8 +116,8 @@ def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
     for column in sheet.columns:
         known = facts.get(column.dataset)
         if known and known.foreign:
-            what = known.note.split(";")[0]
-            yield f"`{column.name}` is not the paper's data: {what}, {known.positives} positives to test on."
+            what = f"{kind(known.note)}, {known.positives} positives to test on"
+            yield f"`{column.name}` is not the paper's data: {what}."
 
 
 def data(facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -115,17 +130,16 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     """What was chosen, out of how many candidates, at what cost."""
     jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for each in shown for cell in cells(each.sheet))
     chosen = {job: found for job in jobs if (found := choices.get(job))}
-    runs, cycles, seconds = (
-        sum(getattr(found, what) for found in chosen.values()) for what in ("runs", "cycles", "seconds")
-    )
+    runs, cycles, seconds = choices.cost(chosen)
     yield "## Tuning\n"
     yield prose(
-        "Successive halving on validation AUC, once per dataset and row, on labels as they are; each has the same "
-        "cycles to spend, less what its candidates do not divide. The grid `steps` has step sizes .1, .01 and .001, "
-        "with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights .1, .01, .001 for the minimax methods and "
-        "amplifications 1.5, 2, 3 where there is one; `wide` has a step size of 1 too, `fine` also .3, .03 and .003, "
-        "`long` the same less its ends, with the first two of the other values. `full` has three step sizes, the "
-        "method's own, the next larger and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
+        "Successive halving on validation AUC, once per dataset and row, on labels as they are; rows that are "
+        "tuned over one grid have the same cycles to spend, less what their candidates do not divide. The grid "
+        "`steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
+        " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
+        " size of 1 too, `fine` also .3, .03 and .003, `long` the same less its ends, with the first two of the "
+        "other values. `full` has three step sizes, the method's own, the next larger and the next smaller, at λ ="
+        " 1, proximal weight .01 and amplification 1.5, in "
         f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]

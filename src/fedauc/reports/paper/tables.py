@@ -16,13 +16,16 @@ from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
 TESTED = (
-    "highest mean, ~ marks means that a paired DeLong test, with the seeds' variance added, does not tell from it "
-    "(p ≥ .05)."
+    "highest mean; ~ marks means that the test does not tell from it (p ≥ .05), ? those that were not tested, and"
+    " where nothing was there are no marks. The test is DeLong's, paired, with the variance of training over "
+    "seeds added; over several splits or classes a t-test over them must agree."
 )
 REACHED = (
-    "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs first "
-    "is what the first row's ends with."
+    "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs "
+    "first is the lowest of what CyCp-FedAvg, CyCp-Minimax and CyCp-Pairwise end with. Image models are evaluated"
+    " as they are between rounds; only what their last stage ends with is a mean."
 )
+DOWN = "Columns go down: here * is a line's highest mean."
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
 
 
@@ -45,6 +48,9 @@ def rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -
 
 def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:
     yield ["", *(column.name for column in sheet.columns)]
+    if show is traffic_text:
+        targets = [filled[sheet.rows[0].name, column.name].target for column in sheet.columns]
+        yield ["AUC to reach", *("-" if target is None else share(target, 4) for target in targets)]
     for entry in sheet.rows:
         keys = [(entry.name, column.name) for column in sheet.columns]
         yield [entry.name, *(show(filled, key) for key in keys)]
@@ -56,26 +62,31 @@ def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
     paper = f" [{share(cell.paper.mean, 4)}]" if cell.paper else ""
     if cell.auc is None:
         return (f"stopped {cell.stopped} of {cell.asked}" if cell.stopped else "-") + paper
-    spread = f" ± {share(cell.auc.deviation, 4)}" if cell.done > 1 else ""
-    missing = "" if cell.done == cell.asked else f" ({cell.done} of {cell.asked})"
-    return f"{share(cell.auc.mean, 4)}{spread}{marks(filled, key)}{missing}{paper}"
+    stopped = f", {cell.stopped} stopped" if cell.stopped else ""
+    missing = "" if cell.done == cell.asked else f" ({cell.done} of {cell.asked}{stopped})"
+    return f"{spread_text(cell.auc)}{marks(filled, key)}{missing}{paper}"
 
 
 def precision_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of average precisions, such as `.8812 ± .0120`."""
-    return spread_text(filled[key].precision, filled[key].done)
+    return spread_text(filled[key].precision)
 
 
 def selected_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of AUCs at the selected cycles, such as `.9012 ± .0020`."""
-    return spread_text(filled[key].selected, filled[key].done)
+    return spread_text(filled[key].selected)
 
 
-def spread_text(spread: Spread | None, done: int) -> str:
+def validation_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """A cell of validation AUCs, such as `.9012 ± .0020`."""
+    return spread_text(filled[key].validation)
+
+
+def spread_text(spread: Spread | None) -> str:
     """A mean and its deviation, such as `.9012 ± .0020`."""
     if spread is None:
         return "-"
-    return share(spread.mean, 4) + (f" ± {share(spread.deviation, 4)}" if done > 1 else "")
+    return share(spread.mean, 4) + (f" ± {share(spread.deviation, 4)}" if spread.values > 1 else "")
 
 
 def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:

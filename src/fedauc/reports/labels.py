@@ -1,0 +1,50 @@
+"""How results say that their rows only stand in for others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fedauc.experiments.folder import RunFolder
+
+MARKS = ("STAND-IN", "SYNTHETIC")
+"""How the note of rows begins that nobody may take for the real ones."""
+
+
+def foreign(note: str) -> bool:
+    """Whether the rows only stand in for others."""
+    return note.startswith(MARKS)
+
+
+def kind(note: str) -> str:
+    """What was loaded, without what a run made of it."""
+    return note.split(";")[0]
+
+
+def short(note: str) -> str:
+    """The words up to the first `;` or `,` that is not inside a number, for a title.
+
+    >>> short("STAND-IN for photographs: 1,500 drawings, in ink; 9 of 9 rows")
+    'STAND-IN for photographs: 1,500 drawings'
+    """
+    return re.split(r"[;,](?!\d)", note, maxsplit=1)[0]
+
+
+def labels(folders: Iterable[tuple[str, RunFolder]]) -> list[str]:
+    """A line for each kind of rows that only stand in; none where all rows are what they are called.
+
+    It is the note of the runs, or the kind alone where their counts differ. Beside another dataset it says whose it is.
+    """
+    known = [folder for _, folder in folders if folder.note]
+    owners: dict[str, list[RunFolder]] = {}
+    for folder in known:
+        if foreign(folder.note):
+            owners.setdefault(kind(folder.note), []).append(folder)
+    mixed = len({folder.config.data.name for folder in known}) > 1
+    return [_label(what, mine, mixed) for what, mine in owners.items()]
+
+
+def _label(what: str, folders: list[RunFolder], mixed: bool) -> str:
+    notes = {folder.note for folder in folders}
+    text = notes.pop() if len(notes) == 1 else what
+    return f"{text} (data {folders[0].config.data.name})" if mixed else text
