@@ -27,9 +27,7 @@ FORMAT = 1
 """To be raised whenever the same files give other arrays, so that those parsed before are not taken."""
 
 ROWS_PER_ENTRY = 20
-"""The list must have an entry for that many of `least_rows`: 45,000 by default.
-
-It had 83,001 in May 2026, https://ainpi.dev/api/v1/findings/oig-leie-exclusions.json."""
+"""The list must have an entry for that many of `least_rows`: 45,000 by default."""
 
 PAGE = (
     "https://data.cms.gov/provider-summary-by-type-of-service/medicare-physician-other-practitioners/"
