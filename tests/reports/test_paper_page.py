@@ -16,7 +16,7 @@ from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.metrics import auc
 from fedauc.reports.paper.claims import claims
 from fedauc.reports.paper.filling import Filler
-from fedauc.reports.paper.orderings import Ordering, Shown, departures, matrix, orderings, overview
+from fedauc.reports.paper.orderings import Ordering, Shown, beyond, departures, matrix, orderings, overview
 from fedauc.reports.paper.pictures import _labels, draw, panels
 from fedauc.reports.paper.report import page
 from paper_records import by_default, keep, labelled, scored
@@ -96,6 +96,18 @@ def test_the_overview_and_the_departures_count_both_ways(tmp_path: Path) -> None
     assert "table1 cifar100: cycp-minimax over a-fedavg (below)" in higher
     assert lower == (
         "Not higher in the paper, above here, 1 of 2: table1 cifar100: cycp-minimax over rs-pairwise (above)."
+    )
+
+
+def test_rows_far_above_the_papers_number_are_named(tmp_path: Path) -> None:
+    """On CIFAR-10 the paper has .7836 for CyCp-FedAvg and .8480 for CyCp-Pairwise; these records have .88 and .76."""
+    store = Store(tmp_path)
+    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])):
+        for config in by_default(store, cell, SEEDS)[0]:
+            keep(store, config, [0.88 if cell.entry.name == "cycp-fedavg" else 0.76], None)
+    (told,) = beyond([shown(store, "table1", ["cifar10"])])
+    assert (
+        told == "Above the paper's number for the same row by .05 or more, 1 of 2: table1 cifar10: cycp-fedavg +.0964."
     )
 
 

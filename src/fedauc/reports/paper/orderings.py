@@ -15,6 +15,10 @@ Verdict = Literal["above", "no difference found", "below", "not tested"]
 VERDICTS: tuple[Verdict, ...] = ("above", "no difference found", "below", "not tested")
 
 
+FAR = 0.05
+"""A difference from the paper's number that is more than luck."""
+
+
 class Ordering(NamedTuple):
     """One of the paper's methods against a baseline: difference of mean AUC, its p-value, the paper's difference."""
 
@@ -88,6 +92,20 @@ def departures(sheets: Sequence[Shown]) -> Iterator[str]:
                 for sheet, each in mine
             ]
             yield f"{head}, {len(mine)} of {len(asked)}: {'; '.join(named) or 'none'}."
+
+
+def beyond(sheets: Sequence[Shown]) -> Iterator[str]:
+    """The rows that are far above what the paper prints for them: baselines may be stronger than they are there."""
+    found = [
+        (f"{shown.sheet.name} {column}: {row}", cell.auc.mean - cell.paper.mean)
+        for shown in sheets
+        for (row, column), cell in shown.filled.items()
+        if cell.whole and cell.auc and cell.paper
+    ]
+    if found:
+        named = [f"{what} {signed(gap)}" for what, gap in found if gap >= FAR]
+        head = f"Above the paper's number for the same row by {share(FAR, 2)} or more, {len(named)} of {len(found)}"
+        yield f"{head}: {'; '.join(named) or 'none'}."
 
 
 def _claimed(found: Ordering) -> bool:

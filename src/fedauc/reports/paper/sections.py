@@ -14,7 +14,7 @@ from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.reports.labels import foreign, kind
 from fedauc.reports.paper.claims import CLAIMS, claims
-from fedauc.reports.paper.orderings import Shown, departures, matrix, orderings, overview
+from fedauc.reports.paper.orderings import Shown, beyond, departures, matrix, orderings, overview
 from fedauc.reports.paper.tables import (
     DOWN,
     REACHED,
@@ -73,7 +73,7 @@ def ordered(shown: Sequence[Shown]) -> Iterator[str]:
         yield "## Orderings\n"
         yield prose(ORDERED)
         yield grid(overview(mine))
-        yield from map(prose, departures(mine))
+        yield from map(prose, (*departures(mine), *beyond(mine)))
 
 
 def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> Iterator[str]:
