@@ -308,6 +308,10 @@ def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
     assert "| cycp-minimax | 20 (0.67), 20 kB |" in text
     assert "| cycp-pairwise | 10 (0.33), 10 kB |" in text
     assert "| a-fedavg | not reached |" in text
+    # Nearly there, .02 below: FedAvg no sooner, as .7 is too low.
+    _, _, early = text.partition("| AUC to reach | .7300 |")
+    assert "| cycp-fedavg | 30 (1.00), 30 kB |" in early
+    assert "| cycp-pairwise | 10 (0.33), 10 kB |" in early
 
 
 def test_a_picture_has_a_panel_for_each_column_or_dataset_and_row(tmp_path: Path) -> None:

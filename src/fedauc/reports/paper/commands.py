@@ -25,7 +25,7 @@ from fedauc.reports.paper.filling import Filler, wanted
 from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
 from fedauc.reports.paper.sections import FIGURES
-from fedauc.reports.paper.tables import REACHED, SMOKE, counts, legend, terminal
+from fedauc.reports.paper.tables import REACHED, SMOKE, counts, early_text, legend, terminal
 from fedauc.reports.progress import Bars
 
 HOME = "FEDAUC_RESULTS"
@@ -141,6 +141,8 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
         filled = filler.fill(sheet)
         console.print(sheet.title, highlight=False, markup=False)
         console.print(terminal(sheet, filled))
+        if sheet.view == "traffic":
+            console.print(terminal(sheet, filled, early_text))
         if sheet.name.startswith("figure") and (made := panels(sheet, filled)):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)

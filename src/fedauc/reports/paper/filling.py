@@ -20,6 +20,9 @@ from fedauc.reports.summary import Spread
 
 SIGNIFICANT = 0.05
 
+EARLY = 0.02
+"""How far below the target a row is nearly there."""
+
 
 class Reach(NamedTuple):
     """Rounds and bytes until a target."""
@@ -35,7 +38,7 @@ class Filled:
     `precision` is average precision at the end, `validation` validation AUC there, `selected` test AUC where that is
     highest, `curve` the mean over the runs done. `p_value` is against the column's best row, which has none itself;
     `versus` has that against each of the paper's own methods. `reach` is where the curve of a cell whose runs are all
-    done first meets the column's `target`.
+    done first meets the column's `target`, and `early` where it comes within EARLY of that.
     """
 
     asked: int
@@ -52,6 +55,7 @@ class Filled:
     versus: Mapping[str, float | None] = field(default_factory=dict)
     target: float | None = None
     reach: Reach | None = None
+    early: Reach | None = None
 
     @property
     def whole(self) -> bool:
@@ -101,8 +105,8 @@ class Filler:
             mine = self._tested(sheet, column, mine)
             target = _target([cell for row, cell in mine.items() if row in (sheet.rows[0].name, *OURS)])
             for row, cell in mine.items():
-                paper, met = numbers.get((row, column.name)), _met(cell, target)
-                found[row, column.name] = replace(cell, paper=paper, target=target, reach=met)
+                paper, reach, early = numbers.get((row, column.name)), _met(cell, target), _met(cell, target, EARLY)
+                found[row, column.name] = replace(cell, paper=paper, target=target, reach=reach, early=early)
         return found
 
     def _cell(self, cell: Cell) -> Filled:
@@ -193,8 +197,8 @@ def _target(asked: Sequence[Filled]) -> float | None:
     return min(cell.curve[-1].auc for cell in asked)
 
 
-def _met(cell: Filled, target: float | None) -> Reach | None:
-    return reach(cell.curve, target) if cell.whole and target is not None else None
+def _met(cell: Filled, target: float | None, below: float = 0.0) -> Reach | None:
+    return reach(cell.curve, target - below) if cell.whole and target is not None else None
 
 
 def wanted(sheets: Sequence[Sheet], filler: Filler, tested: bool) -> list[Config]:

@@ -11,7 +11,7 @@ from fedauc.data.sources import Absent
 from fedauc.data.statistics import PAPER, statistics
 from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import Sheet
-from fedauc.reports.paper.filling import Filled, Key, marks
+from fedauc.reports.paper.filling import EARLY, Filled, Key, Reach, marks
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
@@ -22,8 +22,8 @@ TESTED = (
 )
 REACHED = (
     "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs "
-    "first is the lowest of what CyCp-FedAvg, CyCp-Minimax and CyCp-Pairwise end with. Image models are evaluated"
-    " as they are between rounds; only what their last stage ends with is a mean."
+    "first is the lowest of what CyCp-FedAvg, CyCp-Minimax and CyCp-Pairwise end with; below, until it is .02 "
+    "less. Image models are evaluated as they are between rounds; only what their last stage ends with is a mean."
 )
 DOWN = "Columns go down: here * is a line's highest mean."
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
@@ -48,9 +48,9 @@ def rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -
 
 def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:
     yield ["", *(column.name for column in sheet.columns)]
-    if show is traffic_text:
+    if show in BELOW:
         targets = [filled[sheet.rows[0].name, column.name].target for column in sheet.columns]
-        yield ["AUC to reach", *("-" if target is None else share(target, 4) for target in targets)]
+        yield ["AUC to reach", *("-" if target is None else share(target - BELOW[show], 4) for target in targets)]
     for entry in sheet.rows:
         keys = [(entry.name, column.name) for column in sheet.columns]
         yield [entry.name, *(show(filled, key) for key in keys)]
@@ -91,16 +91,29 @@ def spread_text(spread: Spread | None) -> str:
 
 def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """Rounds, their ratio to the first row's, and bytes to the target, such as `120 (0.31), 3.2 GB`."""
+    return _reached(filled, key, lambda cell: cell.reach)
+
+
+def early_text(filled: Mapping[Key, Filled], key: Key) -> str:
+    """The same until a little below the target."""
+    return _reached(filled, key, lambda cell: cell.early)
+
+
+def _reached(filled: Mapping[Key, Filled], key: Key, read: Callable[[Filled], Reach | None]) -> str:
     cell, first = filled[key], next(each for (_, column), each in filled.items() if column == key[1])
-    if cell.reach is None or first.reach is None:
+    mine, other = read(cell), read(first)
+    if mine is None or other is None:
         return "not reached" if cell.whole and first.whole else f"{cell.done} of {cell.asked} runs"
-    rounds, amount = cell.reach
-    return f"{rounds:.0f} ({rounds / first.reach.rounds:.2f}), {size(round(amount))}"
+    return f"{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {size(round(mine.bytes))}"
 
 
-def terminal(sheet: Sheet, filled: Mapping[Key, Filled]) -> Table:
+BELOW: Mapping[Text, float] = {traffic_text: 0.0, early_text: EARLY}
+"""How far below the column's target cells of traffic are told."""
+
+
+def terminal(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -> Table:
     """The sheet for a terminal."""
-    head, *lines = rows(sheet, filled)
+    head, *lines = rows(sheet, filled, show)
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for column in head:
         table.add_column(column, overflow="fold")
@@ -110,8 +123,9 @@ def terminal(sheet: Sheet, filled: Mapping[Key, Filled]) -> Table:
 
 
 def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
-    """The sheet for a document."""
-    return grid(rows(sheet, filled))
+    """The sheet for a document; traffic twice, as cells may be nearly there long before they are."""
+    shown = [None, early_text] if sheet.view == "traffic" else [None]
+    return "\n".join(grid(rows(sheet, filled, show)) for show in shown)
 
 
 def grid(lines: Iterable[Sequence[str]]) -> str:
