@@ -8,6 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from fedauc.cli import _folder
+
 RUN = ("run", "--data", "synthetic", "--cycles", "500", "--out", "made")
 """Far longer than the test waits."""
 
@@ -29,5 +33,20 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; go on with: fedauc resume DIR"
+    assert err.splitlines()[-1] == "interrupted; go on with: fedauc resume made"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [
+        ("run --data synthetic --out runs/a", "runs/a"),
+        ("sweep --out=b --seeds 3", "b"),
+        ("resume runs/c", "runs/c"),
+        ("federation local --out d", "d"),
+        ("compare", "DIR"),
+    ],
+)
+def test_the_hint_names_the_folder_that_was_typed(typed: str, folder: str) -> None:
+    assert _folder(typed.split()) == folder
+    assert _folder(["run", "--out", "my runs"]) == "'my runs'"

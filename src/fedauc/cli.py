@@ -6,9 +6,11 @@ import functools
 import inspect
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,12 +68,7 @@ USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ =
 AGAIN = {"paper": "the same command", "data": "the same command", "federation": "fedauc federation resume DIR"}
 """How commands go on that `fedauc resume` does not know."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.add_typer(data_cli.app, name="data")
 app.add_typer(federation_commands.app, name="federation")
 app.add_typer(paper_commands.app, name="paper")
@@ -92,9 +89,16 @@ def start() -> None:
         code = 130
     # Some releases of typer turn an interrupt into this code.
     if code == 130:
-        again = AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR")
+        again = AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR").replace("DIR", _folder(sys.argv[1:]))
         _fail(f"interrupted; go on with: {again}", 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _folder(words: list[str]) -> str:
+    """The run's folder as it was typed; DIR where it was not."""
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    named = [after for word, after in pairwise(apart) if word in ("resume", "--out")]
+    return shlex.quote(named[-1]) if named else "DIR"
 
 
 class Notes(logging.Handler):
