@@ -46,9 +46,9 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    finally:
+        # Nothing is left of it where all went well.
         part.unlink(missing_ok=True)
-        raise
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,8 +11,12 @@ import hashlib
 import io
 import json
 import math
+import struct
 import subprocess
+import tokenize
 import typing
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -239,6 +243,13 @@ def _encode(record: Record) -> dict[str, Any]:
     return {"config": {"format": FORMAT, **encode(record.config)}, **found}
 
 
+DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError, EOFError, SyntaxError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What the readers of JSON and of arrays raise, depending on which byte is wrong."""
+
+
 class _Newer(Exception):
     """A file of a later version: whole, but not ours to read."""
 
@@ -250,7 +261,7 @@ def _told(what: str, remedy: str) -> Iterator[None]:
         yield
     except _Newer as newer:
         raise ValueError(f"{what} has {newer}") from None
-    except Exception as error:  # Bytes that are not ours may break a reader anywhere.
+    except DAMAGE as error:
         raise ValueError(f"{what} is damaged ({str(error) or type(error).__name__}); {remedy}") from error
 
 
