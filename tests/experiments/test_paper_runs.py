@@ -301,7 +301,7 @@ def test_a_tuning_is_read_from_a_word() -> None:
     assert Tuning.read("paper") == Tuning("paper")
     assert {word: Tuning.read(word).budget(PAPER) for word in ("paper", "full", "full:90")} == {
         "paper": 120,
-        "full": 300,
+        "full": 200,
         "full:90": 90,
     }
     with pytest.raises(ValueError, match="tuning is 'steps:0'; it needs at least a cycle"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fedauc.algorithms import methods
@@ -195,3 +197,21 @@ def test_a_sheet_is_narrowed_to_what_is_named() -> None:
 def test_every_dataset_has_rows_of_its_own_at_the_smoke_scale() -> None:
     assert list(SMOKE.datasets) == list(PAPER.datasets)
     assert len({SMOKE.config(name, "cycp-fedavg", {}).data for name in SMOKE.datasets}) == len(SMOKE.datasets)
+
+
+def test_what_a_method_changes_on_a_dataset_wins_over_the_dataset_and_yields_to_what_is_asked() -> None:
+    scale = replace(PAPER, ways={"cifar10": {"cycp-pairwise": {"positives": "4", "negatives": "28"}}})
+    batch = {
+        (dataset, method): scale.config(dataset, method, {"negatives": "9"} if dataset == "cifar100" else {}).recipe
+        for dataset in ("cifar10", "cifar100")
+        for method in ("cycp-pairwise", "cycp-fedavg")
+    }
+    sizes = {key: (recipe.positives, recipe.negatives) for key, recipe in batch.items()}
+    assert sizes == {
+        ("cifar10", "cycp-pairwise"): (4, 28),
+        ("cifar10", "cycp-fedavg"): (16, 16),
+        ("cifar100", "cycp-pairwise"): (16, 9),
+        ("cifar100", "cycp-fedavg"): (16, 9),
+    }
+    asked = scale.config("cifar10", "cycp-pairwise", {"positives": "2"}).recipe
+    assert (asked.positives, asked.negatives) == (2, 28)

@@ -94,7 +94,7 @@ STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0
 
 GRIDS = ("none", "steps", "wide", "fine", "long", "full", "paper")
 """No tuning; step sizes with λ or ρ; the same with larger ones, or with more; those without the ends, with two λ or ρ,
-for longer rungs; three around the method's own, for runs of full length; the paper's, with its stages."""
+for longer rungs; the method's own and the next smaller, for runs of full length; the paper's, with its stages."""
 
 FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
 """The other values where only step sizes are tuned."""
@@ -103,13 +103,12 @@ FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "
 def _steps(grid: str, usual: float) -> tuple[str, ...]:
     """The step sizes of a grid, largest first; `usual` is the method's own.
 
-    >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 1.0)
-    (('0.3', '0.1', '0.03'), ('0.1', '0.03', '0.01'), ('1', '0.3', '0.1'))
+    >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 0.0001)
+    (('0.1', '0.03'), ('0.03', '0.01'), ('0.003', '0.001'))
     """
     if grid == "full":
-        nearest = min(range(len(FINE)), key=lambda place: abs(math.log(float(FINE[place]) / usual)))
-        start = min(max(nearest - 1, 0), len(FINE) - 3)
-        return FINE[start : start + 3]
+        nearest = min(range(len(FINE) - 1), key=lambda place: abs(math.log(float(FINE[place]) / usual)))
+        return FINE[nearest : nearest + 2]
     return {"wide": WIDE, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 

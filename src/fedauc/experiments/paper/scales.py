@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fedauc.algorithms import methods
 from fedauc.experiments.config import Config
@@ -27,7 +27,7 @@ class Scale:
     """The numbers of a run, the data behind each dataset's name, and the values that figures go through.
 
     `positive` is the option that tells apart the repetitions over positive classes; `published` says whether results
-    may stand beside the paper's.
+    may stand beside the paper's; `ways` is what methods change on a dataset.
     """
 
     name: str
@@ -41,13 +41,14 @@ class Scale:
     cohorts: tuple[int, ...]
     group_counts: tuple[int, ...]
     positive: str
+    ways: Mapping[str, Mapping[str, Texts]] = field(default_factory=dict)
 
     def config(self, dataset: str, method: str, texts: Texts) -> Config:
         """A run of a method on a dataset; later texts win over the scale's, and another partition drops its numbers."""
         numbers = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
         numbers |= {"participation.groups": str(self.groups)}
         own = _without("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
-        merged = {**numbers, **self.common, **own, **texts}
+        merged = {**numbers, **self.common, **own, **self.ways.get(dataset, {}).get(method, {}), **texts}
         if methods()[method].participation == "full":
             # Everyone takes part in every round: there are no groups to count.
             merged = _without("participation.", merged)

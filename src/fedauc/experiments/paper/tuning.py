@@ -33,8 +33,8 @@ class Tuning:
     cycles: int = 0
 
     def budget(self, scale: Scale) -> int:
-        """The cycles of a row: three whole runs for the grid of such, otherwise 120."""
-        return self.cycles or (3 * scale.cycles if self.grid == "full" else USUAL)
+        """The cycles of a row: two whole runs for the grid of such, otherwise 120."""
+        return self.cycles or (2 * scale.cycles if self.grid == "full" else USUAL)
 
     @staticmethod
     def read(text: str) -> Tuning:

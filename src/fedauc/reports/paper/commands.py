@@ -47,7 +47,7 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps, wide, fine, long, full or paper, and cycles per row (120, for full three whole runs); by "
+        help="none, steps, wide, fine, long, full or paper, and cycles per row (120, for full two whole runs); by "
         "default what was chosen before.",
     ),
 ]

@@ -138,7 +138,7 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         "`steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
         " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
         " size of 1 too, `fine` also .3, .03 and .003, `long` the same less its ends, with the first two of the "
-        "other values. `full` has three step sizes, the method's own, the next larger and the next smaller, at λ ="
+        "other values. `full` has two step sizes, the method's own and the next smaller, at λ ="
         " 1, proximal weight .01 and amplification 1.5, in "
         f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
