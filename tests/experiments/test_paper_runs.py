@@ -320,6 +320,19 @@ def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
     assert Choices(Store(tmp_path), PAPER).cost(chosen) == (2, 4, 0.0)
 
 
+def test_a_choice_is_made_anew_where_its_runs_would_be_others_today(tmp_path: Path) -> None:
+    place, job, tuning = shop(tmp_path), Job("cifar10", FEDAVG), Tuning("steps", 3)
+    before = tune([sheet(FEDAVG)], SMOKE, place, tuning).get(job)
+    other = replace(SMOKE, ways={"cifar10": {"cycp-fedavg": {"negatives": "9"}}})
+    assert before is not None
+    assert Choices(place.store, SMOKE).stands(job, before)
+    assert not Choices(place.store, other).stands(job, before)
+    after = tune([sheet(FEDAVG)], other, place, None).get(job)
+    assert after is not None
+    assert Choices(place.store, other).stands(job, after)
+    assert [each["validation_auc"] for each in after.judged] != [each["validation_auc"] for each in before.judged]
+
+
 def test_a_damaged_choice_is_named(tmp_path: Path) -> None:
     choices, job = Choices(Store(tmp_path), PAPER), Job("cifar10", FEDAVG)
     choices.put(job, Choice({}, "none", 0))

@@ -27,7 +27,7 @@ def configs(scale: Scale, sheet: Sheet) -> dict[tuple[str, str], Config]:
 
 
 def test_table_1_runs_the_settings_of_the_target() -> None:
-    """Class 0, dir .5, N = 100, K = 10 whole groups, 95 % of positives removed, 100 cycles, I = 16, B = 16 + 16."""
+    """Class 0, dir .5, N = 100, K = 10 whole groups, 95 % of positives removed, 100 cycles, I = 16, 32 rows."""
     found = configs(PAPER, SHEETS["table1"](PAPER))["cycp-pairwise", "cifar10"]
     recipe = found.recipe
     assert found.data == Cifar10(positive="0")
@@ -35,19 +35,29 @@ def test_table_1_runs_the_settings_of_the_target() -> None:
     assert (found.preparation.remove_positives, found.preparation.flip_positives) == (0.95, 0)
     assert found.model == ResNet18(stem="imagenet", norm="group")
     assert recipe.participation == Cyclic(groups=10, per_round=None)
-    assert (recipe.cycles, recipe.local_steps, recipe.positives, recipe.negatives) == (100, 16, 16, 16)
+    assert (recipe.cycles, recipe.local_steps, recipe.positives, recipe.negatives) == (100, 16, 4, 28)
     assert (recipe.augment, recipe.precision, recipe.algorithm.weight_decay) == ("crop-flip", "mixed", 1e-3)
     assert (recipe.stages, recipe.output) == (Milestones(decay=1.0), "round_mean")
 
 
-def test_the_schedules_end_with_what_the_tables_have() -> None:
-    """The other columns change it; rows have settings of their own, and tuning would change nothing."""
-    sheet = SHEETS["schedules"](PAPER)
-    found = configs(PAPER, sheet)
-    last = found["cycp-pairwise-0.1", sheet.columns[-1].name]
-    assert last == PAPER.config("cifar10", "cycp-pairwise", {"step-size": "0.1"})
-    assert len(set(found.values())) == 16
-    assert {column.grid for column in sheet.columns} == {"none"}
+def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
+    """Other cells change it; rows have settings of their own, and tuning would change nothing."""
+    schedules, batches = (SHEETS[name](PAPER) for name in ("schedules", "batches"))
+    before, after = configs(PAPER, schedules), configs(PAPER, batches)
+    assert (
+        before["cycp-pairwise-0.1", "cifar10-constant-mean-1e-3"]
+        == (after["cycp-pairwise-16-16-0.1", "cifar10-clients-1e-3"])
+    )
+    chosen = {
+        ("cycp-fedavg-0.1", "cifar10-clients-1e-3"): ("cycp-fedavg", {"step-size": "0.1"}),
+        ("cycp-minimax-4-28-0.01", "cifar10-clients-3e-3"): ("cycp-minimax", {"step-size": "0.01"}),
+        ("cycp-pairwise-4-28-0.1", "cifar10-pooled-1e-3"): ("cycp-pairwise", {"step-size": "0.1"}),
+    }
+    for cell, (method, settings) in chosen.items():
+        prox = {"algorithm.prox": "0.01"} if method == "cycp-minimax" else {}
+        assert after[cell] == PAPER.config("cifar10", method, settings | prox)
+    assert (len(set(before.values())), len(set(after.values()))) == (16, 40)
+    assert {column.grid for sheet in (schedules, batches) for column in sheet.columns} == {"none"}
 
 
 def test_only_a_method_with_a_memory_per_client_goes_without_checkpoints() -> None:

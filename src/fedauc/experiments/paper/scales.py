@@ -75,6 +75,12 @@ _IMAGES = {"partition": "dirichlet", "partition.clients": "100", "partition.conc
 _IMAGES |= {"precision": "mixed", "stages.decay": "1", "output": "round_mean", "algorithm.weight-decay": "0.001"}
 _PHOTOGRAPHS = _IMAGES | {"model": "resnet18", "augment": "crop-flip"}
 _LUNGS = _IMAGES | {"model": "densenet121", "remove-positives": "0.5"}
+_FEW_POSITIVES = {"positives": "4", "negatives": "28"}
+_MINIMAX = _FEW_POSITIVES | {"algorithm.weight-decay": "0.003"}
+_PAIRWISE = _FEW_POSITIVES | {"weighting": "pooled"}
+_WAYS = {f"{way}-minimax": _MINIMAX for way in ("cycp", "rs")} | {
+    f"{way}-pairwise": _PAIRWISE for way in ("cycp", "rs")
+}
 _STATES = {"partition": "natural", "model": "linear"}
 _HOURS = {"data": "creditcard-full", "data.validation-fraction": "0.2", "partition": "natural"}
 _HOURS |= {"participation.groups": "none"}
@@ -107,10 +113,12 @@ PAPER = Scale(
     cohorts=(1, 2, 5, 10),
     group_counts=(1, 5, 10, 20, 50),
     positive="data.positive",
+    ways=dict.fromkeys(("cifar10", "cifar100", "chestmnist", "chest-stand-in"), _WAYS),
 )
 """The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty.
 
-Image models keep their step size, and hand on the mean over each stage's rounds; `sheets.schedules` shows why."""
+Image models keep their step size, and hand on the mean over each stage's rounds; `sheets.schedules` shows why, and
+`sheets.batches` why the AUC methods draw few positives, and weigh rows or clients alike."""
 
 _DRAWN = {"data": "synthetic", "data.clients": "40", "data.rows-per-client": "60", "model": "linear"}
 _DRAWN |= {"partition": "dirichlet", "partition.clients": "40", "partition.concentration": "0.5"}

@@ -243,14 +243,16 @@ def noise(scale: Scale) -> Sheet:
 def schedules(scale: Scale) -> Sheet:
     """Steps that fall tenfold after half and three quarters of the cycles, or stay; last models or stage means; decay.
 
-    It decided the image columns' settings, by validation AUC: `constant-mean-1e-3` is what the other tables have.
-    Nothing is tuned here. A mean is over the rounds of a stage, and its next stage starts from there.
+    It decided the image columns' schedule, by validation AUC: `constant-mean-1e-3` is where `batches` starts from.
+    Nothing is tuned here. Batches have 16 positives and 16 negatives, and clients count alike. A mean is over the
+    rounds of a stage, and its next stage starts from there.
     """
+    even = {"positives": "16", "negatives": "16", "weighting": "clients"}
     fixed: dict[str, tuple[str, Texts]] = {
         "cycp-fedavg-0.1": ("cycp-fedavg", {"step-size": "0.1"}),
-        "cycp-minimax-0.01": ("cycp-minimax", {"step-size": "0.01", "algorithm.prox": "0.1"}),
-        "cycp-pairwise-0.03": ("cycp-pairwise", {"step-size": "0.03"}),
-        "cycp-pairwise-0.1": ("cycp-pairwise", {"step-size": "0.1"}),
+        "cycp-minimax-0.01": ("cycp-minimax", {"step-size": "0.01", "algorithm.prox": "0.1"} | even),
+        "cycp-pairwise-0.03": ("cycp-pairwise", {"step-size": "0.03"} | even),
+        "cycp-pairwise-0.1": ("cycp-pairwise", {"step-size": "0.1"} | even),
     }
     rows = tuple(Entry(name, method, settings) for name, (method, settings) in fixed.items())
     ways = {
@@ -265,6 +267,31 @@ def schedules(scale: Scale) -> Sheet:
         columns.append(Column(f"cifar10-{name}", "cifar10", (case,), seeds=(0,), grid="none"))
     title = "Step sizes, stage means and weight decay, dir = 0.5"
     return Sheet("schedules", title, rows, tuple(columns), validation=True)
+
+
+def batches(scale: Scale) -> Sheet:
+    """A batch's positives and negatives, whose data counts how much, and weight decay, at two step sizes each.
+
+    It decided the rest of the image columns' settings, by validation AUC: each method has what is highest in its rows.
+    FedAvg draws rows of any class, 32 at a time. Nothing is tuned here.
+    """
+    rows = [Entry(f"cycp-fedavg-{step}", "cycp-fedavg", {"step-size": step}) for step in ("0.1", "0.03")]
+    own: dict[str, tuple[Texts, tuple[str, str]]] = {
+        "cycp-minimax": ({"algorithm.prox": "0.01"}, ("0.01", "0.003")),
+        "cycp-pairwise": ({}, ("0.1", "0.03")),
+    }
+    for method, (settings, steps) in own.items():
+        for positives, negatives in ("16", "16"), ("4", "28"):
+            batch = {**settings, "positives": positives, "negatives": negatives}
+            name = f"{method}-{positives}-{negatives}"
+            rows += [Entry(f"{name}-{step}", method, batch | {"step-size": step}) for step in steps]
+    columns = []
+    for weighting in ("clients", "pooled"):
+        for label, weight_decay in ("1e-3", "0.001"), ("3e-3", "0.003"):
+            case = {"weighting": weighting, "algorithm.weight-decay": weight_decay}
+            columns.append(Column(f"cifar10-{weighting}-{label}", "cifar10", (case,), seeds=(0,), grid="none"))
+    title = "Batches, weighting and weight decay, dir = 0.5"
+    return Sheet("batches", title, tuple(rows), tuple(columns), validation=True)
 
 
 def surrogates(scale: Scale) -> Sheet:
@@ -301,7 +328,7 @@ SHEETS: Mapping[str, Callable[[Scale], Sheet]] = {
     for made in (
         *(table1, table2, table3, table4, table5, table8, table9),
         *(figure1, figure2, figure3),
-        *(classes, creditcard, traffic, schedules, ablation, noise, surrogates),
+        *(classes, creditcard, traffic, schedules, batches, ablation, noise, surrogates),
     )
 }
 """Every table and figure that comes from runs, by name."""

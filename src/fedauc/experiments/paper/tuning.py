@@ -107,6 +107,14 @@ class Choices:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(asdict(choice), indent=1) + "\n").encode())
 
+    def stands(self, job: Job, choice: Choice) -> bool:
+        """Whether the runs it was made from are those that the scale would make today."""
+        return all(
+            record is not None and (record.final and record.final.validation_auc) == each["validation_auc"]
+            for each in choice.judged
+            for record in [self._store.get(_config(self._scale, job, each["settings"], each["cycles"]))]
+        )
+
     def cost(self, chosen: Mapping[Job, Choice]) -> Cost:
         """Of several choices together: a run that serves two rows is counted once."""
         found = {
@@ -123,14 +131,18 @@ class Choices:
 
 
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
-    """Choose for every row and dataset of the sheets. What was chosen stays, unless another tuning is asked for."""
+    """Choose for every row and dataset of the sheets.
+
+    What was chosen stays, unless another tuning is asked for, or its runs would be others today.
+    """
     choices = Choices(shop.store, scale)
     asked_for = [cell for sheet in sheets for cell in cells(sheet)]
     wanted = {Job(cell.column.dataset, cell.entry): asked or Tuning(cell.column.grid) for cell in asked_for}
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
-        if found is None or (asked and (found.grid, found.budget) != (asked.grid, asked.budget(scale))):
+        other = found is not None and asked and (found.grid, found.budget) != (asked.grid, asked.budget(scale))
+        if found is None or other or not choices.stands(job, found):
             games[job] = halve(candidates(job.entry, plan.grid), plan.budget(scale))
     answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)
     while answers:

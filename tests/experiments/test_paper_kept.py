@@ -1,0 +1,35 @@
+"""The records in the repository: each belongs to a table, a figure or a choice, and choices are made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedauc.experiments.paper.records import Store, name
+from fedauc.experiments.paper.scales import PAPER
+from fedauc.experiments.paper.sheets import SHEETS, cells, runs
+from fedauc.experiments.paper.tuning import Choices, Job, _config
+
+RESULTS = Path(__file__).parents[2] / "results"
+JOBS = {Job(cell.column.dataset, cell.entry): cell for make in SHEETS.values() for cell in cells(make(PAPER))}
+
+
+def test_every_record_belongs_somewhere() -> None:
+    """What an older setting has left behind is to be deleted."""
+    choices, used = Choices(Store(RESULTS), PAPER), set[str]()
+    for make in SHEETS.values():
+        for cell in cells(make(PAPER)):
+            settings = choices.settings(cell.column.dataset, cell.entry)
+            used |= {name(config) for case in runs(PAPER, cell, settings, (0, 1, 2)) for config in case}
+    for job in JOBS:
+        choice = choices.get(job)
+        for each in choice.judged if choice else ():
+            used.add(name(_config(PAPER, job, each["settings"], each["cycles"])))
+    kept = {file.stem for folder in ("runs", "ranks") for file in (RESULTS / folder).iterdir()}
+    assert sorted(kept - used) == []
+
+
+def test_every_choice_stands_and_belongs_to_a_row() -> None:
+    choices = Choices(Store(RESULTS), PAPER)
+    found = {f"{job.dataset}-{job.entry.name}": (job, choice) for job in JOBS if (choice := choices.get(job))}
+    assert sorted(found) == sorted(file.stem for file in (RESULTS / "choices" / "paper").iterdir())
+    assert [key for key, (job, choice) in found.items() if not choices.stands(job, choice)] == []
