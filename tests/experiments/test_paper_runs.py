@@ -321,7 +321,8 @@ def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_choice_is_made_anew_where_its_runs_would_be_others_today(tmp_path: Path) -> None:
-    place, job, tuning = shop(tmp_path), Job("cifar10", FEDAVG), Tuning("steps", 3)
+    """Over the grid it was made over, whatever the column's own is."""
+    place, job, tuning = shop(tmp_path), Job("cifar10", FEDAVG), Tuning("full")
     before = tune([sheet(FEDAVG)], SMOKE, place, tuning).get(job)
     other = replace(SMOKE, ways={"cifar10": {"cycp-fedavg": {"negatives": "9"}}})
     assert before is not None
@@ -330,6 +331,7 @@ def test_a_choice_is_made_anew_where_its_runs_would_be_others_today(tmp_path: Pa
     after = tune([sheet(FEDAVG)], other, place, None).get(job)
     assert after is not None
     assert Choices(place.store, other).stands(job, after)
+    assert (after.grid, after.budget) == (before.grid, before.budget) == ("full", 2 * SMOKE.cycles)
     assert [each["validation_auc"] for each in after.judged] != [each["validation_auc"] for each in before.judged]
 
 

@@ -105,6 +105,7 @@ OURS = ("cycp-minimax", "cycp-pairwise")
 
 PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
 STAND_INS = ("chest-stand-in", "insurance-stand-in")
+IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
 SYNTHETIC = "insurance-synthetic"
 
 FRAUD = ("creditcard", "creditcard-mlp")
@@ -149,7 +150,7 @@ def table8(scale: Scale) -> Sheet:
     """50 and 200 clients. Groups of 5 take part whole; of those of 20, ten clients at a time."""
     sizes: dict[str, Texts] = {"50": {}, "200": {"participation.per-round": "10"}}
     columns = tuple(
-        Column(f"{name}-{count}", name, ({**_skew("0.1"), "partition.clients": count, **cohort},))
+        _column(f"{name}-{count}", name, {**_skew("0.1"), "partition.clients": count, **cohort})
         for name in PUBLISHED[:2]
         for count, cohort in sizes.items()
     )
@@ -159,7 +160,7 @@ def table8(scale: Scale) -> Sheet:
 def table9(scale: Scale) -> Sheet:
     """The data drawn three times: split, removal and partition."""
     draws = tuple({"data-seed": str(seed)} for seed in range(3))
-    columns = tuple(Column(name, name, draws) for name in PUBLISHED[:2])
+    columns = tuple(replace(_column(name, name), cases=draws) for name in PUBLISHED[:2])
     return Sheet("table9", "Table 9: repeated random removal, dir = 0.5", _entries(METHODS), columns)
 
 
@@ -209,7 +210,7 @@ def figure3(scale: Scale) -> Sheet:
 def classes(scale: Scale) -> Sheet:
     """Table 1's image columns as the mean over five positive classes, since the paper does not name its one."""
     cases = tuple({scale.positive: str(positive)} for positive in range(5))
-    columns = tuple(Column(name, name, cases, averaged=True) for name in PUBLISHED[:2])
+    columns = tuple(replace(_column(name, name), cases=cases, averaged=True) for name in PUBLISHED[:2])
     return Sheet("classes", "Table 1 as the mean over positive classes 0-4", _entries(METHODS), columns)
 
 
@@ -234,7 +235,7 @@ def traffic(scale: Scale) -> Sheet:
 def noise(scale: Scale) -> Sheet:
     """Labels flipped both ways; the sigmoid and the barrier hinge are the symmetric losses."""
     cases = {share: {"flip-positives": share, "flip-negatives": share} for share in ("0.01", "0.05", "0.1")}
-    columns = tuple(Column(f"{name}-{share}", name, (case,)) for name in PUBLISHED[:2] for share, case in cases.items())
+    columns = tuple(_column(f"{name}-{share}", name, case) for name in PUBLISHED[:2] for share, case in cases.items())
     columns += tuple(_fraud(name, f"-{share}", case) for name in FRAUD for share, case in cases.items())
     rows = (*_entries(("cycp-fedavg", *OURS)), *(_surrogate(name) for name in ("square", "barrier-hinge")))
     return Sheet("noise", "Two-sided label noise, dir = 0.5", rows, columns)
@@ -347,7 +348,12 @@ def _surrogate(objective: str) -> Entry:
 def _datasets(case: Texts | None = None) -> tuple[Column, ...]:
     """Every dataset; stand-ins come only when named."""
     names = (*PUBLISHED, *STAND_INS)
-    return tuple(Column(name, name, (case or {},), usual=name in PUBLISHED) for name in names)
+    return tuple(replace(_column(name, name, case), usual=name in PUBLISHED) for name in names)
+
+
+def _column(name: str, dataset: str, case: Texts | None = None) -> Column:
+    """Image models are tuned in whole runs: short ones put their step sizes in another order."""
+    return Column(name, dataset, (case or {},), grid="full" if dataset in IMAGES else "steps")
 
 
 def _fraud(dataset: str, suffix: str = "", case: Texts | None = None, splits: int = 3) -> Column:
@@ -360,12 +366,12 @@ def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Colum
     """A figure's point; those that are a table's runs too keep their ranks."""
     if dataset in FRAUD:
         return replace(_fraud(dataset, f"-{value}", case), tested=tested)
-    return Column(f"{dataset}-{value}", dataset, (case,), tested=tested)
+    return replace(_column(f"{dataset}-{value}", dataset, case), tested=tested)
 
 
 def _skewed(name: str, dataset: str, title: str) -> Sheet:
     columns = tuple(
-        Column(f"dir{skew}-flip{flip}", dataset, ({**_skew(skew), "flip-positives": flip},))
+        _column(f"dir{skew}-flip{flip}", dataset, {**_skew(skew), "flip-positives": flip})
         for skew in ("0.1", "10")
         for flip in ("0", "0.2")
     )

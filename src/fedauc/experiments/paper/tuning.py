@@ -133,7 +133,8 @@ class Choices:
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
     """Choose for every row and dataset of the sheets.
 
-    What was chosen stays, unless another tuning is asked for, or its runs would be others today.
+    What was chosen stays, unless another tuning is asked for. Where its runs would be others today, or their records
+    are gone, it is made anew over its own grid.
     """
     choices = Choices(shop.store, scale)
     asked_for = [cell for sheet in sheets for cell in cells(sheet)]
@@ -141,8 +142,10 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
-        other = found is not None and asked and (found.grid, found.budget) != (asked.grid, asked.budget(scale))
-        if found is None or other or not choices.stands(job, found):
+        if found is not None and not asked:
+            wanted[job] = plan = Tuning(found.grid, found.budget)
+        same = found is not None and (found.grid, found.budget) == (plan.grid, plan.budget(scale))
+        if found is None or not same or not choices.stands(job, found):
             games[job] = halve(candidates(job.entry, plan.grid), plan.budget(scale))
     answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)
     while answers:
