@@ -31,6 +31,8 @@ def test_status_tells_what_is_there_and_where_the_rest_comes_from(
     lines = told.out.splitlines()
     assert lines[0] == f"folder: {tmp_path}"
     assert any(line.startswith("chestmnist: there (") for line in lines)
+    assert lines.count(data_cli.THERE) == 1
+    assert "not checked" in data_cli.THERE
     assert "medicare: lacks 7 of 7 files" in lines
     assert "  UPDATED.csv  https://oig.hhs.gov/exclusions/downloadables/UPDATED.csv" in lines
     assert "  cifar-10-binary.tar.gz  https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in lines
@@ -55,10 +57,11 @@ def test_verify_reads_what_has_no_checksum(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_files.medicare(tmp_path, monkeypatch)
-    # The sample's years have 120 rows, fewer than the bound that the command line's defaults set.
+    # The sample's years have 120 rows and its list 10 entries, fewer than the command line's defaults want.
     told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
-    assert told.out.count("has no published checksum; its sha256:") == 7
-    assert "it must have at least least_rows, 900000" in told.out
+    assert told.out.count("rows of the 50 states; it must have at least least_rows, 900000") == 6
+    assert told.out.count("has 10 entries; it must have at least least_rows / 20, 45000") == 1
+    assert len(told.out.splitlines()) == 7, "what is wrong with the whole is not said twice"
     assert told.code == 2
     assert Medicare().least_rows == 900_000
 
@@ -88,6 +91,93 @@ def test_verify_notices_a_changed_file_without_a_checksum(
     assert told.code == 2
     assert f"medicare: {path} is not what was parsed: its sha256:" in told.out
     assert told.out.count("is not what was parsed") == 1
+
+
+YEAR = "MUP_PHY_R24_P07_V10_DY18_Prov.csv"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("UPDATED.csv", b"<html>log in</html>", "is a web page; delete it and fetch it again"),
+        ("UPDATED.csv", b"NAME,NPI\n", "it is another table, or damaged; delete it and fetch it again"),
+        (YEAR, b"", "is empty; delete it and fetch it again"),
+    ],
+)
+def test_verify_names_a_wrong_file_where_others_are_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, content: bytes, why: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
+    assert told.code == 2
+    absent, wrong = told.out.splitlines()
+    assert "_D17_Prov.csv and 5 more in " in absent
+    assert wrong.startswith(f"medicare: {tmp_path / name} ")
+    assert wrong.endswith(why)
+
+
+def test_verify_reads_each_file_to_its_end_where_others_are_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_cli, "datasets", lambda: {"medicare": Sample})
+    data_files.medicare(tmp_path, monkeypatch)
+    (tmp_path / YEAR.replace("DY18", "DY17")).unlink()
+    where = ("data", "verify", "medicare", "--folder", str(tmp_path))
+    right = fedauc(capsys, *where)
+    assert right.code == 0
+    assert right.out.count("has no published checksum; its sha256:") == 6
+    for name in (YEAR, "UPDATED.csv"):
+        # The last row ends in its first field.
+        lines = (tmp_path / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join([*lines[:-1], lines[-1][:3]]))
+    wrong = fedauc(capsys, *where)
+    assert wrong.code == 2
+    for name in (YEAR, "UPDATED.csv"):
+        assert f"medicare: {tmp_path / name} is damaged" in wrong.out
+    assert wrong.out.count("has no published checksum; its sha256:") == 4
+
+
+def test_verify_checks_an_incomplete_folder_of_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.cifar10(tmp_path, monkeypatch)
+    folder = tmp_path / "cifar-10-batches-bin"
+    (folder / "test_batch.bin").unlink()
+    told = fedauc(capsys, "data", "verify", "cifar10", "--folder", str(tmp_path))
+    assert (told.code, told.out.count("is right")) == (0, 5)
+    (folder / "data_batch_2.bin").write_bytes(b"short")
+    told = fedauc(capsys, "data", "verify", "cifar10", "--folder", str(tmp_path))
+    assert (told.code, told.out.count("is right")) == (2, 4)
+    assert f"cifar10: {folder / 'data_batch_2.bin'} is damaged or another file" in told.out
+
+
+@pytest.mark.parametrize(("names", "which"), [((), "any dataset"), (("medicare", "cifar10"), "medicare, cifar10")])
+def test_verify_of_nothing_is_no_success(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, names: tuple[str, ...], which: str
+) -> None:
+    told = fedauc(capsys, "data", "verify", *names, "--folder", str(tmp_path))
+    assert told.code == 1
+    assert f"nothing to verify in {tmp_path}: no file of {which} is there" in told.out
+
+
+def test_a_wrong_stand_in_is_not_called_published(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "medicare_provider_years.parquet").write_bytes(b"short")
+    told = fedauc(capsys, "data", "verify", "medicare-stand-in", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert "is that of the file this dataset was made from, not published; delete it, or put the" in told.out
+    assert "published one" not in told.out
+    assert "fetch" not in told.out
+
+
+def test_stats_say_which_rows_only_stand_in(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chest_stand_in(tmp_path, monkeypatch)
+    told = fedauc(capsys, "data", "stats", "chest-stand-in", "synthetic", "--folder", str(tmp_path))
+    assert told.code == 0
+    note = "`chest-stand-in` is not the paper's data: STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none."
+    assert told.out.splitlines()[-1] == note
+    assert told.out.count("is not the paper's data") == 1
 
 
 def test_one_bad_dataset_does_not_silence_the_others(
@@ -120,7 +210,7 @@ def test_verify_lists_broken_folders_and_only_its_own(
     monkeypatch.setattr(ChestMNIST, "name", "chest")
     monkeypatch.setattr(data_cli, "datasets", lambda: {"chest": ChestMNIST})
     told = fedauc(capsys, "data", "verify", "chest", "--folder", str(tmp_path))
-    assert told.code == 0
+    assert told.code == 1  # nothing of it is there
     assert "manifest" not in told.out
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,9 +21,12 @@ from fedauc.data.downloads import fetch as download
 from fedauc.data.sources import Absent, File, Source, Stored, check, digest, home
 from fedauc.data.statistics import PAPER, Count, statistics
 from fedauc.discovery import lookup
+from fedauc.reports.labels import warning
 from fedauc.reports.tables import size
 
 app = typer.Typer(no_args_is_help=True, help="Look after the files that datasets need.", rich_markup_mode="rich")
+
+THERE = "`there`: under the right names, not checked; `fedauc data verify` reads the contents"
 
 Names = Annotated[list[str] | None, typer.Argument(help="Datasets; every one by default.", show_default=False)]
 Folder = Annotated[
@@ -38,13 +41,16 @@ def status(names: Names = None, folder: Folder = "") -> None:
     Example: [bold]fedauc data status[/bold]
     """
     print(f"folder: {home(folder)}")
-    stored, wrong = _stored(names, folder), 0
+    stored, wrong, there = _stored(names, folder), 0, False
     for dataset in stored:
         try:
             lines = _lines(dataset)
+            there |= not _absent(dataset)
         except (ValueError, OSError) as error:
             lines, wrong = [_about(dataset, error)], wrong + 1
         print("\n".join(lines))
+    if there:
+        print(THERE)
     if not names:
         print(f"need no files here: {', '.join(sorted(set(datasets()) - {dataset.name for dataset in stored}))}")
     if wrong:
@@ -69,19 +75,23 @@ def fetch(names: Annotated[list[str], typer.Argument(help="Datasets.")], folder:
 
 @app.command()
 def verify(names: Names = None, folder: Folder = "") -> None:
-    """Check every file that is there against its published checksum; exit code 2 if one is wrong.
+    """Check every file that is there against its checksum; exit code 2 if one is wrong, 1 if there is none.
 
     A file without one is read whole, or compared with what was read when it was first used.
 
     Example: [bold]fedauc data verify cifar10[/bold]
     """
-    wrong = 0
+    found: list[bool | None] = []
     for dataset in _stored(names, folder):
         for line, right in _verdicts(dataset):
             print(_about(dataset, line))
-            wrong += not right
-    if wrong:
+            found.append(right)
+    if False in found:
         raise typer.Exit(2)
+    if True not in found:
+        of = ", ".join(names or ["any dataset"])
+        print(f"nothing to verify in {home(folder)}: no file of {of} is there; get them, or name another --folder")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -95,6 +105,7 @@ def stats(
     table = _table("dataset", "part", "positives", "negatives", "positive %", "paper")
     notes: list[str] = []
     wrong: list[str] = []
+    foreign: list[str] = []
     for name, kind in [(name, lookup("dataset", name, datasets())) for name in names or PAPER]:
         try:
             found = statistics(_dataset(kind, folder), seed)
@@ -103,9 +114,10 @@ def stats(
             continue
         for part, count in found.items():
             table.add_row(name, part, *_row(count), _beside(name, part, count))
+        foreign += [warning(name, kind.foreign)] if kind.foreign else []
     if table.rows:
         Console().print(table)
-    for note in notes:
+    for note in (*foreign, *notes):
         print(note)
     for reason in wrong:
         print(f"error: {reason}", file=sys.stderr)
@@ -142,35 +154,46 @@ def _beside(name: str, part: str, count: Count) -> str:
     return "the same" if paper == count else f"{paper.positives:,} / {paper.negatives:,}"
 
 
-def _verdicts(dataset: Stored) -> Iterator[tuple[str, bool]]:
-    """A line for each file and each parsed folder of a dataset, and whether it is right."""
-    files: tuple[File, ...] = ()
+class Verdict(NamedTuple):
+    """A line on a file, a parsed folder or a whole dataset, and whether it is right; None where nothing is there."""
+
+    line: str
+    right: bool | None
+
+
+def _verdicts(dataset: Stored) -> Iterator[Verdict]:
+    """What is wrong with a dataset as a whole, then each file that is there, then each parsed folder."""
     made_from: dict[str, str] | None = None
+    whole: Verdict | None = None
     try:
-        files = dataset.files()
-        if not all(file.checksum for file in files):
+        if not all(file.checksum for file in dataset.files()):
             # Only reading all of it tells whether it is right, and only what was read then, whether it still is.
             dataset.load(0)
             made_from = recorded(dataset.place())
     except (ValueError, OSError) as error:
-        yield str(error), isinstance(error, Absent)
-    for file in files:
-        yield _verdict(partial(_checked, file, made_from))
+        whole = Verdict(str(error), None if isinstance(error, Absent) else False)
+        yield whole
+    for source, file in dataset.there():
+        # The first wrong file may be what is wrong with the whole.
+        if (found := _verdict(partial(_checked, dataset, source, file, made_from))) != whole:
+            yield found
     for folder in _folders(dataset):
         yield _verdict(partial(_kept, folder))
 
 
-def _verdict(judge: Callable[[], str]) -> tuple[str, bool]:
+def _verdict(judge: Callable[[], str]) -> Verdict:
     try:
-        return judge(), True
+        return Verdict(judge(), True)
     except (ValueError, OSError) as error:
-        return str(error), False
+        return Verdict(str(error), False)
 
 
-def _checked(file: File, made_from: dict[str, str] | None) -> str:
+def _checked(dataset: Stored, source: Source, file: File, made_from: dict[str, str] | None) -> str:
     check(file)
     if file.checksum:
         return f"{file.path} is right"
+    if made_from is None:
+        dataset.examine(source, file.path)
     found = digest(file.path)
     if made_from is not None and made_from.get(file.path.name) != found:
         remedy = "fetch it again, or delete the parsed folder"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedauc.algorithms import methods
-from fedauc.experiments.paper.halving import Rung, Winner, candidates, halve, rungs
+from fedauc.experiments.paper.halving import Rung, Winner, candidates, check_budget, halve, rungs
+from fedauc.experiments.paper.layout import Cell, Column, Entry, runs
 from fedauc.experiments.paper.scales import PAPER, Texts
-from fedauc.experiments.paper.sheets import Cell, Column, Entry, runs
 from fedauc.experiments.paper.tuning import Job, _config
 
 
@@ -56,6 +56,17 @@ def test_a_budget_too_small_is_refused() -> None:
     assert rungs(12, 36)[0] == Rung(12, 1)
     with pytest.raises(ValueError, match="tuning has 35 cycles; 12 candidates need at least 36: raise it"):
         rungs(12, 35)
+
+
+def test_a_grid_too_large_is_refused_with_what_is_enough_for_every_row() -> None:
+    """Of these rows FedXL has most candidates: 324 in six rungs (324, 108, 36, 12, 4, 2) take 1944 cycles."""
+    entries = [Entry(method, method) for method in ("cycp-fedavg", "rs-minimax", "fedxl1", "a-scaffold")]
+    with pytest.raises(ValueError, match="324 candidates need at least 1944: use --tuning paper:1944"):
+        check_budget("paper", 1943, entries)
+    check_budget("paper", 1944, entries)
+    assert [rungs(len(candidates(entry, "paper")), 1944)[0].cycles >= 1 for entry in entries] == [True] * 4
+    # Nothing to choose takes nothing.
+    check_budget("none", 0, entries)
 
 
 def test_the_best_candidate_wins_whatever_its_place() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedauc.experiments.paper.layout import cells, runs
 from fedauc.experiments.paper.records import Store, name
 from fedauc.experiments.paper.scales import PAPER
-from fedauc.experiments.paper.sheets import SHEETS, cells, runs
+from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choices, Job, _config
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -12,9 +12,9 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.experiments.config import Config
+from fedauc.experiments.paper.layout import Entry
 from fedauc.experiments.paper.records import Store, name
 from fedauc.experiments.paper.scales import SMOKE
-from fedauc.experiments.paper.sheets import Entry
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from paper_records import keep, labelled, scored
 

@@ -15,10 +15,10 @@ from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.lockstep import grouped
+from fedauc.experiments.paper.layout import Column, Entry, Sheet
 from fedauc.experiments.paper.records import MOST_ROWS, Record, Store, name
 from fedauc.experiments.paper.running import OutOfTime, Workshop
 from fedauc.experiments.paper.scales import PAPER, SMOKE
-from fedauc.experiments.paper.sheets import Column, Entry, Sheet
 from fedauc.experiments.paper.tuning import Choice, Choices, Job, Tuning, tune
 from fedauc.experiments.runner import Loader, Observer, Progress, Run
 from fedauc.metrics import auc, delong_interval

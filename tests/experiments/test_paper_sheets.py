@@ -11,8 +11,9 @@ from fedauc.data.cifar import Cifar10
 from fedauc.data.creditcard_full import CreditCardFull
 from fedauc.data.partitions import IID, Dirichlet
 from fedauc.experiments.config import Config
+from fedauc.experiments.paper.layout import Entry, Sheet, cells, runs
 from fedauc.experiments.paper.scales import PAPER, SCALES, SMOKE, Scale
-from fedauc.experiments.paper.sheets import METHODS, SHEETS, Entry, Sheet, cells, runs
+from fedauc.experiments.paper.sheets import METHODS, SHEETS
 from fedauc.experiments.runner import Loader, assembled
 from fedauc.models.mlp import MLP
 from fedauc.models.resnet import ResNet18
@@ -57,6 +58,8 @@ def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
         prox = {"algorithm.prox": "0.01"} if method == "cycp-minimax" else {}
         assert after[cell] == PAPER.config("cifar10", method, settings | prox)
     assert (len(set(before.values())), len(set(after.values()))) == (16, 40)
+    for (row, _), config in configs(PAPER, SHEETS["alike"](PAPER)).items():
+        assert config == after[row, "cifar10-clients-1e-3"]
     assert {column.grid for sheet in (schedules, batches) for column in sheet.columns} == {"none"}
 
 

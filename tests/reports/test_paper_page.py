@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedauc.experiments.paper.layout import Cell, Entry, cells, runs
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.scales import PAPER, SMOKE
-from fedauc.experiments.paper.sheets import SHEETS, Cell, Entry, cells, runs
+from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.metrics import auc
 from fedauc.reports.paper.claims import claims
@@ -199,9 +200,14 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
         "Rounds and bytes to a common AUC",
         "Data",
         "Tuning",
+        "Not run",
         "Runs",
     ]
-    assert "Without a finished run of Table 1: cifar100, chestmnist, insurance." in made.text
+    lacking = "| `fedauc paper table1` | cifar100, chestmnist, insurance, chest-stand-in, insurance-synthetic |"
+    assert lacking in made.text
+    # Repeated removal has Table 1's data as the first of three draws: 21 of 63 runs.
+    assert "| `fedauc paper table9` | cifar10 21 of 63, cifar100 |" in made.text
+    assert "`fedauc paper traffic`" not in made.text
     # Seven rows, two columns, three seeds of a second each.
     assert "\n42 runs, 42 seconds of training and evaluation, on:\n" in made.text
     assert "| cifar10 | made up; for a test | 500 |" in made.text
@@ -219,6 +225,26 @@ def test_stand_ins_are_labelled_and_in_a_table_of_their_own(tmp_path: Path) -> N
     warning = "`insurance-stand-in` is not the paper's data: STAND-IN for others, rows, 20 positives to test on.\n"
     assert text.index("|  | cifar10 |\n") < text.index(warning) < text.index("|  | insurance-stand-in |\n")
     assert "`cifar10` is not" not in text
+
+
+def test_a_single_row_is_shown(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-pairwise"])):
+        keep(store, by_default(store, cell, [0])[0][0], [0.5], None)
+    text = page(store, PAPER, SEEDS, ["table1"]).text
+    assert "No run has finished yet." not in text
+    assert "| cycp-pairwise | .5000 (1 of 3) [.8480] |" in text
+
+
+def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path) -> None:
+    """In four columns two rows of CyCp-FedAvg and four of CyCp-Pairwise; two of CyCp-Minimax, and two in half."""
+    store = Store(tmp_path)
+    for cell in cells(SHEETS["batches"](PAPER)):
+        if not ("minimax-16" in cell.entry.name and "pooled" in cell.column.name):
+            keep(store, runs(PAPER, cell, {}, [0])[0][0], [0.5], None)
+    text = " ".join(page(store, PAPER, SEEDS, ["table1", "batches"]).text.split())
+    assert "(`schedules` and `batches`, some runs in both): cycp-fedavg 8, cycp-minimax 12, cycp-pairwise 16;" in text
+    assert "some runs in both" not in page(store, PAPER, SEEDS, ["table1"]).text
 
 
 def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: Path) -> None:
@@ -269,7 +295,12 @@ def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
             keep(store, config, [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
     assert "In all 9 runs, 18 cycles, 0 seconds." in text
-    assert "Of 3 rows, 1 chose the largest step size of their grid and 1 the smallest." in text
+    wide = "Of 3 rows with more than two step sizes, 1 chose the smallest of their grid and 1 the largest"
+    assert f"{wide}, so that a larger one might do better: cifar10 (cycp-fedavg)." in text
+    # Of two step sizes each is an end, which says nothing.
+    choices.put(Job("cifar10", Entry("cycp-fedavg", "cycp-fedavg")), Choice({"step-size": "0.1"}, "full", 200))
+    text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
+    assert "Of 2 rows with more than two step sizes, 1 chose the smallest of their grid and 0 the largest." in text
     assert "| cifar10 | a-fedavg | step-size 0.01 | steps | 9 | 3 | 6 | 1 |" in text
 
 

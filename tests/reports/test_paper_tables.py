@@ -13,9 +13,10 @@ import pytest
 from scipy.stats import norm, t
 
 from cli_helpers import fedauc
+from fedauc.experiments.paper.layout import cells
 from fedauc.experiments.paper.records import Ranks, Store
 from fedauc.experiments.paper.scales import PAPER, SMOKE
-from fedauc.experiments.paper.sheets import METHODS, SHEETS, cells
+from fedauc.experiments.paper.sheets import METHODS, SHEETS
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.paper.filling import Filled, Filler, Reach, marks
 from fedauc.reports.paper.printed import printed
@@ -222,6 +223,8 @@ def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
     assert auc_text({key: replace(cell, done=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
     # Nothing was tested: there are no marks.
     assert marks({key: cell, other: replace(cell, best=False)}, key) == ""
+    assert traffic_text({first: cell, key: cell}, key) == "-"
+    cell = replace(cell, target=0.9)
     reached = {first: replace(cell, reach=Reach(300, 8e9)), key: replace(cell, reach=Reach(120, 3.2e9))}
     assert traffic_text(reached, key) == "120 (0.40), 3.2 GB"
     assert traffic_text(reached, first) == "300 (1.00), 8 GB"
@@ -271,11 +274,11 @@ def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.C
 
 def test_a_table_out_of_time_says_so_and_goes_on(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("paper", "run", "table2", *SMOKED, "--methods", "cycp-fedavg", "--seeds", "0")
-    late = fedauc(capsys, *asked, "--budget-minutes", "0")
+    late = fedauc(capsys, *asked, "--budget-minutes", "1e-6")
     assert late.code == 0
-    assert "stopped after 0 minutes; go on by the same command" in late.out
+    assert "stopped after 1e-06 minutes; go on by the same command" in late.out
     told = fedauc(capsys, *asked).out
-    assert "stopped" not in told
+    assert "stopped after" not in told
     assert any(line.startswith("cycp-fedavg  .") for line in told.splitlines())
 
 

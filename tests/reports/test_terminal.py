@@ -7,15 +7,28 @@ from pathlib import Path
 
 import pytest
 
+import data_files
 from cli_helpers import fedauc
 from fedauc.cli import _bar_names
+from fedauc.data import datasets
+from fedauc.data.medicare_like import MedicareLike
 from fedauc.experiments.options import options
+from fedauc.experiments.paper.layout import cells
+from fedauc.experiments.paper.records import Store
+from fedauc.experiments.paper.scales import PAPER
+from fedauc.experiments.paper.sheets import METHODS, SHEETS
 from fedauc.experiments.runner import Progress
+from fedauc.reports.labels import foreign
+from fedauc.reports.paper.filling import Filled, Filler
+from fedauc.reports.paper.report import page
+from fedauc.reports.paper.tables import SMOKE
+from fedauc.reports.paper.terminal import show, warnings
 from fedauc.reports.progress import MOST, Bars
-from fedauc.reports.summary import Line
+from fedauc.reports.summary import Line, Spread
 from fedauc.reports.tables import caption, headers
 from fedauc.reports.words import WORDS
 from fedauc.version import VERSION
+from paper_records import by_default, keep, labelled, scored
 
 LINE = Line("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
 
@@ -78,3 +91,118 @@ def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told = fedauc(capsys, "data", "status", "--folder", str(tmp_path))
     assert told.out.splitlines()[-1] == "need no files here: creditcard, medicare-like, synthetic, table"
+
+
+# --------------------------------------------------------------------------------------------------- the paper's tables
+
+DONE = Filled(asked=3, done=3, stopped=0, auc=Spread(0.911, 0.0012, 3))
+"""Shown as `.9110 ± .0012`, 13 columns."""
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without records, at a terminal of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FEDAUC_RESULTS", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("width", [80, 40, 20])
+def test_a_table_wider_than_the_terminal_comes_in_pieces(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Seven columns of a table, and a figure's columns, which go down, beside its rows."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in ("table1", "figure1"):
+        sheet = SHEETS[name](PAPER)
+        columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
+        across, down = (rows, columns) if name == "figure1" else (columns, rows)
+        show(sheet, {(row, column): DONE for row in rows for column in columns})
+        pieces = [piece.splitlines() for piece in capsys.readouterr().out.split("\n\n")]
+        assert [header for head, *_ in pieces for header in head.split()] == across
+        for head, *lines in pieces:
+            told = [line.split(maxsplit=1) for line in lines]
+            assert [row for row, _ in told] == down
+            assert {cells.count(".9110 ± .0012") for _, cells in told} == {len(head.split())}
+            # One column is never divided, even where it does not fit.
+            assert max(map(len, [head, *lines])) <= width or len(head.split()) == 1
+        wide = max(map(len, down)) + sum(2 + max(13, len(each)) for each in across) > width
+        assert (len(pieces) > 1) == wide
+
+
+def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
+    first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-stand-in"]
+    sheet = SHEETS["table1"](PAPER).narrowed([*first, *last], [])
+    show(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})
+    heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
+    assert heads == [first, last]
+
+
+def test_the_table_says_below_what_the_page_says_of_stand_ins(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rows, columns = Store(inside / "results"), ["cycp-fedavg", "cycp-minimax"], ["cifar10", "insurance-stand-in"]
+    labels = labelled(7, 30)
+    sheet = SHEETS["table1"](PAPER).narrowed(columns, rows)
+    for cell in cells(sheet):
+        note = "STAND-IN for others: rows; and more" if "stand-in" in cell.column.name else "photographs"
+        for config in by_default(store, cell, [0])[0]:
+            keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
+    asked = ("--columns", ",".join(columns), "--methods", ",".join(rows), "--seeds", "0")
+    told = fedauc(capsys, "paper", "table1", *asked)
+    assert told.code == 0, told.err
+    warning = "`insurance-stand-in` is not the paper's data: STAND-IN for others: rows, 7 positives to test on."
+    assert warning in page(store, PAPER, [0], ["table1"]).text
+    text = " ".join(told.out.split())
+    assert text.index("insurance-stand-in") < text.index(warning) < text.index("Test AUC after")
+    assert text.count("is not the paper's data") == 1
+    monkeypatch.setenv("COLUMNS", "40")
+    # A name of 12 places, `.5000 [.7836]` of 13 and the other column's name of 18, two between, are 47.
+    narrow = fedauc(capsys, "paper", "table1", *asked).out.splitlines()
+    assert sum(line.startswith("cycp-minimax ") for line in narrow) == 2
+    # Without the scores that count them, what is known is still said.
+    for file in (inside / "results" / "ranks").iterdir():
+        file.unlink()
+    (less,) = warnings(sheet, Filler(store, PAPER, [0]), store)
+    assert less == "`insurance-stand-in` is not the paper's data: STAND-IN for others: rows."
+
+
+def test_counts_say_whose_they_are_not(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_files.chest_stand_in(inside, monkeypatch)
+    monkeypatch.setenv("FEDAUC_DATA", str(inside))
+    told = " ".join(fedauc(capsys, "paper", "table7", "--columns", "chest-stand-in").out.split())
+    note = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
+    assert told.endswith(f"- `chest-stand-in` is not the paper's data: {note}.")
+    assert " ".join(fedauc(capsys, "paper", "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE}")
+
+
+def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {name: kind.foreign for name, kind in datasets().items() if kind.foreign}
+    assert sorted(named) == ["chest-stand-in", "medicare-like", "medicare-stand-in"]
+    made = (data_files.chest_stand_in(inside, monkeypatch), data_files.medicare_stand_in(inside, monkeypatch))
+    for dataset in (*made, MedicareLike(rows=2000)):
+        note = dataset.load(0).note
+        assert foreign(note)
+        assert note.startswith(named[dataset.name])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # CyCp-Pairwise has 324 candidates in the paper's grid.
+        (("--tuning", "paper"), "tuning has 120 cycles; 324 candidates need at least 1944: use --tuning paper:1944"),
+        (("--budget-minutes", "-1"), "budget-minutes is -1; it must be above 0: leave it out to set no limit"),
+        (("--budget-minutes", "0"), "budget-minutes is 0; it must be above 0: leave it out to set no limit"),
+        (("--budget-minutes", "nan"), "budget-minutes is nan; it must be above 0: leave it out to set no limit"),
+    ],
+)
+def test_a_budget_that_cannot_be_says_what_to_write(
+    inside: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    told = fedauc(capsys, "paper", "table1", "--scale", "smoke", "--columns", "cifar10", *words)
+    assert (told.code, told.err) == (2, f"error: {message}\n")
+    assert list(inside.iterdir()) == []

@@ -22,6 +22,7 @@ class ChestStandIn(Stored):
 
     name: ClassVar[str] = "chest-stand-in"
     about: ClassVar[str] = "a stand-in for ChestMNIST: 4,999 NIH ChestX-ray14 images at 28x28; Wang et al. 2017"
+    foreign: ClassVar[str] = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
     sources: ClassVar[tuple[Source, ...]] = (
         Source(
             "nih_chest28.npz",
@@ -45,7 +46,7 @@ class ChestStandIn(Stored):
         rows, patients = Rows(arrays["images"], np.array(arrays["labels"])), arrays["patients"]
         part = _deal(np.bincount(patients, rows.labels) > 0, seed)[patients]
         train, validation, test = (rows.take(np.flatnonzero(part == each)) for each in ("", "validation", "test"))
-        return Table(train, validation, test, "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none")
+        return Table(train, validation, test, self.foreign)
 
 
 def _deal(positive: np.ndarray, seed: int) -> np.ndarray:

@@ -73,6 +73,13 @@ class Cifar(Stored):
                 return (File(self.home / version.archive.name, version.archive.checksum),)
         raise Absent(self.name, self.home, self.sources)
 
+    def there(self) -> Iterator[tuple[Source, File]]:
+        """Archives and unpacked files of both versions."""
+        for version in self.versions:
+            known = {self.home / version.folder / name: checksum for name, checksum in version.members.items()}
+            known[self.home / version.archive.name] = version.archive.checksum
+            yield from ((version.archive, File(path, known[path])) for path in known if path.is_file())
+
     def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """All images, training first, and their class numbers."""
         version = next(found for found in self.versions if _is_of(found, files[0].path))

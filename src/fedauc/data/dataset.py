@@ -41,6 +41,8 @@ class Dataset(ABC):
     name: ClassVar[str]
     about: ClassVar[str]
     """One line: what it is and whom to cite."""
+    foreign: ClassVar[str] = ""
+    """How the note begins of rows that only stand in for others: `STAND-IN` or `SYNTHETIC`, and for what."""
 
     @abstractmethod
     def load(self, seed: int) -> Table:

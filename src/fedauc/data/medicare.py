@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,7 +13,16 @@ import numpy as np
 from fedauc.data import bounds
 from fedauc.data.cache import Parsed
 from fedauc.data.dataset import Rows, Table
-from fedauc.data.medicare_files import FRAUD, LIST, TABLE, Year, check_columns, excluded, provider_years
+from fedauc.data.medicare_files import (
+    FRAUD,
+    LIST,
+    NOBODY,
+    TABLE,
+    Year,
+    check_columns,
+    excluded,
+    provider_years,
+)
 from fedauc.data.sources import Absent, File, Source, Stored, save
 from fedauc.data.standardize import standardize
 from fedauc.data.states import STATES
@@ -79,15 +89,22 @@ class Medicare(Stored):
 
     def files(self) -> tuple[File, ...]:
         """One CSV per year, of any release, and the list."""
-        listed = self.home / LEIE.name
-        found = [
-            *(_of_year(self.home, year) for year in YEARS),
-            listed if listed.is_file() else None,
-        ]
-        absent = tuple(source for source, path in zip(self.sources, found, strict=True) if path is None)
+        there = list(self.there())
+        for year, source in zip(YEARS, self.sources, strict=False):
+            names = [file.path.name for each, file in there if each is source]
+            if len(names) > 1:
+                raise ValueError(f"{self.home} has {len(names)} releases of {year} ({', '.join(names)}): keep one")
+        absent = tuple(source for source in self.sources if source not in (each for each, _ in there))
         if absent:
             raise Absent(self.name, self.home, absent)
-        return tuple(File(path, "") for path in found if path is not None)
+        return tuple(file for _, file in there)
+
+    def there(self) -> Iterator[tuple[Source, File]]:
+        """Every release of every year, and the list."""
+        for source, year in zip(self.sources, (*YEARS, None), strict=True):
+            for path in _releases(self.home, year) if year else [self.home / LEIE.name]:
+                if path.is_file():
+                    yield source, File(path, "")
 
     def key(self) -> str:
         """How the files are read, and which exclusions count."""
@@ -97,6 +114,15 @@ class Medicare(Stored):
         """Refuse what has not the columns."""
         super().looks_right(source, path)
         check_columns(path, LIST if source.name == LEIE.name else TABLE)
+
+    def examine(self, source: Source, path: Path) -> None:
+        """Refuse what cannot be read to its end, or is too short."""
+        super().examine(source, path)
+        if source.name == LEIE.name:
+            self._check_list(path, excluded(path, None).entries)
+        else:
+            year = YEARS[self.sources.index(source)]
+            self._check_year(path, len(provider_years(path, year, NOBODY).labels))
 
     def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """Standardised features, labels and states of all years in order; the rows of each year and of each part."""
@@ -117,15 +143,21 @@ class Medicare(Stored):
     def _check(self, files: tuple[File, ...], counts: dict[str, int]) -> None:
         *tables, listed = (file.path for file in files)
         for path, year in zip(tables, YEARS, strict=True):
-            if counts[str(year)] < self.least_rows:
-                raise ValueError(
-                    f"{path} has {counts[str(year)]} rows of the 50 states; it must have at least least_rows, "
-                    f"{self.least_rows}: fetch it again, or lower least_rows for a sample"
-                )
-        least = self.least_rows // ROWS_PER_ENTRY
-        if counts["listed"] < least:
+            self._check_year(path, counts[str(year)])
+        self._check_list(listed, counts["listed"])
+
+    def _check_year(self, path: Path, rows: int) -> None:
+        if rows < self.least_rows:
             raise ValueError(
-                f"{listed} has {counts['listed']} entries; it must have at least least_rows / {ROWS_PER_ENTRY}, "
+                f"{path} has {rows} rows of the 50 states; it must have at least least_rows, "
+                f"{self.least_rows}: fetch it again, or lower least_rows for a sample"
+            )
+
+    def _check_list(self, path: Path, entries: int) -> None:
+        least = self.least_rows // ROWS_PER_ENTRY
+        if entries < least:
+            raise ValueError(
+                f"{path} has {entries} entries; it must have at least least_rows / {ROWS_PER_ENTRY}, "
                 f"{least}: fetch it again, or lower least_rows for a sample"
             )
 
@@ -166,11 +198,7 @@ def _write(path: Path, parts: list[np.ndarray]) -> None:
             stream.write(np.ascontiguousarray(part).data)
 
 
-def _of_year(folder: Path, year: int) -> Path | None:
-    """The CSV of a year, whose name ends in _D17_Prov.csv or _DY17_Prov.csv."""
+def _releases(folder: Path, year: int) -> list[Path]:
+    """The CSVs of a year, whose names end in _D17_Prov.csv or _DY17_Prov.csv."""
     ending = re.compile(rf"_DY?{year % 100}_Prov\.csv$", re.IGNORECASE)
-    found = sorted(path for path in folder.glob("*.[cC][sS][vV]") if ending.search(path.name))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ValueError(f"{folder} has {len(found)} releases of {year} ({names}): keep one")
-    return found[0] if found else None
+    return sorted(path for path in folder.glob("*.[cC][sS][vV]") if ending.search(path.name))

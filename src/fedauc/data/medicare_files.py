@@ -68,6 +68,10 @@ class Exclusions(NamedTuple):
     entries: int
 
 
+NOBODY = Exclusions(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0)
+"""For reading a table without its labels: no provider has the number 0."""
+
+
 def excluded(path: Path, types: frozenset[str] | None) -> Exclusions:
     """Providers that the list excludes for one of the types, or for any; entries without an identifier are left out."""
     entries = list(_entries(path))

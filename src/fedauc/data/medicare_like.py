@@ -24,6 +24,7 @@ class MedicareLike(Dataset):
 
     name: ClassVar[str] = "medicare-like"
     about: ClassVar[str] = "synthetic rows of the size and imbalance of the Medicare data; nothing to cite"
+    foreign: ClassVar[str] = "SYNTHETIC medicare-like"
 
     rows: int = 4_000_000
     features: int = 32
@@ -46,7 +47,7 @@ class MedicareLike(Dataset):
         offsets *= np.float32(self.shift)
         train = self._draw(step, offsets, self.rows, seed, "train")
         validation, test = (self._draw(step, offsets, self.rows // 4, seed, part) for part in ("validation", "test"))
-        note = f"SYNTHETIC medicare-like: {self.rows} drawn rows of {len(STATES)} states to train on"
+        note = f"{self.foreign}: {self.rows} drawn rows of {len(STATES)} states to train on"
         return Table(train, validation, test, note)
 
     def _draw(self, step: np.ndarray, offsets: np.ndarray, size: int, seed: int, part: str) -> Rows:

@@ -23,6 +23,7 @@ class MedicareStandIn(Stored):
 
     name: ClassVar[str] = "medicare-stand-in"
     about: ClassVar[str] = "a stand-in for the Medicare data: top-billing providers by year and state; CMS and OIG"
+    foreign: ClassVar[str] = "STAND-IN for the Medicare data: top-billing providers"
     sources: ClassVar[tuple[Source, ...]] = (
         Source(
             "medicare_provider_years.parquet",
@@ -51,4 +52,4 @@ class MedicareStandIn(Stored):
     def load(self, seed: int) -> Table:
         """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
         arrays, counts = self.parsed()
-        return read_years(arrays, counts, "STAND-IN for the Medicare data: top-billing providers")
+        return read_years(arrays, counts, self.foreign)

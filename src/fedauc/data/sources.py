@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -34,10 +35,14 @@ class Source(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file that is there, and the checksum it must have (empty: none is published)."""
+    """A file that is there, and the checksum it must have (empty: none is published).
+
+    `published` is false of a file that only some have, whose checksum is known from the code alone.
+    """
 
     path: Path
     checksum: str
+    published: bool = True
 
 
 class Absent(ValueError):
@@ -71,7 +76,14 @@ class Stored(Dataset):
         absent = tuple(source for source in self.sources if not (self.home / source.name).is_file())
         if absent:
             raise Absent(self.name, self.home, absent)
-        return tuple(File(self.home / source.name, source.checksum) for source in self.sources)
+        return tuple(file for _, file in self.there())
+
+    def there(self) -> Iterator[tuple[Source, File]]:
+        """Whatever is there of the dataset, complete or not, and the source of each file."""
+        for source in self.sources:
+            path = self.home / source.name
+            if path.is_file():
+                yield source, File(path, source.checksum, bool(source.url))
 
     @abstractmethod
     def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
@@ -87,6 +99,14 @@ class Stored(Dataset):
             start = stream.read(CHUNK).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
         if not start or start.startswith((b"<!doctype", b"<html", b"<?xml")):
             raise ValueError(f"{path} is {'a web page' if start else 'empty'}")
+
+    def examine(self, source: Source, path: Path) -> None:
+        """Refuse a file without a checksum that cannot be the right one, whatever else is there."""
+        try:
+            self.looks_right(source, path)
+        except ValueError as error:
+            why = str(error).removesuffix("; fetch it again")
+            raise ValueError(f"{why}; delete it and fetch it again") from None
 
     def place(self) -> Path:
         """Where the arrays are kept."""
@@ -111,17 +131,19 @@ def home(folder: str) -> Path:
 
 
 def check(file: File) -> None:
-    """Refuse a file whose checksum is not the published one."""
+    """Refuse a file whose checksum is not the published one, or the one that is known of a file not published."""
     if wrong := difference(file):
-        raise ValueError(f"{file.path} is damaged or another file: {wrong}; delete it and fetch it again")
+        remedy = "delete it and fetch it again" if file.published else "delete it, or put the right file there"
+        raise ValueError(f"{file.path} is damaged or another file: {wrong}; {remedy}")
 
 
 def difference(file: File) -> str:
-    """How a file's checksum differs from the published one; nothing where it does not, or none is published."""
+    """How a file's checksum differs from the one it must have; nothing where it does not, or none is known."""
     if not file.checksum:
         return ""
     found = digest(file.path, file.checksum.partition(":")[0])
-    return "" if found == file.checksum else f"its {found}, but {file.checksum} is the published one"
+    which = "the published one" if file.published else "that of the file this dataset was made from, not published"
+    return "" if found == file.checksum else f"its {found}, but {file.checksum} is {which}"
 
 
 def checksums(files: tuple[File, ...]) -> dict[str, str]:

@@ -48,3 +48,13 @@ def _label(what: str, folders: list[RunFolder], mixed: bool) -> str:
     notes = {folder.note for folder in folders}
     text = notes.pop() if len(notes) == 1 else what
     return f"{text} (data {folders[0].config.data.name})" if mixed else text
+
+
+def warning(name: str, note: str, positives: int | None = None) -> str:
+    """That rows only stand in for the paper's, as on the page of results.
+
+    >>> warning("x", "STAND-IN for others, rows; and more", 7)
+    "`x` is not the paper's data: STAND-IN for others, rows, 7 positives to test on."
+    """
+    tested = "" if positives is None else f", {positives} positives to test on"
+    return f"`{name}` is not the paper's data: {kind(note)}{tested}."

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedauc.algorithms import methods
 from fedauc.algorithms.minimax import ProximalStep
 from fedauc.algorithms.pairwise import Pairwise
+from fedauc.experiments.paper.layout import Entry
 from fedauc.experiments.paper.scales import Texts
-from fedauc.experiments.paper.sheets import Entry
 
 KEPT = 3
 """One candidate in so many goes on."""
@@ -55,16 +55,28 @@ class Winner(NamedTuple):
 
 def rungs(candidates: int, cycles: int) -> list[Rung]:
     """The rungs down to one candidate, each with an even share of the cycles; none where there is nothing to choose."""
-    sizes = []
+    if cycles < least(candidates):
+        needed = f"{candidates} candidates need at least {least(candidates)}"
+        raise ValueError(f"tuning has {cycles} cycles; {needed}: raise it")
+    sizes = _sizes(candidates)
+    return [Rung(size, cycles // len(sizes) // size) for size in sizes]
+
+
+def least(candidates: int) -> int:
+    """The fewest cycles that give every candidate one in the first rung.
+
+    >>> least(324), least(1)
+    (1944, 0)
+    """
+    return candidates * len(_sizes(candidates))
+
+
+def _sizes(candidates: int) -> list[int]:
+    """How many candidates each rung has."""
+    found = []
     while candidates > 1:
-        sizes.append(candidates)
+        found.append(candidates)
         candidates = math.ceil(candidates / KEPT)
-    found = [Rung(size, cycles // len(sizes) // size) for size in sizes]
-    if found and found[0].cycles < 1:
-        least = found[0].candidates * len(found)
-        raise ValueError(
-            f"tuning has {cycles} cycles; {found[0].candidates} candidates need at least {least}: raise it"
-        )
     return found
 
 
@@ -139,6 +151,15 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     fixed = {"stages": "geometric"} if staged else {}
     axes = {name: values for name, values in axes.items() if name not in entry.settings}
     return [{**fixed, **values} for values in _product({**axes, **(STAGES if staged else {})})]
+
+
+def check_budget(grid: str, cycles: int, entries: Iterable[Entry]) -> None:
+    """Refuse cycles that are too few for one of the rows, with what is enough for all of them."""
+    most = max(len(candidates(entry, grid)) for entry in entries)
+    if cycles < (needed := least(most)):
+        raise ValueError(
+            f"tuning has {cycles} cycles; {most} candidates need at least {needed}: use --tuning {grid}:{needed}"
+        )
 
 
 def _product(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:

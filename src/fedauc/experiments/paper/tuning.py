@@ -12,10 +12,10 @@ from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.paper.halving import GRIDS, Trial, Winner, candidates, halve
+from fedauc.experiments.paper.layout import Entry, Sheet, cells
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import Workshop
 from fedauc.experiments.paper.scales import Scale, Texts
-from fedauc.experiments.paper.sheets import Entry, Sheet, cells
 
 USUAL = 120
 """Cycles that a row may spend where none are named."""

@@ -15,17 +15,20 @@ from rich.table import Table
 
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.paper.halving import check_budget
+from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import OutOfTime, Workshop
 from fedauc.experiments.paper.scales import SCALES, Scale
-from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet
+from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS
 from fedauc.experiments.paper.tuning import Tuning, tune
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.paper.filling import Filler, wanted
 from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
 from fedauc.reports.paper.sections import FIGURES
-from fedauc.reports.paper.tables import REACHED, SMOKE, counts, early_text, legend, terminal
+from fedauc.reports.paper.tables import REACHED, SMOKE, counts, early_text, legend
+from fedauc.reports.paper.terminal import counted, show, warnings
 from fedauc.reports.progress import Bars
 
 HOME = "FEDAUC_RESULTS"
@@ -99,7 +102,10 @@ def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
     names = _names("columns", columns) or list(PUBLISHED)
     for name in names:
         lookup("column of table7", name, found.datasets)
-    Console().print(counts(found, names))
+    console = Console()
+    console.print(counts(found, names))
+    for line in [*counted(found, names), *([] if found.published else [SMOKE])]:
+        console.print(line, highlight=False, markup=False)
 
 
 @app.command()
@@ -117,15 +123,20 @@ def run(
 
     Example: [bold]fedauc paper run table1 table2 --columns cifar10,cifar100 --device cuda[/bold]
     """
+    if not budget_minutes > 0:
+        raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
     found, store = lookup("scale", scale, SCALES), _store()
     sheets = [lookup("table", name, SHEETS)(found) for name in names]
     sheets = [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in sheets]
     filler = Filler(store, found, read_seeds(seeds))
+    plan = Tuning.read(tuning) if tuning else None
+    if plan:
+        check_budget(plan.grid, plan.budget(found), [entry for sheet in sheets for entry in sheet.rows])
     late = False
     deadline = time.monotonic() + 60 * budget_minutes
     with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
         try:
-            tune(sheets, found, shop, Tuning.read(tuning) if tuning else None)
+            tune(sheets, found, shop, plan)
             for tested in (True, False):
                 shop.run(wanted(sheets, filler, tested), tested)
         except OutOfTime:
@@ -140,9 +151,11 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
     for sheet in sheets:
         filled = filler.fill(sheet)
         console.print(sheet.title, highlight=False, markup=False)
-        console.print(terminal(sheet, filled))
+        show(sheet, filled)
         if sheet.view == "traffic":
-            console.print(terminal(sheet, filled, early_text))
+            show(sheet, filled, early_text)
+        for line in warnings(sheet, filler, store):
+            console.print(line, highlight=False, markup=False)
         if sheet.name.startswith("figure") and (made := panels(sheet, filled)):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)

@@ -10,9 +10,10 @@ import numpy as np
 
 from fedauc.experiments.config import Config
 from fedauc.experiments.paper.halving import candidates
+from fedauc.experiments.paper.layout import Cell, Column, Sheet, cells, runs
 from fedauc.experiments.paper.records import Point, Record, Store
 from fedauc.experiments.paper.scales import Scale
-from fedauc.experiments.paper.sheets import OURS, Cell, Column, Sheet, cells, runs
+from fedauc.experiments.paper.sheets import OURS
 from fedauc.experiments.paper.tuning import Choices, Job
 from fedauc.reports.paper.printed import Printed, printed
 from fedauc.reports.paper.testing import Wins, p_value, wins

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from fedauc.experiments.paper.sheets import ALL_METHODS, OURS, PUBLISHED, Column, Sheet
+from fedauc.experiments.paper.layout import Column, Sheet
+from fedauc.experiments.paper.sheets import ALL_METHODS, OURS, PUBLISHED
 from fedauc.reports.paper.filling import SIGNIFICANT, Filled, Key
 from fedauc.reports.tables import share
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedauc.experiments.paper.halving import candidates
+from fedauc.experiments.paper.layout import Cell, Sheet, cells, runs
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.scales import Scale, Texts
-from fedauc.experiments.paper.sheets import Cell, Sheet, cells, runs
 from fedauc.experiments.paper.tuning import Choices
 from fedauc.reports.paper.tables import grid, spread_text
 from fedauc.reports.summary import Spread

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.records import Point
-from fedauc.experiments.paper.sheets import Sheet
 from fedauc.reports.curves import COLOURS, STYLES
 from fedauc.reports.paper.filling import Filled, Key
 

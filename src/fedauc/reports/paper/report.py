@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
+from fedauc.experiments.paper.layout import Cell, Sheet, cells
 from fedauc.experiments.paper.records import Record, Store
 from fedauc.experiments.paper.scales import Scale
-from fedauc.experiments.paper.sheets import SHEETS, Cell, Sheet, cells
+from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choices
 from fedauc.reports.paper import sections
 from fedauc.reports.paper.filling import Filler
@@ -37,7 +38,10 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     shown, runs = _begun(sheets, filler)
     head = [
         "# Results\n",
-        sections.prose(f"Written by `fedauc paper report` from the records in `{store.path.name}/`."),
+        sections.prose(
+            f"Written by `fedauc paper report` from the records in `{store.path.name}/`. `fedauc paper NAME` runs a "
+            "table or figure; what has not run is listed at the end. The theorems' rates are in `docs/theory.md`."
+        ),
     ]
     head += [sections.prose(legend(scale.published))] + ([] if scale.published else [sections.prose(SMOKE)])
     if not shown:
@@ -46,10 +50,11 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
     pictured = {name: f"{scale.name}-{name}.png" for name in drawn}
     first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
-    parts = [*head, *sections.missing(shown), *first, *sections.ordered(shown)]
+    parts = [*head, *first, *sections.ordered(shown)]
     parts += [part for section in rest for part in section]
     parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale))]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
+    parts += sections.lacking([Shown(sheet, filler.fill(sheet)) for sheet in sheets])
     parts += sections.origin(runs.values())
     return Page("\n".join(parts), {pictured[name]: found for name, found in drawn.items()})
 
@@ -73,12 +78,12 @@ def _flat(filler: Filler, cell: Cell) -> list[Record]:
 
 
 def _narrowed(sheet: Sheet, filler: Filler) -> Shown | None:
-    """The rows and columns that have a result; nothing where fewer than two rows have."""
+    """The rows and columns that have a result, if any has."""
     filled = filler.fill(sheet)
     whole = [key for key, cell in filled.items() if cell.auc]
     rows = tuple(entry for entry in sheet.rows if entry.name in {row for row, _ in whole})
     columns = tuple(column for column in sheet.columns if column.name in {name for _, name in whole})
-    return Shown(replace(sheet, rows=rows, columns=columns), filled) if len(rows) > 1 else None
+    return Shown(replace(sheet, rows=rows, columns=columns), filled) if rows else None
 
 
 def _facts(shown: Sequence[Shown], filler: Filler, store: Store) -> dict[str, sections.Facts]:

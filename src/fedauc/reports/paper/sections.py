@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from fedauc.experiments.paper.halving import candidates
+from fedauc.experiments.paper.layout import Sheet, cells
 from fedauc.experiments.paper.records import Record
-from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS, Sheet, cells
+from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
-from fedauc.reports.labels import foreign, kind
+from fedauc.reports.labels import foreign, warning
 from fedauc.reports.paper.claims import CLAIMS, claims
 from fedauc.reports.paper.orderings import Shown, beyond, departures, matrix, orderings, overview
 from fedauc.reports.paper.tables import (
@@ -59,11 +61,27 @@ def drawn(sheet: Sheet) -> bool:
     return sheet.name in ("table1", "creditcard", *CLAIMS)
 
 
-def missing(shown: Sequence[Shown]) -> Iterator[str]:
-    """Which of the paper's datasets no run of Table 1 has finished on."""
-    done = {column.name for each in shown if each.sheet.name == "table1" for column in each.sheet.columns}
-    if names := [name for name in PUBLISHED if name not in done]:
-        yield prose(f"Without a finished run of Table 1: {', '.join(names)}.")
+def lacking(sheets: Sequence[Shown]) -> Iterator[str]:
+    """What has not run, or not to the end, by table; the views of other tables' runs are left out."""
+    lines = []
+    for sheet, filled in sheets:
+        found = []
+        for column in sheet.columns if sheet.view == "auc" else ():
+            mine = [filled[entry.name, column.name] for entry in sheet.rows]
+            done, asked = (sum(getattr(cell, what) for cell in mine) for what in ("done", "asked"))
+            done += sum(cell.stopped for cell in mine)
+            if done < asked:
+                found.append(f"{column.name} {done} of {asked}" if done else column.name)
+        if found:
+            lines.append([f"`fedauc paper {sheet.name}`", ", ".join(found)])
+    if lines:
+        yield "## Not run\n"
+        yield prose(
+            "Columns without a run, or with some of their runs, and the command that goes on with them; `--columns` "
+            "names some of them, and those of stand-ins and card fraud must be named. Image models want a GPU "
+            "(`--device cuda`). What has a record is not run again."
+        )
+        yield grid([["command", "columns"], *lines])
 
 
 def ordered(shown: Sequence[Shown]) -> Iterator[str]:
@@ -116,8 +134,7 @@ def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
     for column in sheet.columns:
         known = facts.get(column.dataset)
         if known and known.foreign:
-            what = f"{kind(known.note)}, {known.positives} positives to test on"
-            yield f"`{column.name}` is not the paper's data: {what}."
+            yield warning(column.name, known.note, known.positives)
 
 
 def data(facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -142,6 +159,7 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         " 1, proximal weight .01 and amplification 1.5, in "
         f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
+    yield from map(prose, _searched(shown))
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
     for job, found in chosen.items():
         values = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
@@ -150,11 +168,36 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     yield grid(lines)
 
 
+def _searched(shown: Sequence[Shown]) -> Iterator[str]:
+    """How many whole runs each method's settings on images were found with, beside the two of its row's step sizes."""
+    runs = Counter[str]()
+    for sheet, filled in shown:
+        if sheet.name in ("schedules", "batches"):
+            for entry in sheet.rows:
+                runs[entry.method] += sum(filled[entry.name, column.name].done for column in sheet.columns)
+    if runs:
+        listed = ", ".join(f"{method} {count}" for method, count in runs.items())
+        yield (
+            "The settings of image models that are not tuned by row were found with whole runs on CIFAR-10, class 0, "
+            f"seed 0, by validation AUC (`schedules` and `batches`, some runs in both): {listed}; none for the other "
+            "rows, which take them over, and none on other images. The search was thus wider for the AUC methods. Some "
+            "of it came after their test AUC had been seen to be below CyCp-FedAvg's (`alike`)."
+        )
+
+
 def _ends(chosen: Mapping[Job, Choice]) -> str:
-    """How often the grid may have been too short."""
-    grids = [(found.settings.get("step-size"), candidates(job.entry, found.grid)) for job, found in chosen.items()]
-    largest, smallest = (sum(step == tried[end].get("step-size") for step, tried in grids) for end in (0, -1))
-    return f"Of {len(chosen)} rows, {largest} chose the largest step size of their grid and {smallest} the smallest."
+    """How often the grid may have been too short; of two step sizes each is an end."""
+    wide, smallest, largest = 0, 0, dict[str, list[str]]()
+    for job, found in chosen.items():
+        tried = [each.get("step-size") for each in candidates(job.entry, found.grid)]
+        if len(set(tried)) > 2:
+            wide, smallest = wide + 1, smallest + (found.settings.get("step-size") == tried[-1])
+            if found.settings.get("step-size") == tried[0]:
+                largest.setdefault(job.dataset, []).append(job.entry.name)
+    listed = "; ".join(f"{dataset} ({', '.join(names)})" for dataset, names in largest.items())
+    more = f", so that a larger one might do better: {listed}" if listed else ""
+    of = f"Of {wide} rows with more than two step sizes, {smallest} chose the smallest of their grid"
+    return f"{of} and {sum(map(len, largest.values()))} the largest{more}."
 
 
 def origin(records: Iterable[Record]) -> Iterator[str]:

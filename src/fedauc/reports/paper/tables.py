@@ -9,23 +9,25 @@ from rich.table import Table
 from fedauc.data import datasets
 from fedauc.data.sources import Absent
 from fedauc.data.statistics import PAPER, statistics
+from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.scales import Scale
-from fedauc.experiments.paper.sheets import Sheet
 from fedauc.reports.paper.filling import EARLY, Filled, Key, Reach, marks
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
 TESTED = (
-    "highest mean; ~ marks means that the test does not tell from it (p ≥ .05), ? those that were not tested, and"
-    " where nothing was there are no marks. The test is DeLong's, paired, with the variance of training over "
-    "seeds added; over several splits or classes a t-test over them must agree."
+    "highest mean, of rows whose runs are all done; ~ marks means that the test does not tell from it (p ≥ .05), "
+    "? those that were not tested, and where nothing was there are no marks. The test is DeLong's, paired, with "
+    "the variance of training over seeds added; over several splits or classes a t-test over them must agree. Runs "
+    "that diverged or died are told as stopped."
 )
 REACHED = (
     "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs "
-    "first is the lowest of what CyCp-FedAvg, CyCp-Minimax and CyCp-Pairwise end with; below, until it is .02 "
-    "less. Image models are evaluated as they are between rounds; only what their last stage ends with is a mean."
+    "first is the lowest of what the first row and the CyCp rows end with; below, until it is .02 less. Scoring "
+    "rounds of the pairwise methods count. Image models are evaluated as they are between rounds; only what their "
+    "last stage ends with is a mean over rounds, which is often higher: a target may then be met in the last round."
 )
-DOWN = "Columns go down: here * is a line's highest mean."
+DOWN = "Columns go down: here * is a line's highest mean, of rows whose runs are all done."
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
 
 
@@ -102,6 +104,8 @@ def early_text(filled: Mapping[Key, Filled], key: Key) -> str:
 def _reached(filled: Mapping[Key, Filled], key: Key, read: Callable[[Filled], Reach | None]) -> str:
     cell, first = filled[key], next(each for (_, column), each in filled.items() if column == key[1])
     mine, other = read(cell), read(first)
+    if cell.target is None and cell.whole:
+        return "-"
     if mine is None or other is None:
         return "not reached" if cell.whole and first.whole else f"{cell.done} of {cell.asked} runs"
     return f"{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {size(round(mine.bytes))}"
