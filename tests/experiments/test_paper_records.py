@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from cli_helpers import fedauc
 from fedauc.experiments.config import Config
 from fedauc.experiments.paper.layout import Entry
-from fedauc.experiments.paper.records import Store, name
+from fedauc.experiments.paper.records import Store, _commit, name
 from fedauc.experiments.paper.scales import SMOKE
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from paper_records import keep, labelled, scored
@@ -159,3 +160,26 @@ def test_a_run_is_complete_with_its_record_and_the_ranks_it_needs(tmp_path: Path
     ranks(tmp_path).unlink()
     assert store.complete(CONFIG, tested=False)
     assert not store.complete(CONFIG, tested=True)
+
+
+def test_a_commit_has_a_plus_where_the_source_has_changed_and_not_for_what_lies_beside_it(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    package, beside = tmp_path / "src" / "package", tmp_path / "results"
+    package.mkdir(parents=True)
+    beside.mkdir()
+    for place in (package, beside):
+        (place / "file").write_text("1")
+    assert _commit(package) is None
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    first = git("rev-parse", "HEAD")[:12]
+    (beside / "file").unlink()
+    assert _commit(package) == first
+    (package / "other").write_text("2")
+    assert _commit(package) == f"{first}+"

@@ -219,23 +219,18 @@ def _kept(labels: np.ndarray) -> np.ndarray:
     return np.sort(np.concatenate([np.flatnonzero(labels != 0), drawn]))
 
 
-def _commit() -> str | None:
-    """The commit of the source in use, if it lies in a repository; a plus marks changes since."""
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--abbrev=12",
-        "--dirty=+",
-        "--exclude=*",
-    ]
+def _commit(package: Path = Path(__file__).parents[2]) -> str | None:
+    """The commit of the source in use, if it lies in a repository; a plus marks changes of the source since."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        # Records that come and go beside the source change nothing in it.
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip() or None
 
 
 def _encode(record: Record) -> dict[str, Any]:
