@@ -120,6 +120,9 @@ def test_the_wide_grid_has_a_larger_step() -> None:
     """Four step sizes; times four λ or three ρ."""
     for method, size in {"cycp-fedavg": 4, "cycp-minimax": 12, "cycp-pairwise": 16}.items():
         found = candidates(Entry(method, method), "wide")
+        wider = candidates(Entry(method, method), "wider")
+        assert [each["step-size"] for each in wider[:1]] == ["100"]
+        assert wider[-len(found) :] == found
         assert len(found) == size
         assert {each["step-size"] for each in found} == {"1", "0.1", "0.01", "0.001"}
 

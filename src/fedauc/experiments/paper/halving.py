@@ -101,12 +101,14 @@ def halve(candidates: Sequence[Texts], cycles: int) -> Generator[Trial, Sequence
 
 STEPS = ("0.1", "0.01", "0.001")
 WIDE = ("1", *STEPS)
+WIDER = ("100", "10", *WIDE)
 FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
-GRIDS = ("none", "steps", "wide", "fine", "long", "full", "paper")
-"""No tuning; step sizes with λ or ρ; the same with larger ones, or with more; those without the ends, with two λ or ρ,
-for longer rungs; the method's own and the next smaller, for runs of full length; the paper's, with its stages."""
+GRIDS = ("none", "steps", "wide", "wider", "fine", "long", "full", "paper")
+"""No tuning; step sizes with λ or ρ; the same with a larger one, with three, or with more; those without the ends, with
+two λ or ρ, for longer rungs; the method's own and the next smaller, for runs of full length; the paper's, with its
+stages."""
 
 FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
 """The other values where only step sizes are tuned."""
@@ -121,7 +123,7 @@ def _steps(grid: str, usual: float) -> tuple[str, ...]:
     if grid == "full":
         nearest = min(range(len(FINE) - 1), key=lambda place: abs(math.log(float(FINE[place]) / usual)))
         return FINE[nearest : nearest + 2]
-    return {"wide": WIDE, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
+    return {"wide": WIDE, "wider": WIDER, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 
 def candidates(entry: Entry, grid: str) -> list[Texts]:

@@ -41,7 +41,7 @@ def table1(scale: Scale) -> Sheet:
     weighting and weight decay differ by method: see `batches`. There a-fedavg and a-scaffold have CyCp-FedAvg's, and
     rs-minimax and rs-pairwise those of the cyclic methods.
     """
-    columns = (*_datasets(), Column(SYNTHETIC, SYNTHETIC, usual=False, grid="wide"))
+    columns = (*_datasets(), Column(SYNTHETIC, SYNTHETIC, usual=False, grid="wider"))
     return Sheet("table1", "Table 1: original labels, dir = 0.5", _entries(METHODS), columns)
 
 

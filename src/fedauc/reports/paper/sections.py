@@ -154,9 +154,9 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         "tuned over one grid have the same cycles to spend, less what their candidates do not divide. The grid "
         "`steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
         " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
-        " size of 1 too, `fine` also .3, .03 and .003, `long` the same less its ends, with the first two of the "
-        "other values. `full` has two step sizes, the method's own and the next smaller, at λ ="
-        " 1, proximal weight .01 and amplification 1.5, in "
+        " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
+        "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
+        "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
         f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
     yield from map(prose, _searched(shown))
