@@ -295,9 +295,7 @@ def _column(name: str, dataset: str, case: Texts | None = None) -> Column:
 def _fraud(dataset: str, suffix: str = "", case: Texts | None = None, splits: int = 3) -> Column:
     """Card fraud over several splits; it comes only when named."""
     cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
-    # With a hidden layer, logistic rows chose the largest step of the smaller grid.
-    grid = "wider" if dataset == "creditcard-mlp" else "wide"
-    return Column(dataset + suffix, dataset, cases, usual=False, seeds=(0,), overlap=0.3, grid=grid)
+    return Column(dataset + suffix, dataset, cases, usual=False, seeds=(0,), overlap=0.3, grid="wide")
 
 
 def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Column:
