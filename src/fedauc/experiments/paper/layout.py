@@ -12,7 +12,7 @@ from fedauc.experiments.config import Config
 from fedauc.experiments.paper.scales import Scale, Texts
 
 View = Literal["auc", "traffic"]
-"""What cells show: test AUC, or what it takes to reach the first row's."""
+"""What cells show: test AUC, or what it takes to reach a common one."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,9 @@ def _light(algorithm: Algorithm) -> bool:
     return type(algorithm).blank is Algorithm.blank
 
 
+IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
+"""The datasets that have the settings of image models."""
+
 _IMAGES = {"partition": "dirichlet", "partition.clients": "100", "partition.concentration": "0.5"}
 _IMAGES |= {"precision": "mixed", "stages.decay": "1", "output": "round_mean", "algorithm.weight-decay": "0.001"}
 _PHOTOGRAPHS = _IMAGES | {"model": "resnet18", "augment": "crop-flip"}
@@ -113,7 +116,7 @@ PAPER = Scale(
     cohorts=(1, 2, 5, 10),
     group_counts=(1, 5, 10, 20, 50),
     positive="data.positive",
-    ways=dict.fromkeys(("cifar10", "cifar100", "chestmnist", "chest-stand-in"), _WAYS),
+    ways=dict.fromkeys(IMAGES, _WAYS),
 )
 """The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedauc.data.creditcard import HOURS
 from fedauc.experiments.paper.layout import Column, Entry, Sheet
-from fedauc.experiments.paper.scales import Scale, Texts
+from fedauc.experiments.paper.scales import IMAGES, Scale, Texts
 
 # ------------------------------------------------------------------------------------------------- the paper's tables
 
@@ -19,7 +19,6 @@ OURS = ("cycp-minimax", "cycp-pairwise")
 
 PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
 STAND_INS = ("chest-stand-in", "insurance-stand-in")
-IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
 SYNTHETIC = "insurance-synthetic"
 
 FRAUD = ("creditcard", "creditcard-mlp")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import Config
-from fedauc.experiments.paper.halving import GRIDS, Trial, Winner, candidates, halve
+from fedauc.experiments.paper.halving import GRIDS, Trial, Winner, candidates, check_budget, halve
 from fedauc.experiments.paper.layout import Entry, Sheet, cells
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import Workshop
@@ -138,6 +138,8 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     """
     choices = Choices(shop.store, scale)
     asked_for = [cell for sheet in sheets for cell in cells(sheet)]
+    if asked:
+        check_budget(asked.grid, asked.budget(scale), [cell.entry for cell in asked_for])
     wanted = {Job(cell.column.dataset, cell.entry): asked or Tuning(cell.column.grid) for cell in asked_for}
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.paper.halving import check_budget
 from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import OutOfTime, Workshop
@@ -130,8 +129,6 @@ def run(
     sheets = [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in sheets]
     filler = Filler(store, found, read_seeds(seeds))
     plan = Tuning.read(tuning) if tuning else None
-    if plan:
-        check_budget(plan.grid, plan.budget(found), [entry for sheet in sheets for entry in sheet.rows])
     late = False
     deadline = time.monotonic() + 60 * budget_minutes
     with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:

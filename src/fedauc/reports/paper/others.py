@@ -13,7 +13,7 @@ from fedauc.reports.paper.tables import grid, spread_text
 from fedauc.reports.summary import Spread
 
 GRID = "fine"
-"""The grid that has every candidate of the others but the paper's stages."""
+"""The grid that has every candidate of the others but the paper's stages and the largest steps of `wider`."""
 
 
 def others(sheet: Sheet, scale: Scale, store: Store, seeds: Sequence[int]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choices
 from fedauc.reports.paper import sections
-from fedauc.reports.paper.filling import Filler
+from fedauc.reports.paper.filling import Filled, Filler, Key
 from fedauc.reports.paper.orderings import Shown
 from fedauc.reports.paper.others import others
 from fedauc.reports.paper.pictures import Panel, panels
@@ -35,7 +35,8 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     """Every table named that has a finished run, which method is above which, what was tuned, what it ran on."""
     filler = Filler(store, scale, seeds)
     sheets = [lookup("table", name, SHEETS)(scale) for name in names]
-    shown, runs = _begun(sheets, filler)
+    every = [Shown(sheet, filler.fill(sheet)) for sheet in sheets]
+    shown, runs = _begun(every, filler)
     head = [
         "# Results\n",
         sections.prose(
@@ -54,20 +55,20 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     parts += [part for section in rest for part in section]
     parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale))]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
-    parts += sections.lacking([Shown(sheet, filler.fill(sheet)) for sheet in sheets])
+    parts += sections.lacking(every)
     parts += sections.origin(runs.values())
     return Page("\n".join(parts), {pictured[name]: found for name, found in drawn.items()})
 
 
-def _begun(sheets: Sequence[Sheet], filler: Filler) -> tuple[list[Shown], Runs]:
+def _begun(every: Sequence[Shown], filler: Filler) -> tuple[list[Shown], Runs]:
     """The sheets that have something to show, and their runs.
 
     A table whose few runs are all another's has not begun; a view of another table's runs has.
     """
     shown, runs = list[Shown](), dict[Config, Record]()
-    for sheet in sheets:
-        mine = {found.config: found for cell in cells(sheet) for found in _flat(filler, cell)}
-        if (sheet.view == "traffic" or mine.keys() - runs.keys()) and (begun := _narrowed(sheet, filler)):
+    for each in every:
+        mine = {found.config: found for cell in cells(each.sheet) for found in _flat(filler, cell)}
+        if (each.sheet.view == "traffic" or mine.keys() - runs.keys()) and (begun := _narrowed(*each)):
             shown.append(begun)
             runs |= mine
     return shown, runs
@@ -77,9 +78,8 @@ def _flat(filler: Filler, cell: Cell) -> list[Record]:
     return [record for case in filler.records(cell) for record in case if record]
 
 
-def _narrowed(sheet: Sheet, filler: Filler) -> Shown | None:
+def _narrowed(sheet: Sheet, filled: Mapping[Key, Filled]) -> Shown | None:
     """The rows and columns that have a result, if any has."""
-    filled = filler.fill(sheet)
     whole = [key for key, cell in filled.items() if cell.auc]
     rows = tuple(entry for entry in sheet.rows if entry.name in {row for row, _ in whole})
     columns = tuple(column for column in sheet.columns if column.name in {name for _, name in whole})
