@@ -40,10 +40,12 @@ class Bars:
         )
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        # Where nothing runs, nothing is shown, not even an empty line.
+        if not self._progress.tasks:
+            return
         for task in self._progress.tasks:
             # A run that was done before has nothing to show.
             self._progress.update(task.id, visible=task.visible and task.total is not None)
@@ -51,6 +53,7 @@ class Bars:
 
     def bar(self, name: str) -> Observer:
         """A new bar, as an observer of a run."""
+        self._progress.start()
         shown = [task for task in self._progress.tasks if task.visible]
         if len(shown) >= MOST:
             self._progress.update(next((task for task in shown if task.finished), shown[0]).id, visible=False)
