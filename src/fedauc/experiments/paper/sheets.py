@@ -127,9 +127,12 @@ def figure3(scale: Scale) -> Sheet:
 
 
 def classes(scale: Scale) -> Sheet:
-    """Table 1's image columns as the mean over five positive classes, since the paper does not name its one."""
+    """Table 1's image columns as the mean over five positive classes, since the paper does not name its one.
+
+    Each class has one run per method, with the settings that Table 1 tuned for class 0.
+    """
     cases = tuple({scale.positive: str(positive)} for positive in range(5))
-    columns = tuple(replace(_column(name, name), cases=cases, averaged=True) for name in PUBLISHED[:2])
+    columns = tuple(replace(_column(name, name), cases=cases, averaged=True, seeds=(0,)) for name in PUBLISHED[:2])
     return Sheet("classes", "Table 1 as the mean over positive classes 0-4", _entries(METHODS), columns)
 
 
