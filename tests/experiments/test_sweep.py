@@ -144,6 +144,25 @@ def test_rounds_that_nobody_comes_to_are_waited_out(
         assert files(tmp_path / "sweep" / place) == alone(config)
 
 
+def test_other_cycles_of_as_many_rounds_share_and_wait_for_each_others_scores(
+    tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
+) -> None:
+    """Twelve rounds in two stages, one client each, and before each stage a cycle of scores: of 1, 2 or 3 rounds."""
+    changes = {"participation__per_round": "1", "output": "cycle_mean", "stages": "milestones", "stages__at": "0.5"}
+    found = {
+        f"{place}-{groups}": config
+        for groups in (1, 2, 3)
+        for place, config in runs(
+            "cycp-pairwise", 1, cycles=str(12 // groups), participation__groups=str(groups), **changes
+        ).items()
+    }
+    assert len(grouped(found, Loader())) == 1
+    Comparison.create(tmp_path / "sweep", found).go(silent)
+    assert shared == ([(3, 3), (3, 2), (3, 1)] + [(3, 3)] * 6) * 2
+    for place, config in found.items():
+        assert files(tmp_path / "sweep" / place) == alone(config)
+
+
 class Stop(Exception):
     """Someone pressed a key."""
 
@@ -168,8 +187,8 @@ def test_an_interrupted_sweep_resumes_to_the_same_bits(
     before = len(shared)
     assert Comparison(sweep.path).go(silent) == {}
     if moment == (1, 9):
-        # Two runs have saved round 9, the third goes on from round 6: three rounds by itself, then 9 to 12 together.
-        assert shared[before:] == [(3, 1)] * 3 + [(3, 3)] * 3
+        # Two runs have saved round 9, the third goes on from round 6: three rounds together, then three by itself.
+        assert shared[before:] == [(3, 3)] * 3 + [(3, 1)] * 3
     for place, config in found.items():
         assert files(sweep.path / place) == alone(config)
 
@@ -220,11 +239,12 @@ GROUPS = {
     "another length does not": (("cycp-minimax", 2, "cycles=2,3"), {}, [2, 2]),
     "other stages do not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
     "another cycle does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
-    "another pass of scores does not": (
+    "another pass of scores shares": (
         ("cycp-pairwise", 2, "output=last,cycle_mean"),
         {"stages": "geometric", "stages__initial": "1"},
-        [2, 2],
+        [4],
     ),
+    "cohorts of half the size do not": (("cycp-minimax", 2, "participation.per-round=1,2"), {}, [2, 2]),
     "another model does not": (("cycp-minimax", 2, "model=linear,mlp"), {}, [2, 2]),
     "another float does not": (("cycp-minimax", 2, "dtype=float32,float64"), {}, [2, 2]),
     "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),

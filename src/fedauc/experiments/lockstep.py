@@ -46,9 +46,11 @@ def ride(runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> dict[s
 
 
 class Lockstep:
-    """Unfinished runs that share a graph. Those behind catch up first; one that stops leaves its lanes empty.
+    """Unfinished runs that share a graph; one that stops leaves its lanes empty.
 
-    What a round takes is shared evenly among the runs in it, so that their seconds add up to those on the clock.
+    Rounds of one kind are taken together, whatever their numbers: lanes are made anew for another kind, so a run that
+    comes to one waits until nobody is left at this. What a round takes is shared evenly among the runs in it, so that
+    their seconds add up to those on the clock.
     """
 
     def __init__(self, runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> None:
@@ -57,6 +59,7 @@ class Lockstep:
         self._watches = {name: Watch(self._training(name).algorithm) for name in runs}
         self._together = Together([_graphed(self._training(name)) for name in runs])
         self._going = list(runs)
+        self._kind: Hashable = None
         self._stopped: dict[str, str] = {}
 
     def go(self) -> dict[str, str]:
@@ -65,9 +68,19 @@ class Lockstep:
             self._observers[name](run.progress)
             self._leave_if_over(name)
         while self._going:
-            behind = min(self._runs[name].state.round for name in self._going)
-            self._round([name for name in self._going if self._runs[name].state.round == behind])
+            self._round(self._turn())
         return self._stopped
+
+    def _turn(self) -> list[str]:
+        """Who takes the next round: those at the kind of the last one, or else at that of the run furthest behind."""
+        kinds = {name: self._next(name) for name in self._going}
+        if self._kind not in kinds.values():
+            self._kind = kinds[min(self._going, key=lambda name: self._runs[name].state.round)]
+        return [name for name, kind in kinds.items() if kind == self._kind]
+
+    def _next(self, name: str) -> Hashable:
+        phase = self._training(name).plan.phase(self._runs[name].state.round)
+        return phase.scoring, phase.local_steps
 
     def _round(self, turn: list[str]) -> None:
         begin = time.perf_counter()
@@ -112,15 +125,17 @@ class Lockstep:
 
 
 def _shape(training: Training) -> Hashable:
-    """What runs that share a graph have in common: the engine's shape, and every round's kind; None for other engines.
+    """What runs that share a graph have in common: the engine's shape and their rounds' kinds; None for other engines.
 
-    A round's kind is its local steps, its batch, and whether it scores, which the algorithm and the rounds decide.
+    They have as many rounds without those that score, and cohorts of about the same size: smaller ones leave lanes
+    empty. Where their stages or cycles differ, one may wait for the others.
     """
     if not isinstance(training.engine, GraphedEngine):
         return None
-    plan, setting = training.plan, training.setting
-    stages = tuple((stage.cycles, stage.local_steps) for stage in plan.stages)
-    return training.engine.twin, plan.rounds, stages, setting.cycle_length, setting.batch, setting.augment
+    plan, setting, width = training.plan, training.setting, training.engine.widest
+    trained = sum(stage.cycles for stage in plan.stages) * setting.cycle_length
+    steps = tuple(stage.local_steps for stage in plan.stages)
+    return training.engine.twin, trained, steps, (width - 1).bit_length(), setting.batch, setting.augment
 
 
 def _graphed(training: Training) -> GraphedEngine:
