@@ -28,7 +28,7 @@ def scored(labels: np.ndarray, skill: float, seed: int, shared: float = 0.9) -> 
 
 def by_default(store: Store, cell: Cell, seeds: Sequence[int]) -> list[list[Config]]:
     """A cell's runs with nothing tuned, which is recorded as its choice."""
-    Choices(store, PAPER).put(Job(cell.column.dataset, cell.entry), Choice({}, "none", 0))
+    Choices(store, PAPER).put(Job.of(cell), Choice({}, "none", 0))
     return runs(PAPER, cell, {}, seeds)
 
 

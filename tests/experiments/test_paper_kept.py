@@ -11,7 +11,7 @@ from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choices, Job, _config
 
 RESULTS = Path(__file__).parents[2] / "results"
-JOBS = {Job(cell.column.dataset, cell.entry): cell for make in SHEETS.values() for cell in cells(make(PAPER))}
+JOBS = {Job.of(cell): cell for make in SHEETS.values() for cell in cells(make(PAPER))}
 
 
 def test_every_record_belongs_somewhere() -> None:
@@ -19,7 +19,7 @@ def test_every_record_belongs_somewhere() -> None:
     choices, used = Choices(Store(RESULTS), PAPER), set[str]()
     for make in SHEETS.values():
         for cell in cells(make(PAPER)):
-            settings = choices.settings(cell.column.dataset, cell.entry)
+            settings = choices.settings(Job.of(cell))
             used |= {name(config) for case in runs(PAPER, cell, settings, (0, 1, 2)) for config in case}
     for job in JOBS:
         choice = choices.get(job)
@@ -31,6 +31,6 @@ def test_every_record_belongs_somewhere() -> None:
 
 def test_every_choice_stands_and_belongs_to_a_row() -> None:
     choices = Choices(Store(RESULTS), PAPER)
-    found = {f"{job.dataset}-{job.entry.name}": (job, choice) for job in JOBS if (choice := choices.get(job))}
+    found = {job.name: (job, choice) for job in JOBS if (choice := choices.get(job))}
     assert sorted(found) == sorted(file.stem for file in (RESULTS / "choices" / "paper").iterdir())
     assert [key for key, (job, choice) in found.items() if not choices.stands(job, choice)] == []

@@ -15,7 +15,7 @@ from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.lockstep import grouped
-from fedauc.experiments.paper.layout import Column, Entry, Sheet
+from fedauc.experiments.paper.layout import Cell, Column, Entry, Sheet, runs
 from fedauc.experiments.paper.records import MOST_ROWS, Record, Store, name
 from fedauc.experiments.paper.running import OutOfTime, Workshop
 from fedauc.experiments.paper.scales import PAPER, SMOKE
@@ -284,9 +284,9 @@ def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Pa
 def test_another_tuning_replaces_a_choice(tmp_path: Path) -> None:
     made = shop(tmp_path)
     tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 9))
-    assert Choices(made.store, SMOKE).settings("cifar10", FEDAVG) != {}
+    assert Choices(made.store, SMOKE).settings(Job("cifar10", FEDAVG)) != {}
     tune([sheet(FEDAVG)], SMOKE, made, Tuning("none"))
-    assert Choices(made.store, SMOKE).settings("cifar10", FEDAVG) == {}
+    assert Choices(made.store, SMOKE).settings(Job("cifar10", FEDAVG)) == {}
 
 
 def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
@@ -356,3 +356,26 @@ def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None
         assert cycles == ({SMOKE.cycles} if kept else {1})
         tried = [SMOKE.config("cifar10", "cycp-fedavg", each["settings"]) for each in choice.judged]
         assert all((place.store.ranks(each) is not None) == kept for each in tried)
+
+
+def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> None:
+    """One local step in three times the cycles; until then the point has what its dataset has."""
+    place, case = shop(tmp_path), {"local-steps": "1", "cycles": "6"}
+    base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), own=True, grid="lower")
+    whole, mine = Job("cifar10", FEDAVG), Job.of(Cell(FEDAVG, replace(point, tested=False)))
+    choices = Choices(place.store, SMOKE)
+    choices.put(whole, Choice({"step-size": "0.7"}, "none", 0))
+    assert (choices.get(mine), choices.settings(mine)) == (None, {"step-size": "0.7"})
+    made = Sheet("made", "Made up", (FEDAVG,), (point,))
+    found = tune([made], SMOKE, place, None).get(mine)
+    assert found is not None
+    assert (found.grid, found.runs, found.cycles, found.budget) == ("lower", 3, 18, 3 * SMOKE.cycles)
+    tried = [config(step_size=step, local_steps="1", cycles="6") for step in ("0.1", "0.03", "0.01")]
+    aucs = [known(place.store, each).final for each in tried]
+    assert [each["validation_auc"] for each in found.judged] == [each and each.validation_auc for each in aucs]
+    assert choices.stands(mine, found)
+    assert choices.settings(mine) == found.settings
+    # Its runs are its cell's, and nobody else's: the dataset's choice stays.
+    assert runs(SMOKE, Cell(FEDAVG, point), found.settings, (0,))[0][0] in tried
+    assert choices.settings(Job.of(Cell(FEDAVG, base))) == {"step-size": "0.7"}
+    assert all(place.store.ranks(each) is None for each in tried)

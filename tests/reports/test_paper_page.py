@@ -206,7 +206,7 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
     lacking = "| `fedauc paper table1` | cifar100, chestmnist, insurance, chest-stand-in, insurance-synthetic |"
     assert lacking in made.text
     # Repeated removal has Table 1's data as the first of three draws: 21 of 63 runs.
-    assert "| `fedauc paper table9` | cifar10 21 of 63, cifar100 |" in made.text
+    assert "| `fedauc paper table9` | cifar10 (21 of 63), cifar100 |" in made.text
     assert "`fedauc paper traffic`" not in made.text
     # Seven rows, two columns, three seeds of a second each.
     assert "\n42 runs, 42 seconds of training and evaluation, on:\n" in made.text
@@ -258,6 +258,19 @@ def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: 
     assert [cell.auc is not None for cell in filled.values()] == [True, False]
 
 
+def test_a_point_that_is_not_tuned_by_itself_is_told(tmp_path: Path) -> None:
+    """It has its dataset's settings until then, and is done only when its own runs are."""
+    store = store_of(tmp_path, "figure2", ["cifar10-M1", "cifar10-M10"], lambda cell, _: HIGH)
+    told = "Not tuned by themselves yet, with the settings that Table 1 has on the same data: cifar10-M1."
+    listed = "| `fedauc paper figure2` | cifar10-M1 (6 of 6, to be tuned), cifar10-M2"
+    assert told not in (text := page(store, PAPER, SEEDS).text)
+    assert "| `fedauc paper figure2` | cifar10-M2, cifar10-M5" in text
+    (tmp_path / "choices" / "paper" / "cifar10-M1-cycp-pairwise.json").unlink()
+    text = page(store, PAPER, SEEDS).text
+    assert told in text
+    assert listed in text
+
+
 def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
     """The made-up records have half of AUC, which is 1 here and 0.5 there."""
     store, level = Store(tmp_path), {"cycp-fedavg": 1.0, "cycp-minimax": 0.5}
@@ -291,7 +304,7 @@ def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
         judged = tuple({"settings": {"step-size": each}, "cycles": 2} for each in ("0.1", "0.01", "0.001"))
         choices.put(Job("cifar10", Entry(method, method)), Choice({"step-size": step}, "steps", 6, judged, 3, 6, 1.0))
     for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], [])):
-        for config in runs(PAPER, cell, choices.settings("cifar10", cell.entry), SEEDS)[0]:
+        for config in runs(PAPER, cell, choices.settings(Job("cifar10", cell.entry)), SEEDS)[0]:
             keep(store, config, [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
     assert "In all 9 runs, 18 cycles, 0 seconds." in text

@@ -105,10 +105,13 @@ WIDER = ("100", "10", *WIDE)
 FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
-GRIDS = ("none", "steps", "wide", "wider", "fine", "long", "full", "paper")
+GRIDS = ("none", "steps", "wide", "wider", "fine", "long", "full", "lower", "paper")
 """No tuning; step sizes with λ or ρ; the same with a larger one, with three, or with more; those without the ends, with
-two λ or ρ, for longer rungs; the method's own and the next smaller, for runs of full length; the paper's, with its
-stages."""
+two λ or ρ, for longer rungs; the method's own and the next smaller, for runs of full length; the same with one that is
+smaller still; the paper's, with its stages."""
+
+WHOLE = {"full": 2, "lower": 3}
+"""The grids for runs of full length, and how many step sizes they have."""
 
 FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
 """The other values where only step sizes are tuned."""
@@ -117,12 +120,13 @@ FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "
 def _steps(grid: str, usual: float) -> tuple[str, ...]:
     """The step sizes of a grid, largest first; `usual` is the method's own.
 
-    >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 0.0001)
-    (('0.1', '0.03'), ('0.03', '0.01'), ('0.003', '0.001'))
+    >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 0.0001), _steps("lower", 0.01)
+    (('0.1', '0.03'), ('0.03', '0.01'), ('0.003', '0.001'), ('0.01', '0.003', '0.001'))
     """
-    if grid == "full":
-        nearest = min(range(len(FINE) - 1), key=lambda place: abs(math.log(float(FINE[place]) / usual)))
-        return FINE[nearest : nearest + 2]
+    if count := WHOLE.get(grid):
+        starts = range(len(FINE) - count + 1)
+        nearest = min(starts, key=lambda place: abs(math.log(float(FINE[place]) / usual)))
+        return FINE[nearest : nearest + count]
     return {"wide": WIDE, "wider": WIDER, "fine": FINE, "long": FINE[1:-1]}.get(grid, STEPS)
 
 
@@ -146,7 +150,7 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
         axes["algorithm.amplify"] = ("1.5", "2", "3")
     if grid == "long":
         axes = {name: values[:2] for name, values in axes.items()}
-    if grid == "full":
+    if grid in WHOLE:
         axes = {name: (FULL[name],) for name in axes}
     axes = {"step-size": _steps(grid, method.step_size), **axes}
     staged = grid == "paper" and (minimax or pairwise)

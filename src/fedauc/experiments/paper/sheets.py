@@ -87,7 +87,7 @@ def table9(scale: Scale) -> Sheet:
 
 
 def figure1(scale: Scale) -> Sheet:
-    """The communication interval I, at the same number of local steps in all."""
+    """The communication interval I, at the same number of local steps in all. On images, each I has its step size."""
     columns = []
     for dataset in (*PUBLISHED, *FRAUD):
         for steps in scale.intervals:
@@ -99,7 +99,10 @@ def figure1(scale: Scale) -> Sheet:
 
 
 def figure2(scale: Scale) -> Sheet:
-    """Clients per round M, out of the same groups; the largest M is the whole group."""
+    """Clients per round M, out of the same groups; the largest M is the whole group.
+
+    On images, each M has its step size.
+    """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
         cohorts = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
@@ -110,7 +113,10 @@ def figure2(scale: Scale) -> Sheet:
 
 
 def figure3(scale: Scale) -> Sheet:
-    """The number of groups K with one client per round, at the same number of rounds; the groups are drawn."""
+    """The number of groups K with one client per round, at the same number of rounds; the groups are drawn.
+
+    On images, each K has its step size.
+    """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
         own = dataset in FRAUD and scale.published
@@ -301,10 +307,11 @@ def _fraud(dataset: str, suffix: str = "", case: Texts | None = None, splits: in
 
 
 def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Column:
-    """A figure's point; those that are a table's runs too keep their ranks."""
+    """A figure's point. Those that are a table's runs too keep their ranks; the others are tuned anew on images."""
     if dataset in FRAUD:
         return replace(_fraud(dataset, f"-{value}", case), tested=tested)
-    return replace(_column(f"{dataset}-{value}", dataset, case), tested=tested)
+    found = replace(_column(f"{dataset}-{value}", dataset, case), tested=tested)
+    return replace(found, own=True, grid="lower") if dataset in IMAGES and not tested else found
 
 
 def _skewed(name: str, dataset: str, title: str) -> Sheet:

@@ -1,4 +1,7 @@
-"""What each row is run with: chosen on validation AUC by successive halving, once per dataset, and recorded."""
+"""What each row is run with: chosen on validation AUC by successive halving, and recorded.
+
+It is chosen once per dataset, and by itself for columns that ask for that.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from typing import Any, NamedTuple
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import Config
-from fedauc.experiments.paper.halving import GRIDS, Trial, Winner, candidates, check_budget, halve
-from fedauc.experiments.paper.layout import Entry, Sheet, cells
+from fedauc.experiments.paper.halving import GRIDS, WHOLE, Trial, Winner, candidates, check_budget, halve
+from fedauc.experiments.paper.layout import Cell, Entry, Sheet, cells
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import Workshop
 from fedauc.experiments.paper.scales import Scale, Texts
@@ -33,8 +36,8 @@ class Tuning:
     cycles: int = 0
 
     def budget(self, scale: Scale) -> int:
-        """The cycles of a row: two whole runs for the grid of such, otherwise 120."""
-        return self.cycles or (2 * scale.cycles if self.grid == "full" else USUAL)
+        """The cycles of a row: a whole run per step size for the grids of such, otherwise 120."""
+        return self.cycles or WHOLE.get(self.grid, 0) * scale.cycles or USUAL
 
     @staticmethod
     def read(text: str) -> Tuning:
@@ -53,10 +56,25 @@ Game = Generator[Trial, Sequence[float | None], Winner]
 
 
 class Job(NamedTuple):
-    """A row to tune on a dataset, with its labels as they are and dir = 0.5."""
+    """A row to tune on a dataset, with its labels as they are and dir = 0.5; or in the first case of a column."""
 
     dataset: str
     entry: Entry
+    column: str = ""
+    case: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def of(cell: Cell) -> Job:
+        """What gives a cell its settings."""
+        entry, column = cell
+        if not column.own:
+            return Job(column.dataset, entry)
+        return Job(column.dataset, entry, column.name, tuple(sorted(column.cases[0].items())))
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.column or self.dataset}-{self.entry.name}"
 
 
 @dataclass(frozen=True)
@@ -96,9 +114,13 @@ class Choices:
         except (ValueError, TypeError) as error:
             raise ValueError(f"choice {path} is damaged ({error}); delete it, and it is made again") from error
 
-    def settings(self, dataset: str, entry: Entry) -> Texts:
+    def find(self, job: Job) -> Choice | None:
+        """What was chosen; for a column by itself, or until then for its dataset."""
+        return self.get(job) or (self.get(Job(job.dataset, job.entry)) if job.column else None)
+
+    def settings(self, job: Job) -> Texts:
         """The chosen values, or none: the method's defaults."""
-        found = self.get(Job(dataset, entry))
+        found = self.find(job)
         return found.settings if found else {}
 
     def put(self, job: Job, choice: Choice) -> None:
@@ -127,7 +149,7 @@ class Choices:
         return Cost(len(found), sum(config.recipe.cycles for config in found), seconds)
 
     def _path(self, job: Job) -> Path:
-        return self._store.path / "choices" / self._scale.name / f"{job.dataset}-{job.entry.name}.json"
+        return self._store.path / "choices" / self._scale.name / f"{job.name}.json"
 
 
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
@@ -140,7 +162,7 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     asked_for = [cell for sheet in sheets for cell in cells(sheet)]
     if asked:
         check_budget(asked.grid, asked.budget(scale), [cell.entry for cell in asked_for])
-    wanted = {Job(cell.column.dataset, cell.entry): asked or Tuning(cell.column.grid) for cell in asked_for}
+    wanted = {Job.of(cell): asked or Tuning(cell.column.grid) for cell in asked_for}
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
@@ -158,12 +180,17 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
                 trials[job] = _configs(scale, job, games[job].send(answer))  # type: ignore[arg-type]
             except StopIteration as over:
                 choices.put(job, _choice(scale, job, wanted[job], over.value, shop.store))
-        # All rows at once, so that those of several datasets may share a graph. Whole runs are a table's too.
-        every = [config for configs in trials.values() for config in configs]
-        for whole in (True, False):
-            shop.run([config for config in every if (config.recipe.cycles == scale.cycles) == whole], tested=whole)
+        # All rows at once, so that those of several datasets may share a graph. Whole runs of a dataset are a table's.
+        for tested in (True, False):
+            shop.run(
+                [config for job in trials for config in trials[job] if _tested(scale, job, config) == tested], tested
+            )
         answers = {job: [_validation(shop.store, config) for config in configs] for job, configs in trials.items()}
     return choices
+
+
+def _tested(scale: Scale, job: Job, config: Config) -> bool:
+    return config.recipe.cycles == scale.cycles and not job.column
 
 
 def _configs(scale: Scale, job: Job, trial: Trial) -> list[Config]:
@@ -171,11 +198,13 @@ def _configs(scale: Scale, job: Job, trial: Trial) -> list[Config]:
 
 
 def _config(scale: Scale, job: Job, settings: Texts, cycles: int) -> Config:
-    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint, unless it is whole."""
-    if cycles == scale.cycles:
-        return scale.config(job.dataset, job.entry.method, {**job.entry.settings, **settings})
+    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint, unless it is whole.
+
+    A whole run has the scale's cycles, or those that its column has instead.
+    """
     brief = {"cycles": str(cycles), "evaluate-every": str(cycles), "checkpoint-every": str(cycles)}
-    return scale.config(job.dataset, job.entry.method, {**job.entry.settings, **settings, **brief})
+    given = {**job.entry.settings, **settings, **dict(job.case), **({} if cycles == scale.cycles else brief)}
+    return scale.config(job.dataset, job.entry.method, given)
 
 
 def _validation(store: Store, config: Config) -> float | None:
@@ -190,13 +219,13 @@ def _validation(store: Store, config: Config) -> float | None:
 
 
 def _choice(scale: Scale, job: Job, tuning: Tuning, winner: Winner, store: Store) -> Choice:
-    found = [store.get(_config(scale, job, each.settings, each.cycles)) for each in winner.judged]
+    configs = [_config(scale, job, each.settings, each.cycles) for each in winner.judged]
     return Choice(
         settings=winner.settings,
         grid=tuning.grid,
         budget=tuning.budget(scale),
         judged=tuple(each._asdict() for each in winner.judged),
         runs=len(winner.judged),
-        cycles=sum(each.cycles for each in winner.judged),
-        seconds=round(sum(record.seconds for record in found if record), 3),
+        cycles=sum(config.recipe.cycles for config in configs),
+        seconds=round(sum(record.seconds for config in configs if (record := store.get(config))), 3),
     )

@@ -49,8 +49,8 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps, wide, wider, fine, long, full or paper, and cycles per row (120, for full two whole "
-        "runs); by default what was chosen before.",
+        help="none, steps, wide, wider, fine, long, full, lower or paper, and cycles per row (120, for full two whole "
+        "runs, for lower three); by default what was chosen before.",
     ),
 ]
 

@@ -40,6 +40,7 @@ class Filled:
     highest, `curve` the mean over the runs done. `p_value` is against the column's best row, which has none itself;
     `versus` has that against each of the paper's own methods. `reach` is where the curve of a cell whose runs are all
     done first meets the column's `target`, and `early` where it comes within EARLY of that.
+    A cell is `borrowed` that has its dataset's settings until it is tuned by itself.
     """
 
     asked: int
@@ -57,6 +58,7 @@ class Filled:
     target: float | None = None
     reach: Reach | None = None
     early: Reach | None = None
+    borrowed: bool = False
 
     @property
     def whole(self) -> bool:
@@ -80,7 +82,7 @@ class Filler:
 
     def configs(self, cell: Cell) -> list[list[Config]]:
         """The runs of a cell, by case, with what was chosen for its row."""
-        chosen = self._choices.settings(cell.column.dataset, cell.entry)
+        chosen = self._choices.settings(Job.of(cell))
         return runs(self._scale, cell, chosen, self._seeds)
 
     def records(self, cell: Cell) -> list[list[Record | None]]:
@@ -95,7 +97,7 @@ class Filler:
         """Whether its row is still to be tuned: what has run with its defaults is not its result."""
         entry, column = cell
         tried = candidates(entry, column.grid)
-        return tried != [{}] and self._choices.get(Job(column.dataset, entry)) is None
+        return tried != [{}] and self._choices.find(Job.of(cell)) is None
 
     def fill(self, sheet: Sheet) -> dict[Key, Filled]:
         """Every cell of a sheet. A column's best row is one whose runs are all done."""
@@ -117,7 +119,8 @@ class Filler:
         done = [record for record in flat if record and record.final]
         stopped = sum(bool(record and record.stopped) for record in flat)
         auc, precision, validation, selected = (_spread(cases, cell.column.averaged, number) for number in NUMBERS)
-        return Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
+        found = Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
+        return replace(found, borrowed=cell.column.own and self._choices.get(Job.of(cell)) is None)
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell."""

@@ -8,7 +8,7 @@ from fedauc.experiments.paper.halving import candidates
 from fedauc.experiments.paper.layout import Cell, Sheet, cells, runs
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.scales import Scale, Texts
-from fedauc.experiments.paper.tuning import Choices
+from fedauc.experiments.paper.tuning import Choices, Job
 from fedauc.reports.paper.tables import grid, spread_text
 from fedauc.reports.summary import Spread
 
@@ -20,7 +20,7 @@ def others(sheet: Sheet, scale: Scale, store: Store, seeds: Sequence[int]) -> It
     """A line for each row, dataset and setting that has run in full without being what the table shows."""
     choices, lines = Choices(store, scale), list[list[str]]()
     for cell in cells(sheet):
-        chosen = choices.settings(cell.column.dataset, cell.entry)
+        chosen = choices.settings(Job.of(cell))
         if store.begun(scale.datasets[cell.column.dataset]["data"], cell.entry.method):
             for settings in candidates(cell.entry, GRID):
                 if settings != chosen and (found := _aucs(cell, settings, scale, store, seeds)):

@@ -70,8 +70,9 @@ def lacking(sheets: Sequence[Shown]) -> Iterator[str]:
             mine = [filled[entry.name, column.name] for entry in sheet.rows]
             done, asked = (sum(getattr(cell, what) for cell in mine) for what in ("done", "asked"))
             done += sum(cell.stopped for cell in mine)
-            if done < asked:
-                found.append(f"{column.name} {done} of {asked}" if done else column.name)
+            tune = ", to be tuned" if any(cell.borrowed for cell in mine) else ""
+            if done < asked or tune:
+                found.append(f"{column.name} ({done} of {asked}{tune})" if done else column.name)
         if found:
             lines.append([f"`fedauc paper {sheet.name}`", ", ".join(found)])
     if lines:
@@ -123,6 +124,9 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
         paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
         yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")
         yield grid(matrix(found))
+    if borrowed := [name for (_, name), cell in shown.filled.items() if cell.borrowed and cell.done]:
+        listed = ", ".join(dict.fromkeys(borrowed))
+        yield prose(f"Not tuned by themselves yet, with the settings that Table 1 has on the same data: {listed}.")
     if sheet.name in CLAIMS and (said := list(claims(shown))):
         yield "".join(map(_item, said))
     if picture:
@@ -145,7 +149,7 @@ def data(facts: Mapping[str, Facts]) -> Iterator[str]:
 
 def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     """What was chosen, out of how many candidates, at what cost."""
-    jobs = dict.fromkeys(Job(cell.column.dataset, cell.entry) for each in shown for cell in cells(each.sheet))
+    jobs = dict.fromkeys(Job.of(cell) for each in shown for cell in cells(each.sheet))
     chosen = {job: found for job in jobs if (found := choices.get(job))}
     runs, cycles, seconds = choices.cost(chosen)
     yield "## Tuning\n"
@@ -157,14 +161,15 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
         "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
         "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
-        f"runs of full length. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
+        "runs of full length; `lower` has one that is smaller still, for points of figures on images, which are tuned "
+        f"one by one. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
     yield from map(prose, _searched(shown))
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
     for job, found in chosen.items():
         values = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
         cost = [str(len(candidates(job.entry, found.grid))), str(found.runs), str(found.cycles), f"{found.seconds:.0f}"]
-        lines.append([job.dataset, job.entry.name, values, found.grid, *cost])
+        lines.append([job.column or job.dataset, job.entry.name, values, found.grid, *cost])
     yield grid(lines)
 
 
