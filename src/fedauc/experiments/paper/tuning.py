@@ -162,7 +162,7 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     asked_for = [cell for sheet in sheets for cell in cells(sheet)]
     if asked:
         check_budget(asked.grid, asked.budget(scale), [cell.entry for cell in asked_for])
-    wanted = {Job.of(cell): asked or Tuning(cell.column.grid) for cell in asked_for}
+    wanted = {Job.of(cell): asked or Tuning.read(cell.column.grid) for cell in asked_for}
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)

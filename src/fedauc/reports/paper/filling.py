@@ -14,7 +14,7 @@ from fedauc.experiments.paper.layout import Cell, Column, Sheet, cells, runs
 from fedauc.experiments.paper.records import Point, Record, Store
 from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import OURS
-from fedauc.experiments.paper.tuning import Choices, Job
+from fedauc.experiments.paper.tuning import Choices, Job, Tuning
 from fedauc.reports.paper.printed import Printed, printed
 from fedauc.reports.paper.testing import Wins, p_value, wins
 from fedauc.reports.summary import Spread
@@ -96,7 +96,7 @@ class Filler:
     def _untuned(self, cell: Cell) -> bool:
         """Whether its row is still to be tuned: what has run with its defaults is not its result."""
         entry, column = cell
-        tried = candidates(entry, column.grid)
+        tried = candidates(entry, Tuning.read(column.grid).grid)
         return tried != [{}] and self._choices.find(Job.of(cell)) is None
 
     def fill(self, sheet: Sheet) -> dict[Key, Filled]:

@@ -154,9 +154,9 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     runs, cycles, seconds = choices.cost(chosen)
     yield "## Tuning\n"
     yield prose(
-        "Successive halving on validation AUC, once per dataset and row, on labels as they are; rows that are "
-        "tuned over one grid have the same cycles to spend, less what their candidates do not divide. The grid "
-        "`steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
+        "Successive halving on validation AUC, once per dataset and row, on labels as they are; a dataset's rows "
+        "that are tuned over one grid have the same cycles to spend, less what their candidates do not divide. The "
+        "grid `steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
         " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
         " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
         "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
