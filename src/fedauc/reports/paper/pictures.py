@@ -49,41 +49,58 @@ def _varied(sheet: Sheet, filled: Mapping[Key, Filled], dataset: str, row: str) 
 
 
 def draw(made: Sequence[Panel], path: Path) -> None:
-    """Panels two by two."""
+    """Panels two by two; a line of panels has a legend of its own, where values of a number are varied."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     down = math.ceil(len(made) / ACROSS)
     figure = Figure(figsize=(11, 3.4 * down), layout="constrained")
     FigureCanvasAgg(figure)
-    labels, shown = _labels(made), dict[str, Any]()
-    axes = figure.subplots(down, ACROSS, squeeze=False).flat
-    for panel, axis in zip(made, axes, strict=False):
-        axis.set(title=panel.title, xlabel="rounds", ylabel="test AUC")
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        curves = {label: curve for label, curve in panel.curves.items() if curve}
-        for label, curve in curves.items():
-            rounds, aucs = [point.rounds for point in curve], [point.auc for point in curve]
-            (shown[label],) = axis.plot(rounds, aucs, **_look(labels.index(label)))
-        ends = [curve[-1].rounds for curve in curves.values()]
-        if max(ends) > APART * min(ends):
-            axis.set_xscale("log")
-        axis.set_ylim(bottom=_bottom(panel))
-    for axis in list(figure.axes)[len(made) :]:
-        axis.set_visible(False)
-    ordered = [label for label in labels if label in shown]
-    figure.legend([shown[label] for label in ordered], ordered, loc="outside right upper", frameon=False)
+    axes = figure.subplots(down, ACROSS, squeeze=False)
+    numbers = all(map(_is_number, _labels(made)))
+    for start, line in zip(range(0, len(made), ACROSS), axes, strict=True):
+        mine = made[start : start + ACROSS]
+        labels, shown = _labels(mine if numbers else made), dict[str, Any]()
+        looks = {label: _look(place, len(labels) if numbers else 0) for place, label in enumerate(labels)}
+        for panel, axis in zip(mine, line, strict=False):
+            shown |= _plot(panel, axis, looks)
+        for axis in line[len(mine) :]:
+            axis.set_visible(False)
+        ordered = [label for label in labels if label in shown]
+        if numbers or not start:
+            beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+            line[len(mine) - 1].legend([shown[label] for label in ordered], ordered, **beside)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, buffer.getvalue())
 
 
+def _plot(panel: Panel, axis: Any, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A panel's lines by label."""
+    axis.set(title=panel.title, xlabel="rounds", ylabel="test AUC")
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    curves = {label: curve for label, curve in panel.curves.items() if curve}
+    shown = {}
+    for label, curve in curves.items():
+        (shown[label],) = axis.plot([point.rounds for point in curve], [point.auc for point in curve], **looks[label])
+    ends = [curve[-1].rounds for curve in curves.values()]
+    if max(ends) > APART * min(ends):
+        axis.set_xscale("log")
+    axis.set_ylim(bottom=_bottom(panel))
+    return shown
+
+
+def _is_number(label: str) -> bool:
+    """Whether it is a value of I, M or K."""
+    return label[1:].isdecimal()
+
+
 def _labels(made: Sequence[Panel]) -> list[str]:
     """Every label once: values of a number by their size, rows as they come."""
     found = list(dict.fromkeys(label for panel in made for label in panel.curves))
-    return sorted(found, key=lambda label: int(label[1:])) if all(each[1:].isdecimal() for each in found) else found
+    return sorted(found, key=lambda label: int(label[1:])) if all(map(_is_number, found)) else found
 
 
 def _bottom(panel: Panel) -> float:
@@ -92,7 +109,10 @@ def _bottom(panel: Panel) -> float:
     return lowest - 0.01
 
 
-def _look(place: int) -> dict[str, Any]:
-    """A colour each, every other line dashed: lines that coincide are then both seen."""
+def _look(place: int, of: int) -> dict[str, Any]:
+    """A colour each, from dark to light for values `of` a number; every other line dashed: those that coincide show."""
+    from matplotlib import colormaps
+
     colours = COLOURS[:-1]
-    return {"color": colours[place % len(colours)], "linestyle": STYLES[place % 2], "linewidth": 1.4}
+    colour = colormaps["viridis"](0.9 * place / max(1, of - 1)) if of else colours[place % len(colours)]
+    return {"color": colour, "linestyle": STYLES[place % 2], "linewidth": 1.4}
