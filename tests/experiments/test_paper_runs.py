@@ -361,7 +361,7 @@ def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None
 def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> None:
     """One local step in three times the cycles; until then the point has what its dataset has."""
     place, case = shop(tmp_path), {"local-steps": "1", "cycles": "6"}
-    base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), own=True, grid="lower")
+    base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
     whole, mine = Job("cifar10", FEDAVG), Job.of(Cell(FEDAVG, replace(point, tested=False)))
     choices = Choices(place.store, SMOKE)
     choices.put(whole, Choice({"step-size": "0.7"}, "none", 0))

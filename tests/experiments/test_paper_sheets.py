@@ -14,6 +14,7 @@ from fedauc.experiments.config import Config
 from fedauc.experiments.paper.layout import Entry, Sheet, cells, runs
 from fedauc.experiments.paper.scales import PAPER, SCALES, SMOKE, Scale
 from fedauc.experiments.paper.sheets import METHODS, SHEETS
+from fedauc.experiments.paper.tuning import Job
 from fedauc.experiments.runner import Loader, assembled
 from fedauc.models.mlp import MLP
 from fedauc.models.resnet import ResNet18
@@ -124,11 +125,15 @@ def test_card_fraud_is_grouped_by_time_of_day_where_there_are_groups() -> None:
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
 def test_figures_vary_one_thing_at_equal_cost(scale: Scale) -> None:
-    """Figure 1 has the same local steps in all, figure 3 the same rounds."""
+    """Figure 1 has the same local steps in all; figure 3 and the other one of intervals have the same rounds."""
     interval = configs(scale, SHEETS["figure1"](scale)).values()
     assert {config.recipe.cycles * config.recipe.local_steps for config in interval} == {
         scale.cycles * scale.local_steps
     }
+    longer = configs(scale, SHEETS["intervals"](scale)).values()
+    assert {config.recipe.cycles for config in longer} == {scale.cycles}
+    ends = {scale.intervals[0], scale.local_steps, scale.intervals[-1]}
+    assert {config.recipe.local_steps for config in longer} == ends
     rounds: dict[str, set[int]] = {}
     for (_, column), config in configs(scale, SHEETS["figure3"](scale)).items():
         schedule = config.recipe.participation
@@ -159,6 +164,16 @@ def test_sheets_share_the_runs_they_have_in_common() -> None:
         if column.tested
     }
     assert {point.rpartition("-")[2] for point in points} == {"I16", "M10", "M6"}
+
+
+def test_an_interval_has_the_step_size_of_figure_1_whatever_its_rounds() -> None:
+    """On images each interval but Table 1's own is tuned in figure 1, and not again at other rounds."""
+    jobs = {name: {Job.of(cell) for cell in cells(SHEETS[name](PAPER))} for name in ("figure1", "intervals")}
+    assert jobs["intervals"] <= jobs["figure1"]
+    assert {job.column for job in jobs["intervals"]} == {
+        "",
+        *(f"cifar{k}-I{steps}" for k in (10, 100) for steps in (4, 64)),
+    }
 
 
 def test_the_seven_surrogates_are_all_there() -> None:

@@ -34,7 +34,7 @@ class Column:
     no other is asked for, with a row's cycles after a colon if they are not the usual ones: a wider one off the paper's
     data, where its step sizes may not reach far enough. Runs of
     columns that are not `tested` keep no ranks: a figure's points are compared with each other, not its rows. A column
-    with its `own` tuning has settings for itself, those of its dataset until then.
+    with a `tuned` case has settings for itself, chosen there; until then it has those of its dataset.
     """
 
     name: str
@@ -46,12 +46,15 @@ class Column:
     overlap: float = 0.0
     grid: str = "steps"
     tested: bool = True
-    own: bool = False
+    tuned: Texts = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table or figure before anything has run; `precision` and `validation` ask for more numbers beside test AUC."""
+    """A table or figure before anything has run; `precision` and `validation` ask for more numbers beside test AUC.
+
+    Where something is `varied`, columns are its values, and are shown one below the other.
+    """
 
     name: str
     title: str
@@ -60,6 +63,7 @@ class Sheet:
     view: View = "auc"
     precision: bool = False
     validation: bool = False
+    varied: bool = False
 
     def narrowed(self, columns: Sequence[str], rows: Sequence[str]) -> Sheet:
         """Only the columns (the usual ones, if none is named) and rows named."""

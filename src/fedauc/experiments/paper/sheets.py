@@ -94,11 +94,9 @@ def figure1(scale: Scale) -> Sheet:
     columns = []
     for dataset in (*PUBLISHED, *FRAUD):
         for steps in scale.intervals:
-            cycles = scale.cycles * scale.local_steps // steps
-            every = max(1, cycles // 50)
-            case = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(every)}
-            columns.append(_point(dataset, f"I{steps}", case, steps == scale.local_steps))
-    return Sheet("figure1", "Figure 1: communication interval I, equal local steps", _entries(OURS), tuple(columns))
+            columns.append(_point(dataset, f"I{steps}", _interval(scale, steps), steps == scale.local_steps))
+    title = "Figure 1: communication interval I, equal local steps"
+    return Sheet("figure1", title, _entries(OURS), tuple(columns), varied=True)
 
 
 def figure2(scale: Scale) -> Sheet:
@@ -112,7 +110,7 @@ def figure2(scale: Scale) -> Sheet:
         for size in cohorts:
             whole = size == cohorts[-1]
             columns.append(_point(dataset, f"M{size}", {} if whole else {"participation.per-round": str(size)}, whole))
-    return Sheet("figure2", "Figure 2: clients per round M, flip = 0", _entries(OURS), tuple(columns))
+    return Sheet("figure2", "Figure 2: clients per round M, flip = 0", _entries(OURS), tuple(columns), varied=True)
 
 
 def figure3(scale: Scale) -> Sheet:
@@ -129,10 +127,26 @@ def figure3(scale: Scale) -> Sheet:
             case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
             case |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
             columns.append(_point(dataset, f"K{groups}", case))
-    return Sheet("figure3", "Figure 3: number of groups K, M = 1, equal rounds", _entries(OURS), tuple(columns))
+    title = "Figure 3: number of groups K, M = 1, equal rounds"
+    return Sheet("figure3", title, _entries(OURS), tuple(columns), varied=True)
 
 
 # --------------------------------------------------------------------------------------------------- beyond the paper
+
+
+def intervals(scale: Scale) -> Sheet:
+    """Figure 1 at the same number of rounds, so that a longer interval has more local steps in all.
+
+    On images the step sizes are those of Figure 1.
+    """
+    columns = []
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        for steps in (scale.intervals[0], scale.local_steps, scale.intervals[-1]):
+            point = _point(dataset, f"I{steps}", _interval(scale, steps), steps == scale.local_steps)
+            cases = tuple(_without_length(case) for case in point.cases)
+            columns.append(replace(point, cases=cases))
+    title = "Communication interval I, equal rounds"
+    return Sheet("intervals", title, _entries(OURS), tuple(columns), varied=True)
 
 
 def classes(scale: Scale) -> Sheet:
@@ -276,7 +290,7 @@ SHEETS: Mapping[str, Callable[[Scale], Sheet]] = {
     for made in (
         *(table1, table2, table3, table4, table5, table8, table9),
         *(figure1, figure2, figure3),
-        *(classes, creditcard, traffic, schedules, batches, alike, ablation, noise, surrogates),
+        *(intervals, classes, creditcard, traffic, schedules, batches, alike, ablation, noise, surrogates),
     )
 }
 """Every table and figure that comes from runs, by name."""
@@ -314,7 +328,17 @@ def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Colum
     if dataset in FRAUD:
         return replace(_fraud(dataset, f"-{value}", case), tested=tested)
     found = replace(_column(f"{dataset}-{value}", dataset, case), tested=tested)
-    return replace(found, own=True, grid="lower") if dataset in IMAGES and not tested else found
+    return replace(found, tuned=case, grid="lower") if dataset in IMAGES and not tested else found
+
+
+def _interval(scale: Scale, steps: int) -> dict[str, str]:
+    """So many local steps a round, in fewer cycles the more they are."""
+    cycles = scale.cycles * scale.local_steps // steps
+    return {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
+
+
+def _without_length(case: Texts) -> dict[str, str]:
+    return {name: value for name, value in case.items() if name not in ("cycles", "evaluate-every")}
 
 
 def _skewed(name: str, dataset: str, title: str) -> Sheet:

@@ -56,7 +56,7 @@ Game = Generator[Trial, Sequence[float | None], Winner]
 
 
 class Job(NamedTuple):
-    """A row to tune on a dataset, with its labels as they are and dir = 0.5; or in the first case of a column."""
+    """A row to tune on a dataset, with its labels as they are and dir = 0.5; or in the case of a column."""
 
     dataset: str
     entry: Entry
@@ -67,9 +67,9 @@ class Job(NamedTuple):
     def of(cell: Cell) -> Job:
         """What gives a cell its settings."""
         entry, column = cell
-        if not column.own:
+        if not column.tuned:
             return Job(column.dataset, entry)
-        return Job(column.dataset, entry, column.name, tuple(sorted(column.cases[0].items())))
+        return Job(column.dataset, entry, column.name, tuple(sorted(column.tuned.items())))
 
     @property
     def name(self) -> str:

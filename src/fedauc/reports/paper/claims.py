@@ -75,5 +75,10 @@ def _rounds(series: Series, symbol: str, target: float) -> str:
     return f"{share(target, 4)} are {listed}: they {verdict}"
 
 
-CLAIMS: Mapping[str, Callable[[Series], str]] = {"figure1": interval, "figure2": cohort, "figure3": groups}
+CLAIMS: Mapping[str, Callable[[Series], str]] = {
+    "figure1": interval,
+    "intervals": interval,
+    "figure2": cohort,
+    "figure3": groups,
+}
 """What each figure is asked."""

@@ -153,14 +153,14 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
             show(sheet, filled, early_text)
         for line in warnings(sheet, filler, store):
             console.print(line, highlight=False, markup=False)
-        if sheet.name.startswith("figure") and (made := panels(sheet, filled)):
+        if sheet.varied and (made := panels(sheet, filled)):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)
     if any(sheet.view == "traffic" for sheet in sheets):
         console.print(REACHED, highlight=False, markup=False)
     if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
-        down = all(sheet.name.startswith("figure") for sheet in aucs)
+        down = all(sheet.varied for sheet in aucs)
         console.print(legend(scale.published, down), highlight=False, markup=False)
     if not scale.published:
         console.print(SMOKE, highlight=False)

@@ -120,7 +120,7 @@ class Filler:
         stopped = sum(bool(record and record.stopped) for record in flat)
         auc, precision, validation, selected = (_spread(cases, cell.column.averaged, number) for number in NUMBERS)
         found = Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
-        return replace(found, borrowed=cell.column.own and self._choices.get(Job.of(cell)) is None)
+        return replace(found, borrowed=bool(cell.column.tuned) and self._choices.get(Job.of(cell)) is None)
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell."""

@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 def panels(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[Panel]:
     """Of a figure a panel per dataset and row with a line per column; of a table one per column with a line per row."""
-    if sheet.name.startswith("figure"):
+    if sheet.varied:
         made = [
             Panel(f"{entry.name}, {dataset}", _varied(sheet, filled, dataset, entry.name))
             for dataset in dict.fromkeys(column.dataset for column in sheet.columns)

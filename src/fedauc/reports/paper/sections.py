@@ -102,7 +102,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n"))
     if sheet.view == "traffic":
         yield prose(REACHED)
-    if sheet.name.startswith("figure"):
+    if sheet.varied:
         yield prose(DOWN)
     theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
     if theirs:

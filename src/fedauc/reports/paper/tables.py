@@ -45,7 +45,7 @@ Text = Callable[[Mapping[Key, Filled], Key], str]
 def rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -> list[list[str]]:
     """A header, then a line per row; a figure's columns, which are many, go down."""
     lines = list(_rows(sheet, filled, show or (auc_text if sheet.view == "auc" else traffic_text)))
-    return [list(line) for line in zip(*lines, strict=True)] if sheet.name.startswith("figure") else lines
+    return [list(line) for line in zip(*lines, strict=True)] if sheet.varied else lines
 
 
 def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:

@@ -48,7 +48,7 @@ def _cut(sheet: Sheet, start: int, stop: int) -> Sheet:
 
 
 def _down(sheet: Sheet) -> bool:
-    return sheet.name.startswith("figure")
+    return sheet.varied
 
 
 def _fits(sheet: Sheet, filled: Mapping[Key, Filled], text: Text | None, console: Console) -> bool:
