@@ -8,7 +8,7 @@ from fedauc.experiments.paper.layout import cells, runs
 from fedauc.experiments.paper.records import Store, name
 from fedauc.experiments.paper.scales import PAPER
 from fedauc.experiments.paper.sheets import SHEETS
-from fedauc.experiments.paper.tuning import Choices, Job, _config
+from fedauc.experiments.paper.tuning import Choices, Job, Tuning, _config
 
 RESULTS = Path(__file__).parents[2] / "results"
 JOBS = {Job.of(cell): cell for make in SHEETS.values() for cell in cells(make(PAPER))}
@@ -27,6 +27,15 @@ def test_every_record_belongs_somewhere() -> None:
             used.add(name(_config(PAPER, job, each["settings"], each["cycles"])))
     kept = {file.stem for folder in ("runs", "ranks") for file in (RESULTS / folder).iterdir()}
     assert sorted(kept - used) == []
+
+
+def test_every_choice_is_over_the_grid_that_its_column_has() -> None:
+    """A grid that was changed later does not reach what was chosen before: that is to be deleted, and made anew."""
+    choices = Choices(Store(RESULTS), PAPER)
+    for job, cell in JOBS.items():
+        if choice := choices.get(job):
+            asked = Tuning.read(cell.column.grid)
+            assert (job.name, choice.grid, choice.budget) == (job.name, asked.grid, asked.budget(PAPER))
 
 
 def test_every_choice_stands_and_belongs_to_a_row() -> None:

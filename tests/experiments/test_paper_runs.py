@@ -359,7 +359,7 @@ def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None
 
 
 def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> None:
-    """One local step in three times the cycles; until then the point has what its dataset has."""
+    """One local step in twice the cycles; until then the point has what its dataset has."""
     place, case = shop(tmp_path), {"local-steps": "1", "cycles": "6"}
     base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
     whole, mine = Job("cifar10", FEDAVG), Job.of(Cell(FEDAVG, replace(point, tested=False)))
@@ -379,3 +379,37 @@ def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> 
     assert runs(SMOKE, Cell(FEDAVG, point), found.settings, (0,))[0][0] in tried
     assert choices.settings(Job.of(Cell(FEDAVG, base))) == {"step-size": "0.7"}
     assert all(place.store.ranks(each) is None for each in tried)
+
+
+def test_the_candidates_of_a_point_are_no_tables_runs(tmp_path: Path) -> None:
+    """One client per round in as many cycles as a table's runs have: they keep no ranks."""
+    place, case = shop(tmp_path), {"participation.per-round": "1"}
+    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned=case, grid="lower")
+    tune([Sheet("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, None)
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == 3
+    assert list((tmp_path / "results").glob("ranks/*")) == []
+
+
+def test_a_points_short_rungs_have_its_share_of_cycles(tmp_path: Path) -> None:
+    """Twice the cycles of the scale: rungs of one cycle are two of its own, and the choice counts those."""
+    place, case = shop(tmp_path), {"local-steps": "1", "cycles": str(2 * SMOKE.cycles)}
+    point = Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
+    found = tune([Sheet("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, Tuning("steps", 3))
+    choice = found.get(Job.of(Cell(FEDAVG, point)))
+    assert choice is not None
+    assert (choice.runs, choice.cycles) == (3, 6)
+    assert place.store.get(config(step_size="0.1", local_steps="1", cycles="2", evaluate_every="2")) is not None
+
+
+def test_a_tuning_asked_for_is_for_points_where_a_sheet_has_some(tmp_path: Path) -> None:
+    """The dataset's choice is all tables': a figure makes it over its column's grid, if there is none, and keeps it."""
+    place, case = shop(tmp_path), {"participation.per-round": "1"}
+    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned=case, grid="lower")
+    made = Sheet("made", "Made up", (FEDAVG,), (point, Column("cifar10-M5", "cifar10", grid="full")))
+    for _ in range(2):
+        found = tune([made], SMOKE, place, Tuning("steps", 3))
+        grids = [each and each.grid for each in (found.get(Job.of(Cell(FEDAVG, column))) for column in made.columns)]
+        assert grids == ["steps", "full"]
+    again = tune([sheet(FEDAVG)], SMOKE, place, Tuning("steps", 3)).get(Job("cifar10", FEDAVG))
+    assert again is not None
+    assert again.grid == "steps"

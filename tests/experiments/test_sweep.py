@@ -144,6 +144,15 @@ def test_rounds_that_nobody_comes_to_are_waited_out(
         assert files(tmp_path / "sweep" / place) == alone(config)
 
 
+def test_nobody_may_come_to_the_first_round(tmp_path: Path) -> None:
+    """Two seeds of a trace that begins with an empty round are one group."""
+    rows = "".join(f"{round},{round % 2}\n" for round in range(1, 6))
+    (tmp_path / "late.csv").write_text("round,client\n" + rows)
+    texts = {option: text for option, text in (DATA | SMALL).items() if option != "participation.groups"}
+    texts |= {"participation": "trace", "participation.cycle-length": "2", "participation.path": f"{tmp_path}/late.csv"}
+    assert places(grouped(expand(["cycp-minimax"], range(2), {}, texts), Loader())) == [2]
+
+
 def test_other_cycles_of_as_many_rounds_share_and_wait_for_each_others_scores(
     tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
 ) -> None:
@@ -237,8 +246,8 @@ GROUPS = {
     "another number of steps does not": (("cycp-minimax", 2, "local-steps=1,2"), {}, [2, 2]),
     "another batch does not": (("cycp-minimax", 2, "positives=4,8"), {}, [2, 2]),
     "another length does not": (("cycp-minimax", 2, "cycles=2,3"), {}, [2, 2]),
-    "other stages do not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
-    "another cycle does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
+    "another number of stages does not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
+    "another number of rounds does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
     "another pass of scores shares": (
         ("cycp-pairwise", 2, "output=last,cycle_mean"),
         {"stages": "geometric", "stages__initial": "1"},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedauc.experiments.paper.layout import Cell, Entry, cells, runs
-from fedauc.experiments.paper.records import Store
+from fedauc.experiments.paper.records import Point, Store
 from fedauc.experiments.paper.scales import PAPER, SMOKE
 from fedauc.experiments.paper.sheets import SHEETS
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
@@ -18,7 +18,7 @@ from fedauc.metrics import auc
 from fedauc.reports.paper.claims import claims
 from fedauc.reports.paper.filling import Filler
 from fedauc.reports.paper.orderings import Ordering, Shown, beyond, departures, matrix, orderings, overview
-from fedauc.reports.paper.pictures import _labels, draw, panels
+from fedauc.reports.paper.pictures import Panel, _labels, draw, panels, picture
 from fedauc.reports.paper.report import page
 from paper_records import by_default, keep, labelled, scored
 
@@ -273,14 +273,20 @@ def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: 
 def test_a_point_that_is_not_tuned_by_itself_is_told(tmp_path: Path) -> None:
     """It has its dataset's settings until then, and is done only when its own runs are."""
     store = store_of(tmp_path, "figure2", ["cifar10-M1", "cifar10-M10"], lambda cell, _: HIGH)
-    told = "Not tuned by themselves yet, with the settings that Table 1 has on the same data: cifar10-M1."
+    told = "Not tuned by themselves yet, with Table 1's settings on the same data: cifar10-M1 (cycp-pairwise)."
     listed = "| `fedauc paper figure2` | cifar10-M1 (6 of 6, to be tuned), cifar10-M2"
     assert told not in (text := page(store, PAPER, SEEDS).text)
     assert "| `fedauc paper figure2` | cifar10-M2, cifar10-M5" in text
+    assert "| cifar10-M1 | cycp-pairwise | defaults |" in text
+    claim = "- cifar10, cycp-pairwise: rounds to AUC"
+    assert claim in text
     (tmp_path / "choices" / "paper" / "cifar10-M1-cycp-pairwise.json").unlink()
     text = page(store, PAPER, SEEDS).text
     assert told in text
     assert listed in text
+    # What is not tuned says nothing of M.
+    assert claim not in text
+    assert claim.replace("pairwise", "minimax") in text
 
 
 def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
@@ -382,6 +388,32 @@ def test_a_picture_has_a_panel_for_each_column_or_dataset_and_row(tmp_path: Path
     assert _labels(found) == ["M1", "M2", "M10"]
     draw(found, tmp_path / "made" / "picture.png")
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    # A legend beside each line of panels; a value has one colour in all of them, and no other value has it.
+    axes = picture(found).axes
+    legends = [axis.get_legend() for axis in axes]
+    assert [each and [text.get_text() for text in each.get_texts()] for each in legends] == [
+        None,
+        ["M2", "M10"],
+        None,
+        ["M1", "M2"],
+    ]
+    drawn = {
+        (text.get_text(), line.get_color())
+        for each in legends
+        if each
+        for text, line in zip(each.get_texts(), each.get_lines(), strict=True)
+    }
+    assert len(drawn) == len({label for label, _ in drawn}) == len({colour for _, colour in drawn}) == 3
+
+
+def test_a_tables_picture_has_one_legend_for_all_panels(tmp_path: Path) -> None:
+    """A row that only the second line of panels has is in it too."""
+    curve = [Point(0, 10, 10, 0.7, None), Point(1, 20, 20, 0.8, None)]
+    some = [Panel(str(place), {"cycp-fedavg": curve}) for place in range(2)]
+    first, *rest = [axis.get_legend() for axis in picture([*some, Panel("2", {"central": curve})]).axes][1:]
+    assert first is not None
+    assert [text.get_text() for text in first.get_texts()] == ["cycp-fedavg", "central"]
+    assert rest == [None, None]
 
 
 def test_a_page_of_the_smoke_scale_says_so(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class GraphedEngine(StackedEngine):
 
 
 class Together:
-    """Runs of one shape whose clients share a graph: one step and model; seeds, step sizes and data may differ."""
+    """Runs whose clients share a graph: one step and model; seeds, step sizes, cycles and data may differ."""
 
     def __init__(self, engines: Sequence[GraphedEngine]) -> None:
         self._engines = list(engines)

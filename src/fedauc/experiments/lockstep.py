@@ -26,7 +26,7 @@ def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
         training = assembled(config, load)[1].training
         key = _shape(training) or name
         found.setdefault(key, []).append(name)
-        room = max(1, WIDTH // len(training.schedule.cohort(0).clients))
+        room = max(1, WIDTH // max(1, len(training.schedule.cohort(0).clients)))
         heavy = type(training.algorithm).blank is not Algorithm.blank
         most[key] = min(most.get(key, WIDTH), min(room, RUNS) if heavy else room)
     return [part for key, names in found.items() for part in _parts(names, most[key])]

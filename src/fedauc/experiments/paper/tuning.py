@@ -153,20 +153,25 @@ class Choices:
 
 
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
-    """Choose for every row and dataset of the sheets.
+    """Choose for every row and dataset of the sheets, and for columns that are tuned by themselves.
 
-    What was chosen stays, unless another tuning is asked for. Where its runs would be others today, or their records
-    are gone, it is made anew over its own grid.
+    What was chosen stays, unless another tuning is asked for: of a sheet with columns that are tuned by themselves this
+    is for those alone, as its dataset's choice is that of all tables. Where a choice's runs would be others today, or
+    their records are gone, it is made anew over its own grid.
     """
     choices = Choices(shop.store, scale)
-    asked_for = [cell for sheet in sheets for cell in cells(sheet)]
+    wanted, meant = dict[Job, Tuning](), set[Job]()
+    for sheet in sheets:
+        jobs = {Job.of(cell): cell for cell in cells(sheet)}
+        wanted |= {job: Tuning.read(cell.column.grid) for job, cell in jobs.items()}
+        meant |= {job for job in jobs if job.column} or jobs.keys()
     if asked:
-        check_budget(asked.grid, asked.budget(scale), [cell.entry for cell in asked_for])
-    wanted = {Job.of(cell): asked or Tuning.read(cell.column.grid) for cell in asked_for}
+        check_budget(asked.grid, asked.budget(scale), [job.entry for job in meant])
+        wanted |= dict.fromkeys(meant, asked)
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
-        if found is not None and not asked:
+        if found is not None and not (asked and job in meant):
             wanted[job] = plan = Tuning(found.grid, found.budget)
         same = found is not None and (found.grid, found.budget) == (plan.grid, plan.budget(scale))
         if found is None or not same or not choices.stands(job, found):
@@ -200,10 +205,12 @@ def _configs(scale: Scale, job: Job, trial: Trial) -> list[Config]:
 def _config(scale: Scale, job: Job, settings: Texts, cycles: int) -> Config:
     """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint, unless it is whole.
 
-    A whole run has the scale's cycles, or those that its column has instead.
+    Cycles are of a run of the scale's length: where a column has others, it has the same share of them.
     """
-    brief = {"cycles": str(cycles), "evaluate-every": str(cycles), "checkpoint-every": str(cycles)}
-    given = {**job.entry.settings, **settings, **dict(job.case), **({} if cycles == scale.cycles else brief)}
+    case = dict(job.case)
+    own = max(1, round(cycles * int(case.get("cycles", scale.cycles)) / scale.cycles))
+    brief = dict.fromkeys(("cycles", "evaluate-every", "checkpoint-every"), str(own))
+    given = {**job.entry.settings, **settings, **case, **({} if cycles == scale.cycles else brief)}
     return scale.config(job.dataset, job.entry.method, given)
 
 

@@ -17,14 +17,14 @@ Series = Mapping[int, Filled]
 
 
 def claims(shown: Shown) -> Iterator[str]:
-    """A sentence for each dataset and row whose runs are all done for two values at least."""
+    """A sentence for each dataset and row that has two values at least whose runs are all done, and not borrowed."""
     say = CLAIMS[shown.sheet.name]
     for dataset in dict.fromkeys(column.dataset for column in shown.sheet.columns):
         for entry in shown.sheet.rows:
             series = {}
             for column in shown.sheet.columns:
                 cell = shown.filled[entry.name, column.name]
-                if column.dataset == dataset and cell.whole:
+                if column.dataset == dataset and cell.whole and not cell.borrowed:
                     series[int(column.name.removeprefix(f"{dataset}-")[1:])] = cell
             if len(series) > 1:
                 yield f"{dataset}, {entry.name}: {say(dict(sorted(series.items())))}."
@@ -69,9 +69,11 @@ def _rounds(series: Series, symbol: str, target: float) -> str:
     met = [reach(cell.curve, target) for cell in series.values()]
     rounds = [point.rounds for point in met if point]
     listed = ", ".join(f"{count:.0f} ({symbol} = {value})" for value, count in zip(series, rounds, strict=True))
+    # Curves are known where they were evaluated: what is less than that apart is not told apart.
+    apart = max(after.rounds - before.rounds for cell in series.values() for before, after in pairwise(cell.curve))
     steady = all(after < before for before, after in pairwise(rounds))
     verdict = "fall with every step" if steady else "fall, not with every step"
-    verdict = verdict if rounds[-1] < rounds[0] else "do not fall"
+    verdict = verdict if rounds[0] - rounds[-1] >= apart else "do not fall"
     return f"{share(target, 4)} are {listed}: they {verdict}"
 
 

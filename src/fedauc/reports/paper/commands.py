@@ -26,7 +26,7 @@ from fedauc.reports.paper.filling import Filler, wanted
 from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
 from fedauc.reports.paper.sections import FIGURES
-from fedauc.reports.paper.tables import REACHED, SMOKE, counts, early_text, legend
+from fedauc.reports.paper.tables import REACHED, SMOKE, borrowed, counts, early_text, legend
 from fedauc.reports.paper.terminal import counted, show, warnings
 from fedauc.reports.progress import Bars
 
@@ -41,7 +41,7 @@ app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", 
 ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: a minute or two on drawn rows.")]
 Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
 Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
-Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds of every row.")]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds, where a column has none of its own.")]
 Minutes = Annotated[float, typer.Option("--budget-minutes", help="Stop after so long; go on by the same command.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Grid = Annotated[
@@ -151,7 +151,7 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
         show(sheet, filled)
         if sheet.view == "traffic":
             show(sheet, filled, early_text)
-        for line in warnings(sheet, filler, store):
+        for line in (*warnings(sheet, filler, store), *borrowed(filled)):
             console.print(line, highlight=False, markup=False)
         if sheet.varied and (made := panels(sheet, filled)):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"

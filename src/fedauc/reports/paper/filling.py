@@ -39,8 +39,8 @@ class Filled:
     `precision` is average precision at the end, `validation` validation AUC there, `selected` test AUC where that is
     highest, `curve` the mean over the runs done. `p_value` is against the column's best row, which has none itself;
     `versus` has that against each of the paper's own methods. `reach` is where the curve of a cell whose runs are all
-    done first meets the column's `target`, and `early` where it comes within EARLY of that.
-    A cell is `borrowed` that has its dataset's settings until it is tuned by itself.
+    done first meets the column's `target`, and `early` where it comes within EARLY of that. A `borrowed` cell has its
+    dataset's settings until it is tuned by itself.
     """
 
     asked: int

@@ -6,13 +6,16 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.records import Point
 from fedauc.reports.curves import COLOURS, STYLES
 from fedauc.reports.paper.filling import Filled, Key
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ACROSS = 2
 """Panels side by side."""
@@ -49,6 +52,14 @@ def _varied(sheet: Sheet, filled: Mapping[Key, Filled], dataset: str, row: str) 
 
 
 def draw(made: Sequence[Panel], path: Path) -> None:
+    """A picture of some panels, as a file."""
+    buffer = io.BytesIO()
+    picture(made).savefig(buffer, format="png", dpi=90)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, buffer.getvalue())
+
+
+def picture(made: Sequence[Panel]) -> Figure:
     """Panels two by two; a line of panels has a legend of its own, where values of a number are varied."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,23 +68,27 @@ def draw(made: Sequence[Panel], path: Path) -> None:
     figure = Figure(figsize=(11, 3.4 * down), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(down, ACROSS, squeeze=False)
-    numbers = all(map(_is_number, _labels(made)))
-    for start, line in zip(range(0, len(made), ACROSS), axes, strict=True):
-        mine = made[start : start + ACROSS]
-        labels, shown = _labels(mine if numbers else made), dict[str, Any]()
-        looks = {label: _look(place, len(labels) if numbers else 0) for place, label in enumerate(labels)}
-        for panel, axis in zip(mine, line, strict=False):
-            shown |= _plot(panel, axis, looks)
-        for axis in line[len(mine) :]:
-            axis.set_visible(False)
-        ordered = [label for label in labels if label in shown]
-        if numbers or not start:
-            beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
-            line[len(mine) - 1].legend([shown[label] for label in ordered], ordered, **beside)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, buffer.getvalue())
+    labels = _labels(made)
+    numbers = all(map(_is_number, labels))
+    looks = {label: _look(place, len(labels) if numbers else 0) for place, label in enumerate(labels)}
+    lines = [made[start : start + ACROSS] for start in range(0, len(made), ACROSS)]
+    shown = [_line(mine, line, looks) for mine, line in zip(lines, axes, strict=True)]
+    every = {label: artist for each in shown for label, artist in each.items()}
+    for mine, line, each in zip(lines, axes, shown if numbers else [every], strict=numbers):
+        ordered = [label for label in labels if label in each]
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+        line[len(mine) - 1].legend([each[label] for label in ordered], ordered, **beside)
+    return figure
+
+
+def _line(made: Sequence[Panel], axes: Any, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Panels side by side; their lines by label."""
+    shown = dict[str, Any]()
+    for panel, axis in zip(made, axes, strict=False):
+        shown |= _plot(panel, axis, looks)
+    for axis in axes[len(made) :]:
+        axis.set_visible(False)
+    return shown
 
 
 def _plot(panel: Panel, axis: Any, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -104,9 +119,9 @@ def _labels(made: Sequence[Panel]) -> list[str]:
 
 
 def _bottom(panel: Panel) -> float:
-    """The lowest AUC after a tenth of the rounds: what comes before would leave no room for the rest."""
-    lowest = min(point.auc for curve in panel.curves.values() for point in curve[len(curve) // 10 :])
-    return lowest - 0.01
+    """A little below the lowest AUC after a tenth of the rounds: what comes before would leave no room for the rest."""
+    aucs = [point.auc for curve in panel.curves.values() for point in curve[len(curve) // 10 :]]
+    return min(aucs) - 0.05 * (max(aucs) - min(aucs)) - 1e-4
 
 
 def _look(place: int, of: int) -> dict[str, Any]:

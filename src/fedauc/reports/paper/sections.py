@@ -20,6 +20,7 @@ from fedauc.reports.paper.orderings import Shown, beyond, departures, matrix, or
 from fedauc.reports.paper.tables import (
     DOWN,
     REACHED,
+    borrowed,
     grid,
     markdown,
     precision_text,
@@ -78,7 +79,8 @@ def lacking(sheets: Sequence[Shown]) -> Iterator[str]:
     if lines:
         yield "## Not run\n"
         yield prose(
-            "Columns without a run, or with some of their runs, and the command that goes on with them; `--columns` "
+            "Columns without a run, with some of their runs, or still to be tuned, and the command that goes on with "
+            "them; `--columns` "
             "names some of them, and those of stand-ins and card fraud must be named. Image models want a GPU "
             "(`--device cuda`). What has a record is not run again."
         )
@@ -124,9 +126,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
         paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
         yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")
         yield grid(matrix(found))
-    if borrowed := [name for (_, name), cell in shown.filled.items() if cell.borrowed and cell.done]:
-        listed = ", ".join(dict.fromkeys(borrowed))
-        yield prose(f"Not tuned by themselves yet, with the settings that Table 1 has on the same data: {listed}.")
+    yield from map(prose, borrowed(shown.filled))
     if sheet.name in CLAIMS and (said := list(claims(shown))):
         yield "".join(map(_item, said))
     if picture:
@@ -192,16 +192,19 @@ def _searched(shown: Sequence[Shown]) -> Iterator[str]:
 
 def _ends(chosen: Mapping[Job, Choice]) -> str:
     """How often the grid may have been too short; of two step sizes each is an end."""
-    wide, smallest, largest = 0, 0, dict[str, list[str]]()
+    wide, smallest, largest, lowest = 0, 0, dict[str, list[str]](), list[str]()
     for job, found in chosen.items():
         tried = [each.get("step-size") for each in candidates(job.entry, found.grid)]
         if len(set(tried)) > 2:
             wide, smallest = wide + 1, smallest + (found.settings.get("step-size") == tried[-1])
             if found.settings.get("step-size") == tried[0]:
-                largest.setdefault(job.dataset, []).append(job.entry.name)
+                largest.setdefault(job.column or job.dataset, []).append(job.entry.name)
+            elif found.settings.get("step-size") == tried[-1] and job.column:
+                lowest.append(job.name)
     listed = "; ".join(f"{dataset} ({', '.join(names)})" for dataset, names in largest.items())
     more = f", so that a larger one might do better: {listed}" if listed else ""
-    of = f"Of {wide} rows with more than two step sizes, {smallest} chose the smallest of their grid"
+    points = f" (points of figures: {', '.join(lowest)})" if lowest else ""
+    of = f"Of {wide} rows with more than two step sizes, {smallest} chose the smallest of their grid{points}"
     return f"{of} and {sum(map(len, largest.values()))} the largest{more}."
 
 

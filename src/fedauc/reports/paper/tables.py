@@ -132,6 +132,17 @@ def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
     return "\n".join(grid(rows(sheet, filled, show)) for show in shown)
 
 
+def borrowed(filled: Mapping[Key, Filled]) -> Iterator[str]:
+    """A line on the points that have run with another column's settings, if any has."""
+    found: dict[str, list[str]] = {}
+    for (row, column), cell in filled.items():
+        if cell.borrowed and cell.done:
+            found.setdefault(column, []).append(row)
+    if found:
+        listed = ", ".join(f"{column} ({', '.join(names)})" for column, names in found.items())
+        yield f"Not tuned by themselves yet, with Table 1's settings on the same data: {listed}."
+
+
 def grid(lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table of a header and lines."""
     head, *body = [[cell.replace("~", "\\~").replace("*", "\\*") for cell in line] for line in lines]
