@@ -43,7 +43,7 @@ def table1(scale: Scale) -> Sheet:
     weighting and weight decay differ by method: see `batches`. There a-fedavg and a-scaffold have CyCp-FedAvg's, and
     rs-minimax and rs-pairwise those of the cyclic methods.
     """
-    columns = (*_datasets(), Column(SYNTHETIC, SYNTHETIC, usual=False, grid="wider"))
+    columns = (*_datasets(), Column(SYNTHETIC, SYNTHETIC, usual=False, grid="wider:480"))
     return Sheet("table1", "Table 1: original labels, dir = 0.5", _entries(METHODS), columns)
 
 
