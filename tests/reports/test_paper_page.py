@@ -273,7 +273,7 @@ def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: 
 def test_a_point_that_is_not_tuned_by_itself_is_told(tmp_path: Path) -> None:
     """It has its dataset's settings until then, and is done only when its own runs are."""
     store = store_of(tmp_path, "figure2", ["cifar10-M1", "cifar10-M10"], lambda cell, _: HIGH)
-    told = "Not tuned by themselves yet, with Table 1's settings on the same data: cifar10-M1 (cycp-pairwise)."
+    told = "Not tuned by themselves yet, with a table's settings on the same data: cifar10-M1 (cycp-pairwise)."
     listed = "| `fedauc paper figure2` | cifar10-M1 (6 of 6, to be tuned), cifar10-M2"
     assert told not in (text := page(store, PAPER, SEEDS).text)
     assert "| `fedauc paper figure2` | cifar10-M2, cifar10-M5" in text

@@ -92,7 +92,7 @@ def table9(scale: Scale) -> Sheet:
 def figure1(scale: Scale) -> Sheet:
     """The communication interval I, at the same number of local steps in all. The paper finds no loss with a long one.
 
-    On images, points that are not Table 1's are tuned one by one, over three step sizes instead of two.
+    Points that are not a table's are tuned one by one, on images over three step sizes instead of two.
     """
     columns = []
     for dataset in (*PUBLISHED, *FRAUD):
@@ -105,7 +105,7 @@ def figure1(scale: Scale) -> Sheet:
 def figure2(scale: Scale) -> Sheet:
     """Clients per round M, out of the same groups; the largest M is the whole group. The paper finds more to be faster.
 
-    On images, points that are not Table 1's are tuned one by one, over three step sizes instead of two.
+    Points that are not a table's are tuned one by one, on images over three step sizes instead of two.
     """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
@@ -120,8 +120,7 @@ def figure3(scale: Scale) -> Sheet:
     """The number of groups K with one client per round, at the same number of rounds; the groups are drawn.
 
     The paper (its appendix) finds more groups to be faster in general. CyCp-Pairwise has a cycle of K rounds that only
-    score beside those rounds, at the start and after each stage whose mean goes on. On images, points are tuned one by
-    one.
+    score beside those rounds, at the start and after each stage whose mean goes on. Points are tuned one by one.
     """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
@@ -142,7 +141,7 @@ def figure3(scale: Scale) -> Sheet:
 def intervals(scale: Scale) -> Sheet:
     """Figure 1 at the same number of rounds, so that a longer interval has more local steps in all.
 
-    On images points have the step sizes of Figure 1.
+    Points have the settings of Figure 1.
     """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
@@ -330,11 +329,11 @@ def _fraud(dataset: str, suffix: str = "", case: Texts | None = None, splits: in
 
 
 def _point(dataset: str, value: str, case: Texts, tested: bool = False) -> Column:
-    """A figure's point. Those that are a table's runs too keep their ranks; the others are tuned anew on images."""
-    if dataset in FRAUD:
-        return replace(_fraud(dataset, f"-{value}", case), tested=tested)
-    found = replace(_column(f"{dataset}-{value}", dataset, case), tested=tested)
-    return replace(found, tuned=case, grid="lower") if dataset in IMAGES and not tested else found
+    """A figure's point. Those that are a table's runs too keep their ranks; the others are tuned by themselves."""
+    made = _fraud(dataset, f"-{value}", case) if dataset in FRAUD else _column(f"{dataset}-{value}", dataset, case)
+    if tested:
+        return made
+    return replace(made, tested=False, tuned=made.cases[0], grid="lower" if dataset in IMAGES else made.grid)
 
 
 def _interval(scale: Scale, steps: int) -> dict[str, str]:

@@ -161,8 +161,8 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
         "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
         "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
-        "runs of full length; `lower` has one that is smaller still, for points of figures on images, which are tuned "
-        f"one by one. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
+        "runs of full length; `lower` has one that is smaller still, for points of figures, which are tuned one by "
+        f"one, on images. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
     yield from map(prose, _searched(shown))
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]

@@ -140,7 +140,7 @@ def borrowed(filled: Mapping[Key, Filled]) -> Iterator[str]:
             found.setdefault(column, []).append(row)
     if found:
         listed = ", ".join(f"{column} ({', '.join(names)})" for column, names in found.items())
-        yield f"Not tuned by themselves yet, with Table 1's settings on the same data: {listed}."
+        yield f"Not tuned by themselves yet, with a table's settings on the same data: {listed}."
 
 
 def grid(lines: Iterable[Sequence[str]]) -> str:
