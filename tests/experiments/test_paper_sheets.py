@@ -58,7 +58,7 @@ def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
     for cell, (method, settings) in chosen.items():
         prox = {"algorithm.prox": "0.01"} if method == "cycp-minimax" else {}
         assert after[cell] == PAPER.config("cifar10", method, settings | prox)
-    assert (len(set(before.values())), len(set(after.values()))) == (16, 40)
+    assert (len(set(before.values())), len(set(after.values()))) == (16, 44)
     for (row, _), config in configs(PAPER, SHEETS["alike"](PAPER)).items():
         assert config == after[row, "cifar10-clients-1e-3"]
     assert {column.grid for sheet in (schedules, batches) for column in sheet.columns} == {"none"}

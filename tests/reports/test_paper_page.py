@@ -249,13 +249,13 @@ def test_a_single_row_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path) -> None:
-    """In four columns two rows of CyCp-FedAvg and four of CyCp-Pairwise; two of CyCp-Minimax, and two in half."""
+    """In four columns three rows of CyCp-FedAvg and four of CyCp-Pairwise; two of CyCp-Minimax, and two in half."""
     store = Store(tmp_path)
     for cell in cells(SHEETS["batches"](PAPER)):
         if not ("minimax-16" in cell.entry.name and "pooled" in cell.column.name):
             keep(store, runs(PAPER, cell, {}, [0])[0][0], [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1", "batches"]).text.split())
-    assert "(`schedules` and `batches`, some runs in both): cycp-fedavg 8, cycp-minimax 12, cycp-pairwise 16;" in text
+    assert "(`schedules` and `batches`, some runs in both): cycp-fedavg 12, cycp-minimax 12, cycp-pairwise 16;" in text
     assert "some runs in both" not in page(store, PAPER, SEEDS, ["table1"]).text
 
 
