@@ -254,6 +254,11 @@ GROUPS = {
         [4],
     ),
     "cohorts of half the size do not": (("cycp-minimax", 2, "participation.per-round=1,2"), {}, [2, 2]),
+    "cohorts of nearly the same size share": (
+        ("cycp-minimax", 2, "participation.per-round=3,4"),
+        {"participation__groups": "1"},
+        [4],
+    ),
     "another model does not": (("cycp-minimax", 2, "model=linear,mlp"), {}, [2, 2]),
     "another float does not": (("cycp-minimax", 2, "dtype=float32,float64"), {}, [2, 2]),
     "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),
