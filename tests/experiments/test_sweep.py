@@ -144,9 +144,10 @@ def test_rounds_that_nobody_comes_to_are_waited_out(
         assert files(tmp_path / "sweep" / place) == alone(config)
 
 
-def test_nobody_may_come_to_the_first_round(tmp_path: Path) -> None:
-    """Two seeds of a trace that begins with an empty round are one group."""
-    rows = "".join(f"{round},{round % 2}\n" for round in range(1, 6))
+@pytest.mark.parametrize("empty", [1, 2])
+def test_nobody_may_come_to_the_first_rounds(tmp_path: Path, empty: int) -> None:
+    """Two seeds of a trace that begins with an empty round, or a whole cycle of them, are one group."""
+    rows = "".join(f"{round},{round % 2}\n" for round in range(empty, 6))
     (tmp_path / "late.csv").write_text("round,client\n" + rows)
     texts = {option: text for option, text in (DATA | SMALL).items() if option != "participation.groups"}
     texts |= {"participation": "trace", "participation.cycle-length": "2", "participation.path": f"{tmp_path}/late.csv"}

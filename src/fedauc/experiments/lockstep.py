@@ -26,7 +26,9 @@ def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
         training = assembled(config, load)[1].training
         key = _shape(training) or name
         found.setdefault(key, []).append(name)
-        room = max(1, WIDTH // max(1, len(training.schedule.cohort(0).clients)))
+        # Other engines' runs are alone anyway.
+        widest = training.engine.widest if isinstance(training.engine, GraphedEngine) else WIDTH
+        room = max(1, WIDTH // widest)
         heavy = type(training.algorithm).blank is not Algorithm.blank
         most[key] = min(most.get(key, WIDTH), min(room, RUNS) if heavy else room)
     return [part for key, names in found.items() for part in _parts(names, most[key])]
@@ -135,7 +137,7 @@ def _shape(training: Training) -> Hashable:
     plan, setting, width = training.plan, training.setting, training.engine.widest
     trained = sum(stage.cycles for stage in plan.stages) * setting.cycle_length
     steps = tuple(stage.local_steps for stage in plan.stages)
-    return training.engine.twin, trained, steps, (width - 1).bit_length(), setting.batch, setting.augment
+    return training.engine.twin, trained, steps, (width - 1).bit_length(), setting.batch
 
 
 def _graphed(training: Training) -> GraphedEngine:

@@ -144,9 +144,9 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
     if isinstance(engine, GraphedEngine):
-        engine.widest = max(
-            len(schedule.cohort(number).clients) for number in range(min(schedule.cycle_length, plan.rounds))
-        )
+        first = range(min(schedule.cycle_length, plan.rounds))
+        # Nobody may come in a whole cycle.
+        engine.widest = max(1, *(len(schedule.cohort(number).clients) for number in first))
     if dist.is_available() and dist.is_initialized():
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())

@@ -31,7 +31,7 @@ def show(sheet: Sheet, filled: Mapping[Key, Filled], text: Text | None = None) -
 
 def _parts(sheet: Sheet, filled: Mapping[Key, Filled], text: Text | None, console: Console) -> Iterator[Sheet]:
     """As many columns at once as fit, and one at least."""
-    start, end = 0, len(sheet.rows if _down(sheet) else sheet.columns)
+    start, end = 0, len(sheet.rows if sheet.varied else sheet.columns)
     while start < end:
         stop = start + 1
         while stop < end and _fits(_cut(sheet, start, stop + 1), filled, text, console):
@@ -42,13 +42,9 @@ def _parts(sheet: Sheet, filled: Mapping[Key, Filled], text: Text | None, consol
 
 def _cut(sheet: Sheet, start: int, stop: int) -> Sheet:
     """The columns of the printed table from one place to another: a figure's rows, as its columns go down."""
-    if _down(sheet):
+    if sheet.varied:
         return replace(sheet, rows=sheet.rows[start:stop])
     return replace(sheet, columns=sheet.columns[start:stop])
-
-
-def _down(sheet: Sheet) -> bool:
-    return sheet.varied
 
 
 def _fits(sheet: Sheet, filled: Mapping[Key, Filled], text: Text | None, console: Console) -> bool:
