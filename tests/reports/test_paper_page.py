@@ -196,6 +196,8 @@ def test_an_early_target_has_rounds_of_its_own_unless_all_begin_there(tmp_path: 
     assert "rounds to AUC .8000 are 30 (M = 1), 30 (M = 2): they do not fall; to AUC .7800 are 20 (M = 1), 30" in found
     (found,) = series(tmp_path / "early", "figure2", "cifar100", {"M1": [0.79, 0.8], "M2": [0.79, 0.8]})
     assert found.endswith("20 (M = 2): they do not fall.")
+    (found,) = series(tmp_path / "once", "figure2", "cifar100", {"M1": [0.8], "M2": [0.8]})
+    assert found.endswith("rounds to AUC .8000 are 10 (M = 1), 10 (M = 2): they do not fall.")
 
 
 # --------------------------------------------------------------------------------------------------- the whole page

@@ -70,10 +70,10 @@ def _rounds(series: Series, symbol: str, target: float) -> str:
     rounds = [point.rounds for point in met if point]
     listed = ", ".join(f"{count:.0f} ({symbol} = {value})" for value, count in zip(series, rounds, strict=True))
     # Curves are known where they were evaluated: what is less than that apart is not told apart.
-    apart = max(after.rounds - before.rounds for cell in series.values() for before, after in pairwise(cell.curve))
+    gaps = [after.rounds - before.rounds for cell in series.values() for before, after in pairwise(cell.curve)]
     steady = all(after < before for before, after in pairwise(rounds))
     verdict = "fall with every step" if steady else "fall, not with every step"
-    verdict = verdict if rounds[0] - rounds[-1] >= apart else "do not fall"
+    verdict = verdict if rounds[0] - rounds[-1] >= max(gaps, default=1) else "do not fall"
     return f"{share(target, 4)} are {listed}: they {verdict}"
 
 
