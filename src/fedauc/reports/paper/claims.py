@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from itertools import combinations, pairwise
+from typing import NamedTuple
 
 from fedauc.reports.paper.filling import EARLY, Filled, reach
 from fedauc.reports.paper.orderings import Shown
@@ -16,9 +17,16 @@ Series = Mapping[int, Filled]
 """A row's cells on one dataset by the value of what is varied, smallest first."""
 
 
-def claims(shown: Shown) -> Iterator[str]:
-    """A sentence for each dataset and row that has two values at least whose runs are all done, and not borrowed."""
-    say = CLAIMS[shown.sheet.name]
+class Claim(NamedTuple):
+    """What the records say, and whether that is what the paper says."""
+
+    said: str
+    holds: bool
+
+
+def claims(shown: Shown) -> dict[str, Claim]:
+    """By dataset and row, those with two values at least whose runs are all done, and not borrowed."""
+    say, found = CLAIMS[shown.sheet.name], dict[str, Claim]()
     for dataset in dict.fromkeys(column.dataset for column in shown.sheet.columns):
         for entry in shown.sheet.rows:
             series = {}
@@ -27,60 +35,71 @@ def claims(shown: Shown) -> Iterator[str]:
                 if column.dataset == dataset and cell.whole and not cell.borrowed:
                     series[int(column.name.removeprefix(f"{dataset}-")[1:])] = cell
             if len(series) > 1:
-                yield f"{dataset}, {entry.name}: {say(dict(sorted(series.items())))}."
+                found[f"{dataset}, {entry.name}"] = say(dict(sorted(series.items())))
+    return found
 
 
-def interval(series: Series) -> str:
-    """Whether a longer interval loses more than it may."""
-    least, *longer = series
+def interval(series: Series) -> Claim:
+    """Whether a longer interval loses more than it may, against any shorter one."""
     means = {steps: cell.auc.mean for steps, cell in series.items() if cell.auc}
-    worst = min(longer, key=lambda steps: means[steps])
-    loss = means[least] - means[worst]
-    within = "within" if loss <= LOSS else "more than"
-    lost = f"{share(loss, 4)} below" if loss > 0 else f"{share(-loss, 4)} above"
-    start = f"AUC {share(means[least], 4)} with I = {least}"
-    return f"{start}; the lowest up to I = {max(series)} is {lost} that (I = {worst}), {within} a loss of .01"
+    short, long = max(combinations(means, 2), key=lambda pair: means[pair[0]] - means[pair[1]])
+    loss = means[short] - means[long]
+    # As it is printed: .01 is not lost because of a last bit.
+    holds = round(loss, 6) <= LOSS
+    if loss <= 0:
+        return Claim(f"no interval up to I = {max(series)} is below a shorter one", holds)
+    fell = f"AUC falls from {share(means[short], 4)} (I = {short}) to {share(means[long], 4)} (I = {long})"
+    return Claim(f"{fell} at most, by {share(loss, 4)}, {'within' if holds else 'more than'} .01", holds)
 
 
-def cohort(series: Series) -> str:
+def cohort(series: Series) -> Claim:
     """Whether rounds to a common target fall with M, as the paper says."""
     return _trend(series, "M")
 
 
-def groups(series: Series) -> str:
+def groups(series: Series) -> Claim:
     """Whether they fall with K, as the paper says of groups that are drawn."""
     return _trend(series, "K")
 
 
-def _trend(series: Series, symbol: str) -> str:
+def _trend(series: Series, symbol: str) -> Claim:
     """Rounds to the lowest of the last AUCs, which every value's mean curve meets, and to a little less.
 
     The last AUC is a mean model's, which may lie above all before it. Where the first evaluation of each already has
     that little less, it says nothing.
     """
     last = min(cell.curve[-1].auc for cell in series.values())
-    said = [f"rounds to AUC {_rounds(series, symbol, last)}"]
-    if any(cell.curve[0].auc < last - EARLY for cell in series.values()):
-        said.append(f"to AUC {_rounds(series, symbol, last - EARLY)}")
-    return "; ".join(said)
+    late = _rounds(series, symbol, last)
+    if not any(cell.curve[0].auc < last - EARLY for cell in series.values()):
+        return Claim(f"rounds to AUC {late.said}", late.holds)
+    early = _rounds(series, symbol, last - EARLY)
+    return Claim(f"rounds to AUC {late.said}; to AUC {early.said}", late.holds and early.holds)
 
 
-def _rounds(series: Series, symbol: str, target: float) -> str:
+def _rounds(series: Series, symbol: str, target: float) -> Claim:
     met = [reach(cell.curve, target) for cell in series.values()]
     rounds = [point.rounds for point in met if point]
     listed = ", ".join(f"{count:.0f} ({symbol} = {value})" for value, count in zip(series, rounds, strict=True))
     # Curves are known where they were evaluated: what is less than that apart is not told apart.
     gaps = [after.rounds - before.rounds for cell in series.values() for before, after in pairwise(cell.curve)]
     steady = all(after < before for before, after in pairwise(rounds))
-    verdict = "fall with every step" if steady else "fall, not with every step"
-    verdict = verdict if rounds[0] - rounds[-1] >= max(gaps, default=1) else "do not fall"
-    return f"{share(target, 4)} are {listed}: they {verdict}"
+    holds = rounds[0] - rounds[-1] >= max(gaps, default=1)
+    verdict = ("fall with every step" if steady else "fall, not with every step") if holds else "do not fall"
+    return Claim(f"{share(target, 4)} are {listed}: they {verdict}", holds)
 
 
-CLAIMS: Mapping[str, Callable[[Series], str]] = {
+CLAIMS: Mapping[str, Callable[[Series], Claim]] = {
     "figure1": interval,
     "intervals": interval,
     "figure2": cohort,
     "figure3": groups,
 }
 """What each figure is asked."""
+
+ASKED: Mapping[str, str] = {
+    "figure1": f"A longer interval I costs no more than {share(LOSS, 2)} AUC at equal local steps",
+    "intervals": f"A longer interval I costs no more than {share(LOSS, 2)} AUC at equal rounds",
+    "figure2": "Rounds to a common AUC fall from the smallest M to the largest",
+    "figure3": "Rounds to a common AUC fall from the smallest K to the largest",
+}
+"""The same in words."""

@@ -16,10 +16,6 @@ Verdict = Literal["above", "no difference found", "below", "not tested"]
 VERDICTS: tuple[Verdict, ...] = ("above", "no difference found", "below", "not tested")
 
 
-FAR = 0.05
-"""A difference from the paper's number that is more than luck."""
-
-
 class Ordering(NamedTuple):
     """One of the paper's methods against a baseline: difference of mean AUC, its p-value, the paper's difference."""
 
@@ -78,43 +74,49 @@ def overview(sheets: Sequence[Shown]) -> Iterator[list[str]]:
             yield [where, method, *(str(found[verdict]) for verdict in VERDICTS)]
 
 
-def departures(sheets: Sequence[Shown]) -> Iterator[str]:
-    """The orderings that came out other than the paper prints them, either way."""
-    found = [(shown.sheet.name, each) for shown in sheets for each in orderings(shown) if each.paper is not None]
-    for head, claimed in (
-        ("Higher in the paper, not above here", True),
-        ("Not higher in the paper, above here", False),
-    ):
-        asked = [one for one in found if _claimed(one[1]) == claimed]
-        mine = [one for one in asked if _above(one[1]) != claimed]
-        if asked:
+def compared(sheets: Sequence[Shown]) -> Iterator[str]:
+    """How the comparisons came out that the paper prints too, by which way it has them; those told apart are named."""
+    found = [(shown.sheet.name, each) for shown in sheets for each in orderings(shown)]
+    for head, higher in (("higher", True), ("not higher", False)):
+        mine = [(name, each) for name, each in found if each.paper is not None and (each.paper > 0) == higher]
+        if mine:
+            counted = Counter(each.verdict for _, each in mine)
+            told = ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICTS if counted[verdict])
             named = [
-                f"{sheet} {each.column.name}: {each.method} over {each.baseline} ({each.verdict})"
-                for sheet, each in mine
+                f"{name} {each.column.name}: {each.method} {each.verdict} {each.baseline}"
+                for name, each in mine
+                if each.verdict in ("above", "below")
             ]
-            yield f"{head}, {len(mine)} of {len(asked)}: {'; '.join(named) or 'none'}."
+            told += f" ({'; '.join(named)})" if named else ""
+            yield f"Comparisons where the paper has the CyCp method {head}, {len(mine)} in all: {told}."
 
 
-def beyond(sheets: Sequence[Shown]) -> Iterator[str]:
-    """The rows that are far above what the paper prints for them: baselines may be stronger than they are there."""
-    found = [
-        (f"{shown.sheet.name} {column}: {row}", cell.auc.mean - cell.paper.mean)
+class Gain(NamedTuple):
+    """A row of a table less the paper's number for it."""
+
+    row: str
+    column: str
+    gap: float
+
+
+def gains(sheets: Sequence[Shown]) -> list[Gain]:
+    """Of every row whose runs are all done: baselines may be stronger than they are in the paper."""
+    return [
+        Gain(row, f"{shown.sheet.name} {column}", cell.auc.mean - cell.paper.mean)
         for shown in sheets
         for (row, column), cell in shown.filled.items()
         if cell.whole and cell.auc and cell.paper
     ]
-    if found:
-        named = [f"{what} {signed(gap)}" for what, gap in found if gap >= FAR]
-        head = f"Above the paper's number for the same row by {share(FAR, 2)} or more, {len(named)} of {len(found)}"
-        yield f"{head}: {'; '.join(named) or 'none'}."
 
 
-def _claimed(found: Ordering) -> bool:
-    return found.paper is not None and found.paper > 0
-
-
-def _above(found: Ordering) -> bool:
-    return found.verdict == "above"
+def gained(found: Sequence[Gain]) -> list[list[str]]:
+    """As a table, a line per row."""
+    columns = list(dict.fromkeys(each.column for each in found))
+    known = {(each.row, each.column): signed(each.gap) for each in found}
+    lines = [
+        [row, *(known.get((row, column), "-") for column in columns)] for row in dict.fromkeys(g.row for g in found)
+    ]
+    return [["AUC less the paper's", *columns], *lines]
 
 
 def matrix(found: Sequence[Ordering]) -> list[list[str]]:

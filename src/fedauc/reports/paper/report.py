@@ -18,6 +18,7 @@ from fedauc.reports.paper.filling import Filled, Filler, Key
 from fedauc.reports.paper.orderings import Shown
 from fedauc.reports.paper.others import others
 from fedauc.reports.paper.pictures import Panel, panels
+from fedauc.reports.paper.short import short
 from fedauc.reports.paper.tables import SMOKE, legend
 
 Runs = Mapping[Config, Record]
@@ -51,7 +52,7 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
     pictured = {name: f"{scale.name}-{name}.png" for name in drawn}
     first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
-    parts = [*head, *first, *sections.ordered(shown)]
+    parts = [*head, *sections.brief(short(shown)), *first, *sections.ordered(shown)]
     parts += [part for section in rest for part in section]
     parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale))]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]

@@ -16,7 +16,7 @@ from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.reports.labels import foreign, warning
 from fedauc.reports.paper.claims import CLAIMS, claims
-from fedauc.reports.paper.orderings import Shown, beyond, departures, matrix, orderings, overview
+from fedauc.reports.paper.orderings import Shown, gained, gains, matrix, orderings, overview
 from fedauc.reports.paper.tables import (
     DOWN,
     REACHED,
@@ -87,6 +87,13 @@ def lacking(sheets: Sequence[Shown]) -> Iterator[str]:
         yield grid([["command", "columns"], *lines])
 
 
+def brief(lines: Iterable[str]) -> Iterator[str]:
+    """What the page comes to, where it comes to something."""
+    if found := list(lines):
+        yield "## In short\n"
+        yield "".join(map(item, found))
+
+
 def ordered(shown: Sequence[Shown]) -> Iterator[str]:
     """Which method is above which, over all tables."""
     mine = [each for each in shown if each.sheet.view == "auc"]
@@ -94,7 +101,8 @@ def ordered(shown: Sequence[Shown]) -> Iterator[str]:
         yield "## Orderings\n"
         yield prose(ORDERED)
         yield grid(overview(mine))
-        yield from map(prose, (*departures(mine), *beyond(mine)))
+        if found := gains(mine):
+            yield grid(gained(found))
 
 
 def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> Iterator[str]:
@@ -127,8 +135,8 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
         yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")
         yield grid(matrix(found))
     yield from map(prose, borrowed(shown.filled))
-    if sheet.name in CLAIMS and (said := list(claims(shown))):
-        yield "".join(map(_item, said))
+    if sheet.name in CLAIMS and (told := claims(shown)):
+        yield "".join(item(f"{where}: {claim.said}.") for where, claim in told.items())
     if picture:
         yield f"![Test AUC over rounds, mean over runs; the first rounds may lie below]({FIGURES}/{picture})\n"
 
@@ -185,8 +193,8 @@ def _searched(shown: Sequence[Shown]) -> Iterator[str]:
         yield (
             "The settings of image models that are not tuned by row were found with whole runs on CIFAR-10, class 0, "
             f"seed 0, by validation AUC (`schedules` and `batches`, some runs in both): {listed}; none for the other "
-            "rows, which take them over, and none on other images. The search was thus wider for the AUC methods. Some "
-            "of it came after their test AUC had been seen to be below CyCp-FedAvg's (`alike`)."
+            "rows, which take them over, and none on other images. Some of the AUC methods' came after their test AUC "
+            "had been seen to be below CyCp-FedAvg's (`alike`)."
         )
 
 
@@ -213,7 +221,7 @@ def origin(records: Iterable[Record]) -> Iterator[str]:
     known = list(records)
     yield "## Runs\n"
     yield prose(f"{len(known)} runs, {sum(each.seconds for each in known):.0f} seconds of training and evaluation, on:")
-    yield "".join(map(_item, sorted(set(map(_versions, known)))))
+    yield "".join(map(item, sorted(set(map(_versions, known)))))
 
 
 def _versions(record: Record) -> str:
@@ -221,7 +229,8 @@ def _versions(record: Record) -> str:
     return f"{known}; commit {record.commit or 'unknown'}"
 
 
-def _item(text: str) -> str:
+def item(text: str) -> str:
+    """A line of a list."""
     return (
         textwrap.fill(f"- {text}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) + "\n"
     )
