@@ -148,9 +148,13 @@ def test_figures_vary_one_thing_at_equal_cost(scale: Scale) -> None:
 
 
 def test_sheets_share_the_runs_they_have_in_common() -> None:
-    """Table 1 serves the traffic table, I = 16 of figure 1 and M = 10 of figure 2: such runs are done once."""
+    """Table 1 serves the traffic table, I = 16 of figure 1 and M = 10 of figure 2: such runs are done once.
+
+    Stand-ins, with few positives, reach nothing that would say anything.
+    """
     first = configs(PAPER, SHEETS["table1"](PAPER))
-    assert first.items() <= configs(PAPER, SHEETS["traffic"](PAPER)).items()
+    known = {key: config for key, config in first.items() if not key[1].endswith("stand-in")}
+    assert known.items() <= configs(PAPER, SHEETS["traffic"](PAPER)).items()
     ours = first["cycp-minimax", "cifar10"]
     assert configs(PAPER, SHEETS["figure1"](PAPER))["cycp-minimax", "cifar10-I16"] == ours
     assert configs(PAPER, SHEETS["figure2"](PAPER))["cycp-minimax", "cifar10-M10"] == ours

@@ -160,8 +160,8 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
     if any(sheet.view == "traffic" for sheet in sheets):
         console.print(REACHED, highlight=False, markup=False)
     if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
-        down = all(sheet.varied for sheet in aucs)
-        console.print(legend(scale.published, down), highlight=False, markup=False)
+        marked = not all(sheet.varied for sheet in aucs)
+        console.print(legend(scale.published, marked), highlight=False, markup=False)
     if not scale.published:
         console.print(SMOKE, highlight=False)
 

@@ -26,10 +26,11 @@ EARLY = 0.02
 
 
 class Reach(NamedTuple):
-    """Rounds and bytes until a target."""
+    """Rounds and bytes until a target; what the first evaluation has may have been reached before."""
 
     rounds: float
     bytes: float
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Filled:
     highest, `curve` the mean over the runs done. `p_value` is against the column's best row, which has none itself;
     `versus` has that against each of the paper's own methods. `reach` is where the curve of a cell whose runs are all
     done first meets the column's `target`, and `early` where it comes within EARLY of that. A `borrowed` cell has its
-    dataset's settings until it is tuned by itself.
+    dataset's settings until it is tuned by itself. Where cases are averaged, `cases` has the mean of each.
     """
 
     asked: int
@@ -59,6 +60,7 @@ class Filled:
     reach: Reach | None = None
     early: Reach | None = None
     borrowed: bool = False
+    cases: tuple[float | None, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -120,13 +122,16 @@ class Filler:
         stopped = sum(bool(record and record.stopped) for record in flat)
         auc, precision, validation, selected = (_spread(cases, cell.column.averaged, number) for number in NUMBERS)
         found = Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
-        return replace(found, borrowed=bool(cell.column.tuned) and self._choices.get(Job.of(cell)) is None)
+        borrowed = bool(cell.column.tuned) and self._choices.get(Job.of(cell)) is None
+        apart = [_spread([case], False, NUMBERS[0]) for case in cases] if cell.column.averaged else []
+        return replace(found, borrowed=borrowed, cases=tuple(each.mean if each else None for each in apart))
 
     def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
-        """With the tests that only a whole column can tell."""
+        """With the tests that only a whole column can tell; a figure compares its columns, not its rows."""
         whole = {row: cell.auc.mean for row, cell in mine.items() if cell.whole and cell.auc}
         best = max(whole, key=lambda row: whole[row], default=None)
-        tests = {entry.name: self._wins(Cell(entry, column)) for entry in sheet.rows if entry.name in whole}
+        rows = () if sheet.varied else sheet.rows
+        tests = {entry.name: self._wins(Cell(entry, column)) for entry in rows if entry.name in whole}
 
         def against(row: str, other: str | None) -> float | None:
             one, two = tests.get(row), tests.get(other) if other else None
@@ -145,8 +150,10 @@ class Filler:
         }
 
     def _wins(self, cell: Cell) -> Test | None:
-        """Only where every run's ranks are there."""
+        """Only where every run's ranks are there, and more than one run: nobody knows what another would have given."""
         found = [[self._store.ranks(config) for config in case] for case in self.configs(cell)]
+        if sum(map(len, found)) < 2:
+            return None
         whole = [[wins(ranks) for ranks in case if ranks is not None] for case in found]
         return whole if all(map(len, whole)) and list(map(len, whole)) == list(map(len, found)) else None
 
@@ -191,7 +198,7 @@ def mean_curve(records: Sequence[Record]) -> tuple[Point, ...]:
 def reach(curve: Sequence[Point], target: float) -> Reach | None:
     """Where a curve first meets a target, if it does."""
     hit = next((point for point in curve if point.auc >= target), None)
-    return Reach(hit.rounds, hit.bytes) if hit else None
+    return Reach(hit.rounds, hit.bytes, hit is curve[0]) if hit else None
 
 
 def _target(asked: Sequence[Filled]) -> float | None:

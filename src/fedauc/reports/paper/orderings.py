@@ -88,7 +88,7 @@ def compared(sheets: Sequence[Shown]) -> Iterator[str]:
                 if each.verdict in ("above", "below")
             ]
             told += f" ({'; '.join(named)})" if named else ""
-            yield f"Comparisons where the paper has the CyCp method {head}, {len(mine)} in all: {told}."
+            yield f"Where the paper has the CyCp method {head}, {len(mine)} tests at p < .05, uncorrected: {told}."
 
 
 class Gain(NamedTuple):

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.paper.layout import Sheet
 from fedauc.experiments.paper.records import Point
@@ -22,6 +24,10 @@ ACROSS = 2
 
 APART = 4
 """Runs so many times as long as others would leave these no room, but for a logarithmic axis."""
+
+
+COLLAPSED = 3
+"""Times the distance of a curve's quartiles: a point so far below the lower one stands alone."""
 
 
 class Panel(NamedTuple):
@@ -70,7 +76,7 @@ def picture(made: Sequence[Panel]) -> Figure:
     axes = figure.subplots(down, ACROSS, squeeze=False)
     labels = _labels(made)
     numbers = all(map(_is_number, labels))
-    looks = {label: _look(place, len(labels) if numbers else 0) for place, label in enumerate(labels)}
+    looks = {label: _look(label, place, len(labels) if numbers else 0) for place, label in enumerate(labels)}
     lines = [made[start : start + ACROSS] for start in range(0, len(made), ACROSS)]
     shown = [_line(mine, line, looks) for mine, line in zip(lines, axes, strict=True)]
     every = {label: artist for each in shown for label, artist in each.items()}
@@ -103,7 +109,7 @@ def _plot(panel: Panel, axis: Any, looks: Mapping[str, Mapping[str, Any]]) -> di
     ends = [curve[-1].rounds for curve in curves.values()]
     if max(ends) > APART * min(ends):
         axis.set_xscale("log")
-    axis.set_ylim(bottom=_bottom(panel))
+    axis.set_ylim(*_limits(panel))
     return shown
 
 
@@ -118,16 +124,29 @@ def _labels(made: Sequence[Panel]) -> list[str]:
     return sorted(found, key=lambda label: int(label[1:])) if all(map(_is_number, found)) else found
 
 
-def _bottom(panel: Panel) -> float:
-    """A little below the lowest AUC after a tenth of the rounds: what comes before would leave no room for the rest."""
-    aucs = [point.auc for curve in panel.curves.values() for point in curve[len(curve) // 10 :]]
-    return min(aucs) - 0.05 * (max(aucs) - min(aucs)) - 1e-4
+def _limits(panel: Panel) -> tuple[float, float]:
+    """A little more than the AUCs after a tenth of the rounds: what comes before would leave no room for the rest.
+
+    Nor would single collapses, which lie far below a curve's other points.
+    """
+    kept = []
+    for curve in filter(None, panel.curves.values()):
+        aucs = np.array([point.auc for point in curve[len(curve) // 10 :]])
+        low, high = np.quantile(aucs, [0.25, 0.75])
+        kept.append(aucs[aucs >= low - COLLAPSED * (high - low)])
+    shown = np.concatenate(kept)
+    margin = 0.05 * np.ptp(shown) + 1e-4
+    return float(shown.min() - margin), float(shown.max() + margin)
 
 
-def _look(place: int, of: int) -> dict[str, Any]:
-    """A colour each, from dark to light for values `of` a number; every other line dashed: those that coincide show."""
+def _look(label: str, place: int, of: int) -> dict[str, Any]:
+    """A colour each; some lines are dashed, so that those that coincide show.
+
+    Numbers go from dark to light, and are dashed by their size, in every figure alike.
+    """
     from matplotlib import colormaps
 
     colours = COLOURS[:-1]
+    number = int(label[1:]) if of else 0
     colour = colormaps["viridis"](0.9 * place / max(1, of - 1)) if of else colours[place % len(colours)]
-    return {"color": colour, "linestyle": STYLES[place % 2], "linewidth": 1.4}
+    return {"color": colour, "linestyle": STYLES[(number.bit_length() - 1 if of else place) % 2], "linewidth": 1.4}

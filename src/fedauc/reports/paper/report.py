@@ -19,7 +19,7 @@ from fedauc.reports.paper.orderings import Shown
 from fedauc.reports.paper.others import others
 from fedauc.reports.paper.pictures import Panel, panels
 from fedauc.reports.paper.short import short
-from fedauc.reports.paper.tables import SMOKE, legend
+from fedauc.reports.paper.tables import CURVES, DRAWN, SMOKE, legend
 
 Runs = Mapping[Config, Record]
 """Finished and stopped runs by configuration."""
@@ -45,16 +45,20 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
             "table or figure; what has not run is listed at the end. The theorems' rates are in `docs/theory.md`."
         ),
     ]
-    head += [sections.prose(legend(scale.published))] + ([] if scale.published else [sections.prose(SMOKE)])
+    head += map(sections.prose, [legend(scale.published), DRAWN, CURVES, *([] if scale.published else [SMOKE])])
     if not shown:
         return Page("\n".join([*head, "No run has finished yet.\n"]), {})
     facts = _facts(shown, filler, store)
     drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
     pictured = {name: f"{scale.name}-{name}.png" for name in drawn}
-    first, *rest = [sections.section(each, facts, pictured.get(each.sheet.name)) for each in shown]
-    parts = [*head, *sections.brief(short(shown)), *first, *sections.ordered(shown)]
-    parts += [part for section in rest for part in section]
-    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale))]
+    parts = [*head, *sections.brief(short(shown))]
+    tables = [each for each in shown if each.sheet.name.startswith("table")]
+    for each in tables:
+        parts += sections.section(each, facts, pictured.get(each.sheet.name))
+    parts += sections.ordered(shown)
+    for each in [each for each in shown if each not in tables]:
+        parts += sections.section(each, facts, pictured.get(each.sheet.name))
+    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale), scale)]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
     parts += sections.lacking(every)
     parts += sections.origin(runs.values())

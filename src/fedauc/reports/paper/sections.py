@@ -9,18 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fedauc.experiments.config import Config
 from fedauc.experiments.paper.halving import candidates
-from fedauc.experiments.paper.layout import Sheet, cells
+from fedauc.experiments.paper.layout import Sheet, cells, runs
 from fedauc.experiments.paper.records import Record
+from fedauc.experiments.paper.scales import Scale
 from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS
 from fedauc.experiments.paper.tuning import Choice, Choices, Job
 from fedauc.reports.labels import foreign, warning
 from fedauc.reports.paper.claims import CLAIMS, claims
 from fedauc.reports.paper.orderings import Shown, gained, gains, matrix, orderings, overview
 from fedauc.reports.paper.tables import (
-    DOWN,
     REACHED,
     borrowed,
+    by_case,
     grid,
     markdown,
     precision_text,
@@ -108,12 +110,10 @@ def ordered(shown: Sequence[Shown]) -> Iterator[str]:
 def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> Iterator[str]:
     """A sheet: what it runs, its table, its differences, what it claims, its curves."""
     sheet = shown.sheet
-    yield f"## {sheet.title}\n"
+    yield f"## {sheet.title} (`{sheet.name}`)\n"
     yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n"))
     if sheet.view == "traffic":
         yield prose(REACHED)
-    if sheet.varied:
-        yield prose(DOWN)
     theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
     if theirs:
         yield markdown(replace(sheet, columns=theirs), shown.filled)
@@ -129,6 +129,9 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     if sheet.precision:
         yield prose("Average precision after the last cycle, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, precision_text))
+    if any(column.averaged for column in sheet.columns):
+        yield prose("By case, mean over runs:")
+        yield grid(by_case(sheet, shown.filled))
     found = list(orderings(shown)) if sheet.view == "auc" else []
     if found:
         paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
@@ -138,7 +141,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     if sheet.name in CLAIMS and (told := claims(shown)):
         yield "".join(item(f"{where}: {claim.said}.") for where, claim in told.items())
     if picture:
-        yield f"![Test AUC over rounds, mean over runs; the first rounds may lie below]({FIGURES}/{picture})\n"
+        yield f"![Test AUC over rounds]({FIGURES}/{picture})\n"
 
 
 def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -146,7 +149,8 @@ def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
     for column in sheet.columns:
         known = facts.get(column.dataset)
         if known and known.foreign:
-            yield warning(column.name, known.note, known.positives)
+            few = " These are too few to say anything." if known.positives < LEAST else ""
+            yield warning(column.name, known.note, known.positives) + few
 
 
 def data(facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -155,11 +159,11 @@ def data(facts: Mapping[str, Facts]) -> Iterator[str]:
     yield grid([["dataset", "rows", "test positives"], *([name, *map(str, known)] for name, known in facts.items())])
 
 
-def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
+def tuned(shown: Sequence[Shown], choices: Choices, scale: Scale) -> Iterator[str]:
     """What was chosen, out of how many candidates, at what cost."""
     jobs = dict.fromkeys(Job.of(cell) for each in shown for cell in cells(each.sheet))
     chosen = {job: found for job in jobs if (found := choices.get(job))}
-    runs, cycles, seconds = choices.cost(chosen)
+    trained, cycles, seconds = choices.cost(chosen)
     yield "## Tuning\n"
     yield prose(
         "Successive halving on validation AUC, once per dataset and row, on labels as they are; a dataset's rows "
@@ -170,9 +174,9 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
         "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
         "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
         "runs of full length; `lower` has one that is smaller still, for points of figures, which are tuned one by "
-        f"one, on images. In all {runs} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
+        f"one, on images. In all {trained} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
-    yield from map(prose, _searched(shown))
+    yield from map(prose, _searched(shown, scale))
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
     for job, found in chosen.items():
         values = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
@@ -181,18 +185,19 @@ def tuned(shown: Sequence[Shown], choices: Choices) -> Iterator[str]:
     yield grid(lines)
 
 
-def _searched(shown: Sequence[Shown]) -> Iterator[str]:
+def _searched(shown: Sequence[Shown], scale: Scale) -> Iterator[str]:
     """How many whole runs each method's settings on images were found with, beside the two of its row's step sizes."""
-    runs = Counter[str]()
+    found = set[tuple[str, Config]]()
     for sheet, filled in shown:
-        if sheet.name in ("schedules", "batches"):
-            for entry in sheet.rows:
-                runs[entry.method] += sum(filled[entry.name, column.name].done for column in sheet.columns)
-    if runs:
-        listed = ", ".join(f"{method} {count}" for method, count in runs.items())
+        for cell in cells(sheet) if sheet.name in ("schedules", "batches") else ():
+            if filled[cell.entry.name, cell.column.name].done:
+                found |= {(cell.entry.method, config) for case in runs(scale, cell, {}, ()) for config in case}
+    if found:
+        counted = Counter(method for method, _ in found)
+        listed = ", ".join(f"{method} {counted[method]}" for method in sorted(counted))
         yield (
             "The settings of image models that are not tuned by row were found with whole runs on CIFAR-10, class 0, "
-            f"seed 0, by validation AUC (`schedules` and `batches`, some runs in both): {listed}; none for the other "
+            f"seed 0, by validation AUC (`schedules` and `batches`): {listed}; none for the other "
             "rows, which take them over, and none on other images. Some of the AUC methods' came after their test AUC "
             "had been seen to be below CyCp-FedAvg's (`alike`)."
         )
@@ -200,7 +205,7 @@ def _searched(shown: Sequence[Shown]) -> Iterator[str]:
 
 def _ends(chosen: Mapping[Job, Choice]) -> str:
     """How often the grid may have been too short; of two step sizes each is an end."""
-    wide, smallest, largest, lowest = 0, 0, dict[str, list[str]](), list[str]()
+    wide, smallest, largest, lowest, two = 0, 0, dict[str, list[str]](), list[str](), list[bool]()
     for job, found in chosen.items():
         tried = [each.get("step-size") for each in candidates(job.entry, found.grid)]
         if len(set(tried)) > 2:
@@ -209,11 +214,14 @@ def _ends(chosen: Mapping[Job, Choice]) -> str:
                 largest.setdefault(job.column or job.dataset, []).append(job.entry.name)
             elif found.settings.get("step-size") == tried[-1] and job.column:
                 lowest.append(job.name)
+        elif len(set(tried)) == 2:
+            two.append(found.settings.get("step-size") == tried[0])
     listed = "; ".join(f"{dataset} ({', '.join(names)})" for dataset, names in largest.items())
     more = f", so that a larger one might do better: {listed}" if listed else ""
     points = f" (points of figures: {', '.join(lowest)})" if lowest else ""
     of = f"Of {wide} rows with more than two step sizes, {smallest} chose the smallest of their grid{points}"
-    return f"{of} and {sum(map(len, largest.values()))} the largest{more}."
+    pairs = f" Of {len(two)} rows with two, {sum(two)} chose the larger." if two else ""
+    return f"{of} and {sum(map(len, largest.values()))} the largest{more}.{pairs}"
 
 
 def origin(records: Iterable[Record]) -> Iterator[str]:

@@ -16,26 +16,36 @@ from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share, size
 
 TESTED = (
-    "highest mean, of rows whose runs are all done; ~ marks means that the test does not tell from it (p ≥ .05), "
-    "? those that were not tested, and where nothing was there are no marks. The test is DeLong's, paired, with "
-    "the variance of training over seeds added; over several splits or classes a t-test over them must agree. Runs "
-    "that diverged or died are told as stopped."
+    "* is a column's highest mean, of rows whose runs are all done; ~ marks means that the test does not tell from it "
+    "(p ≥ .05), ? those that were not tested, and where nothing was there are no marks: single runs and the points of "
+    "figures are not. The test is DeLong's, paired, with the variance of training over seeds added; over several "
+    "splits or classes a t-test over them must agree. Runs that diverged or died are told as stopped."
+)
+DRAWN = (
+    "Where nothing else is said, a row's runs are three training seeds on one draw of the data (which rows are kept, "
+    "flipped and dealt to whom): ± and the test know nothing of other draws, which `table9` has. `dir` is the "
+    "concentration of the Dirichlet draws by which each class is dealt to clients; a cycle visits every group of "
+    "clients once, in rounds."
+)
+CURVES = (
+    "Curves are means over runs; first rounds and single collapses may lie below the picture. Image models are "
+    "evaluated as they are between rounds, and only at the end as the mean over the last stage's rounds."
 )
 REACHED = (
     "Rounds, in brackets their ratio to the first row's, and bytes both ways, until the mean test AUC over runs "
     "first is the lowest of what the first row and the CyCp rows end with; below, until it is .02 less. Scoring "
-    "rounds of the pairwise methods count. Image models are evaluated as they are between rounds; only what their "
-    "last stage ends with is a mean over rounds, which is often higher: a target may then be met in the last round."
+    "rounds of the pairwise methods count; ≤ is a first evaluation. Image models are evaluated as they are between "
+    "rounds; only what their last stage ends with is a mean over rounds, which is often higher: a target may then be "
+    "met in the last round."
 )
-DOWN = "Columns go down: here * is a line's highest mean, of rows whose runs are all done."
 SMOKE = "Smoke scale: drawn rows and a linear scorer. These numbers say nothing about the paper's."
 
 
-def legend(published: bool = True, down: bool = False) -> str:
-    """What a table of AUCs shows: the paper's numbers only at its scale; a figure's columns go down."""
+def legend(published: bool = True, marked: bool = True) -> str:
+    """What a table of AUCs shows: the paper's numbers only at its scale, marks only where something is tested."""
     brackets = "; in brackets what the paper prints" if published else ""
     what = f"Test AUC after the last cycle, mean ± standard deviation over runs{brackets}."
-    return f"{what} * is a {'line' if down else 'column'}'s {TESTED}"
+    return f"{what} {TESTED}" if marked else what
 
 
 Text = Callable[[Mapping[Key, Filled], Key], str]
@@ -92,7 +102,10 @@ def spread_text(spread: Spread | None) -> str:
 
 
 def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
-    """Rounds, their ratio to the first row's, and bytes to the target, such as `120 (0.31), 3.2 GB`."""
+    """Rounds, their ratio to the first row's, and bytes to the target, such as `120 (0.31), 3.2 GB`.
+
+    With `≤` where the first evaluation has it.
+    """
     return _reached(filled, key, lambda cell: cell.reach)
 
 
@@ -108,7 +121,9 @@ def _reached(filled: Mapping[Key, Filled], key: Key, read: Callable[[Filled], Re
         return "-"
     if mine is None or other is None:
         return "not reached" if cell.whole and first.whole else f"{cell.done} of {cell.asked} runs"
-    return f"{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {size(round(mine.bytes))}"
+    return (
+        f"{'≤ ' if mine.first else ''}{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {size(round(mine.bytes))}"
+    )
 
 
 BELOW: Mapping[Text, float] = {traffic_text: 0.0, early_text: EARLY}
@@ -130,6 +145,17 @@ def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
     """The sheet for a document; traffic twice, as cells may be nearly there long before they are."""
     shown = [None, early_text] if sheet.view == "traffic" else [None]
     return "\n".join(grid(rows(sheet, filled, show)) for show in shown)
+
+
+def by_case(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[list[str]]:
+    """The means behind columns that are averaged over cases, a line per case."""
+    lines = [["", *(entry.name for entry in sheet.rows)]]
+    for column in sheet.columns if all(column.averaged for column in sheet.columns) else ():
+        for place, case in enumerate(column.cases):
+            known = [filled[entry.name, column.name].cases[place] for entry in sheet.rows]
+            what = ", ".join(f"{name} {value}" for name, value in case.items())
+            lines.append([f"{column.name}, {what}", *("-" if mean is None else share(mean, 4) for mean in known)])
+    return lines
 
 
 def borrowed(filled: Mapping[Key, Filled]) -> Iterator[str]:
