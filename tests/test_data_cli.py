@@ -145,10 +145,28 @@ def test_verify_checks_an_incomplete_folder_of_images(
     (folder / "test_batch.bin").unlink()
     told = fedauc(capsys, "data", "verify", "cifar10", "--folder", str(tmp_path))
     assert (told.code, told.out.count("is right")) == (0, 5)
+    assert f"{folder} lacks test_batch.bin" in told.out
+    status = fedauc(capsys, "data", "status", "cifar10", "--folder", str(tmp_path))
+    assert f"  {folder} lacks test_batch.bin" in status.out.splitlines()
     (folder / "data_batch_2.bin").write_bytes(b"short")
     told = fedauc(capsys, "data", "verify", "cifar10", "--folder", str(tmp_path))
     assert (told.code, told.out.count("is right")) == (2, 4)
     assert f"cifar10: {folder / 'data_batch_2.bin'} is damaged or another file" in told.out
+
+
+def test_an_empty_file_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = tmp_path / "cifar-100-binary.tar.gz"
+    archive.touch()
+    told = fedauc(capsys, "data", "status", "cifar100", "--folder", str(tmp_path))
+    assert told.code == 2
+    assert f"cifar100: {archive} is empty; delete it and fetch it again" in told.out
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "fetch"])
+def test_a_file_is_no_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    (file := tmp_path / "file").touch()
+    told = fedauc(capsys, "data", command, "cifar10", "--folder", str(file))
+    assert (told.code, told.err) == (2, f"error: folder is {file}, which is a file: name a folder\n")
 
 
 @pytest.mark.parametrize(("names", "which"), [((), "any dataset"), (("medicare", "cifar10"), "medicare, cifar10")])

@@ -18,7 +18,7 @@ from rich.table import Table
 from fedauc.data import Dataset, datasets
 from fedauc.data.cache import read, recorded
 from fedauc.data.downloads import fetch as download
-from fedauc.data.sources import Absent, File, Source, Stored, check, digest, home
+from fedauc.data.sources import Absent, File, Source, Stored, check, digest, home, shelves
 from fedauc.data.statistics import PAPER, Count, statistics
 from fedauc.discovery import lookup
 from fedauc.reports.labels import warning
@@ -127,11 +127,15 @@ def stats(
 
 def _lines(dataset: Stored) -> list[str]:
     """What is there of a dataset, and where the rest comes from."""
-    absent = _absent(dataset)
-    if not absent:
-        return [f"{dataset.name}: there ({size(sum(file.path.stat().st_size for file in dataset.files()))})"]
-    lacks = f"{dataset.name}: lacks {len(absent)} of {len(dataset.sources)} files"
-    return [lacks, *(f"  {source.name}  {source.url or source.page}" for source in absent)]
+    try:
+        sizes = {file.path: file.path.stat().st_size for file in dataset.files()}
+    except Absent as absent:
+        lacks = f"{dataset.name}: lacks {len(absent.sources)} of {len(dataset.sources)} files"
+        sources = [f"  {source.name}  {source.url or source.page}" for source in absent.sources]
+        return [lacks, *sources, *([f"  {absent.also}"] if absent.also else [])]
+    if empty := [path for path, count in sizes.items() if not count]:
+        raise ValueError(f"{empty[0]} is empty; delete it and fetch it again")
+    return [f"{dataset.name}: there ({size(sum(sizes.values()))})"]
 
 
 def _unverified(dataset: Stored, files: int) -> str:
@@ -209,8 +213,8 @@ def _kept(folder: Path) -> str:
 def _folders(dataset: Stored) -> Iterator[Path]:
     """The parsed folders of a dataset, right or wrong; their names end in a fingerprint."""
     own = re.compile(rf"{re.escape(dataset.name)}-[0-9a-f]{{12}}")
-    parsed = dataset.home / "parsed"
-    yield from sorted(path for path in parsed.glob("*") if own.fullmatch(path.name))
+    for shelf in shelves(dataset.home):
+        yield from sorted(path for path in shelf.glob("*") if own.fullmatch(path.name))
 
 
 def _absent(dataset: Stored) -> list[Source]:
@@ -235,6 +239,8 @@ def _download(dataset: Stored, source: Source) -> None:
 
 
 def _stored(names: list[str] | None, folder: str) -> list[Stored]:
+    if home(folder).exists() and not home(folder).is_dir():
+        raise ValueError(f"folder is {home(folder)}, which is a file: name a folder")
     known = {name: kind for name, kind in datasets().items() if issubclass(kind, Stored)}
     return [lookup("dataset with files", name, known)(folder=folder) for name in names or known]
 

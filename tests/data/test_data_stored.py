@@ -41,6 +41,33 @@ def test_the_folder_is_the_option_then_the_variable_then_the_cache(monkeypatch: 
     assert home("~/other") == Path("/users/me/other")
 
 
+def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays that are beside the files are read there all the same. Nobody stops a superuser: access is told."""
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    data = data_files.cifar10(shared, monkeypatch)
+    asked = []
+
+    def access(path: Path, mode: int) -> bool:
+        asked.append((path, mode))
+        return False
+
+    with monkeypatch.context() as sealed:
+        sealed.setattr("fedauc.data.sources.os.access", access)
+        data.load(0)
+        assert set(asked) == {(shared, os.W_OK)}
+        (kept,) = (tmp_path / "me" / ".cache" / "fedauc" / "parsed").iterdir()
+        assert data.place() == kept
+        assert not (shared / "parsed").exists()
+    data.load(0)
+    with monkeypatch.context() as sealed:
+        sealed.setattr("fedauc.data.sources.os.access", access)
+        assert data.place() == shared / "parsed" / kept.name
+
+
 def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
     calls = []
 

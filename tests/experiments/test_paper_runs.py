@@ -281,12 +281,17 @@ def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Pa
         assert (found.grid, found.runs) == (grid, count)
 
 
-def test_another_tuning_replaces_a_choice(tmp_path: Path) -> None:
-    made = shop(tmp_path)
-    tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 9))
-    assert Choices(made.store, SMOKE).settings(Job("cifar10", FEDAVG)) != {}
+def test_another_tuning_replaces_a_choice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, job = shop(tmp_path), Job("cifar10", FEDAVG)
+    with caplog.at_level("INFO", "fedauc"):
+        for words in ("none", "steps:9", "full"):
+            tune([sheet(FEDAVG)], SMOKE, made, Tuning.read(words))
+            chosen = Choices(made.store, SMOKE).settings(job)
+            assert (chosen == {}) == (words == "none")
+    assert caplog.messages == ["cifar10-cycp-fedavg was tuned over steps:9; from now on over full"]
+    # To tune nothing is no reason to forget what was found, which every table has.
     tune([sheet(FEDAVG)], SMOKE, made, Tuning("none"))
-    assert Choices(made.store, SMOKE).settings(Job("cifar10", FEDAVG)) == {}
+    assert Choices(made.store, SMOKE).settings(job) == chosen
 
 
 def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedauc.reports.paper.tables import auc_text, rows, traffic_text
 from fedauc.reports.paper.testing import Wins, p_value, two_sided, wins
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import share
+from paper_records import by_default, keep, labelled, scored
 
 # ----------------------------------------------------------------------------------------------------- printed numbers
 
@@ -300,8 +302,10 @@ def test_a_figure_and_the_traffic_table_come_from_records(inside: Path, capsys: 
 
 def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("paper", "report", "--scale", "smoke", "--seeds", "0", "--tables", "table2,classes")
-    assert fedauc(capsys, *asked).code == 0
-    assert "No run has finished yet." in (inside / "docs" / "results.md").read_text()
+    # A page from another folder is not overwritten by an empty one.
+    told = fedauc(capsys, *asked)
+    assert (told.code, list(inside.iterdir())) == (2, [])
+    assert told.err == "error: results has no records: name their folder in FEDAUC_RESULTS, or run a table first\n"
     fedauc(capsys, "paper", "classes", *SMOKED, "--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0")
     assert fedauc(capsys, *asked, "--out", "page.md").code == 0
     page = (inside / "page.md").read_text()
@@ -319,6 +323,76 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
         aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.get(case))]
         assert len(aucs) == 5
         assert f"| {cell.entry.name} | {share(float(np.mean(np.array(aucs, float))), 4)}" in page
+
+
+def test_a_table_is_shown_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rows tuned in two ways, which is said; of rows that have not run there is nothing to show."""
+    for row, tuning in (("cycp-fedavg", "steps:9"), ("cycp-minimax", "none")):
+        fedauc(capsys, "paper", "table1", *SMOKED[:4], "--tuning", tuning, "--methods", row, "--seeds", "0")
+    files = sorted((inside / "results").rglob("*"))
+    told = fedauc(capsys, "paper", "show", "table1", *SMOKED[:4], "--seeds", "0")
+    assert told.code == 0, told.err
+    shown = {line.split()[0]: line.split()[1] for line in told.out.splitlines() if line.startswith(("cycp-", "rs-"))}
+    assert shown.keys() == {"cycp-fedavg", "cycp-minimax", "cycp-pairwise", "rs-minimax", "rs-pairwise"}
+    assert shown["rs-pairwise"] == shown["cycp-pairwise"] == "-"
+    assert shown["cycp-fedavg"].startswith(".")
+    assert "cifar10: tuned over steps:9 cycp-fedavg; over nothing cycp-minimax." in told.out
+    assert sorted((inside / "results").rglob("*")) == files
+
+
+def test_numbers_beside_auc_are_printed_too(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--scale", "smoke", "--methods", "cycp-fedavg", "--tuning", "none")
+    told = fedauc(capsys, "paper", "creditcard", *options, "--columns", "creditcard").out
+    assert "\nAverage precision\n" in told
+    # There is no number of the paper's to be explained.
+    assert "in brackets" not in told
+    told = fedauc(capsys, "paper", "schedules", "--scale", "smoke", "--methods", "cycp-fedavg-0.1").out
+    assert "\nValidation AUC\n" in told
+
+
+def test_data_that_is_not_there_hides_no_record(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CIFAR-10 has run; ChestMNIST is not there."""
+    monkeypatch.setenv("FEDAUC_DATA", str(inside / "nothing"))
+    store = Store(inside / "results")
+    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg"])):
+        for config in by_default(store, cell, [0])[0]:
+            keep(store, config, [0.9], (labelled(30, 30), scored(labelled(30, 30), 1.0, 0)))
+    asked = ("--columns", "cifar10,chestmnist", "--methods", "cycp-fedavg", "--seeds", "0", "--tuning", "none")
+    told = fedauc(capsys, "paper", "table1", *asked)
+    assert told.code == 2
+    assert told.err.startswith("error: chestmnist needs chestmnist.npz")
+    assert told.err.endswith("; or name columns whose data is there: --columns\n")
+    assert ".9000" in told.out
+    # A long address is not broken: it is to be copied.
+    counts = fedauc(capsys, "paper", "table7", "--columns", "chestmnist").out
+    assert counts.splitlines()[1].split() == ["chestmnist", "-", "not", "there"]
+    assert counts.splitlines()[-1].endswith("https://zenodo.org/records/10519652/files/chestmnist.npz?download=1")
+
+
+def test_a_folder_that_cannot_hold_records_is_named_before_anything_runs(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inside / "file").write_text("")
+    monkeypatch.setenv("FEDAUC_RESULTS", str(inside / "file" / "results"))
+    told = fedauc(capsys, "paper", "table1", *SMOKED, "--methods", "cycp-fedavg")
+    assert told.code == 2
+    where = inside / "file" / "results"
+    assert told.err == f"error: {where} cannot be written: name another folder for records in FEDAUC_RESULTS\n"
+    assert [path.name for path in inside.iterdir()] == ["file"]
+
+
+def test_help_breaks_lines_only_where_the_terminal_does(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns no line of a paragraph but its last ends before the next word would."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = fedauc(capsys, "paper", "table1", "--help").out.splitlines()
+    start = next(place for place, line in enumerate(shown) if "100 cycles of 10 groups" in line)
+    end = next(place for place in range(start, len(shown)) if not shown[place].strip())
+    for line, after in pairwise(shown[start:end]):
+        assert len(f"{line.rstrip()} {after.split()[0]}") > 79
 
 
 def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,6 +428,8 @@ def test_the_list_and_the_counts_run_nothing(inside: Path, capsys: pytest.Captur
         (("table1", "--scale", "smok"), "unknown scale 'smok': did you mean 'smoke'"),
         (("table1", "--scale", "smoke", "--columns", "cifar10", "--tuning", "steps:2"), "candidates need at least 3"),
         (("table7", "--columns", "cifar"), "unknown column of table7 'cifar'"),
+        (("run", "table7"), "table7 is counted, not run: use `fedauc paper table7`"),
+        (("show", "table1"), "results has no records"),
     ],
 )
 def test_mistakes_are_one_line(

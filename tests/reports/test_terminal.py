@@ -79,6 +79,19 @@ def test_bars_are_named_by_what_runs_differ_in() -> None:
     assert list(_bar_names(["a/lr-1/seed-0", "b/lr-1/seed-0"]).values()) == ["a lr-1", "b lr-1"]
 
 
+def test_a_bar_takes_one_line_of_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of card fraud has a name of 41 letters; 80 columns have room for 22 of them beside the rest."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with Bars() as bars:
+        observe = bars.bar("creditcard-full-cycp-minimax-a7a9f3ec61f1")
+        observe(Progress(1000, 1000, {"auc": 0.9784}))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "1000/1000" in line]
+    assert line.startswith("creditcard-fu…f3ec61f1 ")
+    assert line.rstrip().endswith("AUC 0.9784")
+
+
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
     assert headers([LINE, LINE])[1] == "AUC [95 %]"
     assert caption([LINE, LINE]) == "p: paired DeLong test against a."

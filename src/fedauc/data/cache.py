@@ -98,7 +98,8 @@ def _make(folder: Path, build: Callable[[Path], dict[str, int]], record: Callabl
 def _part(folder: Path) -> Iterator[Path]:
     """A folder to fill, removed afterwards. Its lock, taken before it is made, shows that it is in use."""
     part = folder.with_name(f"{PART}{uuid.uuid4().hex}")
-    with locked(part.with_name(part.name + LOCK), f"{part} is in use"):
+    # Nobody else has this name, but that another process may just be looking whether it is in use.
+    with locked(part.with_name(part.name + LOCK), f"{part} is in use", seconds=60):
         (part / folder.name).mkdir(parents=True)
         try:
             yield part / folder.name

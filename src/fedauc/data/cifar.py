@@ -71,7 +71,15 @@ class Cifar(Stored):
                 return tuple(File(folder / name, checksum) for name, checksum in version.members.items())
             if (self.home / version.archive.name).is_file():
                 return (File(self.home / version.archive.name, version.archive.checksum),)
-        raise Absent(self.name, self.home, self.sources)
+        raise Absent(self.name, self.home, self.sources, "; ".join(self._lacking()))
+
+    def _lacking(self) -> Iterator[str]:
+        """What unpacked folders lack that are there in part."""
+        for version in self.versions:
+            folder = self.home / version.folder
+            missing = [name for name in version.members if not (folder / name).is_file()]
+            if len(missing) < len(version.members):
+                yield f"{folder} lacks {', '.join(missing)}"
 
     def there(self) -> Iterator[tuple[Source, File]]:
         """Archives and unpacked files of both versions."""

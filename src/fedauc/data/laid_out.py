@@ -23,7 +23,7 @@ from fedauc.data.cache import Parsed, cached
 from fedauc.data.dataset import Rows
 from fedauc.data.frames import Columns
 from fedauc.data.names import as_names, enumerate_names
-from fedauc.data.sources import File, fingerprint, home
+from fedauc.data.sources import File, fingerprint, home, shelves
 from fedauc.data.standardize import BLOCK, moments, scale
 
 LARGE = 1 << 28
@@ -59,15 +59,17 @@ def stored(paths: Sequence[str], key: str, build: Callable[[Path], None]) -> Par
     name = f"table-{fingerprint((), place + key)}"
     mine = f"{name}-{fingerprint(files, '')}"
 
+    shelf = shelves(home(""))[-1]
+
     def fill(into: Path) -> dict[str, int]:
         build(into)
-        for old in (home("") / "parsed").glob(f"{name}-*"):
+        for old in shelf.glob(f"{name}-*"):
             # Another process may have been faster, and be about to read what it wrote.
             if old.name != mine:
                 shutil.rmtree(old, ignore_errors=True)
         return {}
 
-    return cached(home("") / "parsed", mine, fill)
+    return cached(shelf, mine, fill)
 
 
 def part(parsed: Parsed, name: str) -> Rows:

@@ -46,13 +46,17 @@ class File(NamedTuple):
 
 
 class Absent(ValueError):
-    """Files that a dataset needs and that are not there; the message names the first and where to get it."""
+    """Files that a dataset needs and that are not there; the message names the first and where to get it.
 
-    def __init__(self, dataset: str, where: Path, sources: tuple[Source, ...]) -> None:
+    `also` says what is missing of another form that is there in part.
+    """
+
+    def __init__(self, dataset: str, where: Path, sources: tuple[Source, ...], also: str = "") -> None:
         first, others = sources[0], f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         get = f"run `fedauc data fetch {dataset}`, or get it from" if first.url else "get it:"
-        super().__init__(f"{dataset} needs {first.name}{others} in {where}: {get} {first.url or first.page}")
-        self.sources = sources
+        or_else = f"; {also}" if also else ""
+        super().__init__(f"{dataset} needs {first.name}{others} in {where}: {get} {first.url or first.page}{or_else}")
+        self.sources, self.also = sources, also
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,10 @@ class Stored(Dataset):
             raise ValueError(f"{why}; delete it and fetch it again") from None
 
     def place(self) -> Path:
-        """Where the arrays are kept."""
-        return self.home / "parsed" / f"{self.name}-{fingerprint(self.files(), self.key())}"
+        """Where the arrays are kept: where they are already, else where they can be."""
+        name = f"{self.name}-{fingerprint(self.files(), self.key())}"
+        places = [shelf / name for shelf in shelves(self.home)]
+        return next((place for place in places if place.is_dir()), places[-1])
 
     def parsed(self) -> Parsed:
         """The arrays, parsed on first use."""
@@ -124,10 +130,21 @@ class Stored(Dataset):
         return cached(place.parent, place.name, build, lambda: checksums(files))
 
 
+def shelves(folder: Path) -> tuple[Path, ...]:
+    """Folders of parsed arrays: beside the files, and in the user's cache where nothing can be written there."""
+    own = (folder / "parsed").absolute()
+    there = next(path for path in (own, *own.parents) if path.exists())
+    return (own,) if os.access(there, os.W_OK) else (own, _cache() / "parsed")
+
+
 def home(folder: str) -> Path:
     """The folder named, else $FEDAUC_DATA, else ~/.cache/fedauc."""
     named = folder or os.environ.get(HOME)
-    return Path(os.path.expanduser(named)) if named else Path.home() / ".cache" / "fedauc"
+    return Path(os.path.expanduser(named)) if named else _cache()
+
+
+def _cache() -> Path:
+    return Path.home() / ".cache" / "fedauc"
 
 
 def check(file: File) -> None:

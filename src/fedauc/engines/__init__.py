@@ -62,7 +62,7 @@ def make_engine(name: str, parts: Parts) -> Simulator:
             return kind(*parts[:-1])
         except Unsupported as unsupported:
             reason = unsupported.reason
-    _say(type(parts.network.plain).__name__, str(reason))
+    _say(str(reason))
     return LoopEngine(*parts[:-1])
 
 
@@ -83,5 +83,5 @@ def _resists(network: ModuleNetwork) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _say(model: str, reason: str) -> None:
-    logging.getLogger("fedauc").info("%s runs in the plain loop: %s", model, reason)
+def _say(reason: str) -> None:
+    logging.getLogger("fedauc").info("the model runs in the plain loop: %s", reason)

@@ -6,13 +6,26 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from fedauc.experiments.runner import Observer
 from fedauc.experiments.runner import Progress as Step
 
+REST = 58
+"""Columns of a terminal that a bar takes beside its name: 20, a count, a time, an AUC, and room between."""
+
 MOST = 16
 """Bars on the screen: a terminal of 24 lines would cut off the run under way below more."""
+
+
+def fitted(name: str, room: int) -> str:
+    """A name in so many columns; of a long one the end stays, which tells runs apart.
+
+    >>> fitted("creditcard-full-cycp-minimax-a7a9f3ec61f1", 22)
+    'creditcard-fu…f3ec61f1'
+    """
+    return name if len(name) <= room else f"{name[: room - 9]}…{name[-8:]}"
 
 
 class Clock(TimeRemainingColumn):
@@ -30,13 +43,15 @@ class Bars:
     """A stack of bars, each with the last AUC beside it; of many, the finished ones make room first."""
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._room = max(14, console.width - REST)
         self._progress = Progress(
-            TextColumn("{task.description:<14}"),
+            TextColumn("{task.description:<14}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             Clock(),
-            TextColumn("{task.fields[auc]}"),
-            console=Console(stderr=True),
+            TextColumn("{task.fields[auc]}", table_column=Column(no_wrap=True)),
+            console=console,
         )
 
     def __enter__(self) -> Self:
@@ -57,7 +72,7 @@ class Bars:
         shown = [task for task in self._progress.tasks if task.visible]
         if len(shown) >= MOST:
             self._progress.update(next((task for task in shown if task.finished), shown[0]).id, visible=False)
-        task = self._progress.add_task(name, total=None, auc="")
+        task = self._progress.add_task(fitted(name, self._room), total=None, auc="")
 
         def observe(step: Step) -> None:
             auc = f"AUC {step.record['auc']:.4f}" if step.record else ""

@@ -1,7 +1,8 @@
 """Finished runs as small files: a JSON record each, and the test rows' ranks beside it.
 
-An AUC and its DeLong test depend on scores through their order alone, so ranks of two bytes lose nothing that a table
-shows. A record is found by its configuration, less what does not decide the result: device, engine, checkpoints.
+An AUC and its DeLong test depend on scores through their order alone, so ranks of two bytes lose nothing. Of large test
+parts they are a sample's, for the test alone: a record has the AUC of all rows. It is found by its configuration, less
+what does not decide the result: device, engine, checkpoints.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def filled(self) -> bool:
+        """Whether there is a record at all."""
+        return any((self.path / "runs").glob("*.json"))
 
     @cached_property
     def _known(self) -> dict[Config, Record]:

@@ -6,6 +6,7 @@ It is chosen once per dataset, and by itself for columns that ask for that.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedauc.experiments.paper.layout import Cell, Entry, Sheet, cells
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import Workshop
 from fedauc.experiments.paper.scales import Scale, Texts
+
+LOG = logging.getLogger("fedauc")
 
 USUAL = 120
 """Cycles that a row may spend where none are named."""
@@ -155,9 +158,9 @@ class Choices:
 def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | None) -> Choices:
     """Choose for every row and dataset of the sheets, and for columns that are tuned by themselves.
 
-    What was chosen stays, unless another tuning is asked for: of a sheet with columns that are tuned by themselves this
-    is for those alone, as its dataset's choice is that of all tables. Where a choice's runs would be others today, or
-    their records are gone, it is made anew over its own grid.
+    What was chosen stays, unless another tuning is asked for, and that is said; `none` is not another. Of a sheet with
+    columns that are tuned by themselves this is for those alone, as its dataset's choice is that of all tables. Where a
+    choice's runs would be others today, or their records are gone, it is made anew over its own grid.
     """
     choices = Choices(shop.store, scale)
     wanted, meant = dict[Job, Tuning](), set[Job]()
@@ -171,9 +174,11 @@ def tune(sheets: Iterable[Sheet], scale: Scale, shop: Workshop, asked: Tuning | 
     games: dict[Job, Game] = {}
     for job, plan in wanted.items():
         found = choices.get(job)
-        if found is not None and not (asked and job in meant):
+        if found is not None and (plan.grid == "none" or not (asked and job in meant)):
             wanted[job] = plan = Tuning(found.grid, found.budget)
         same = found is not None and (found.grid, found.budget) == (plan.grid, plan.budget(scale))
+        if found is not None and not same and found.grid != "none":
+            LOG.info("%s was tuned over %s:%d; from now on over %s", job.name, found.grid, found.budget, plan.grid)
         if found is None or not same or not choices.stands(job, found):
             games[job] = halve(candidates(job.entry, plan.grid), plan.budget(scale))
     answers: dict[Job, list[float | None] | None] = dict.fromkeys(games)

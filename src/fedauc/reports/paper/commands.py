@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedauc.data.sources import Absent
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.paper.layout import Sheet
@@ -20,14 +21,23 @@ from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.running import OutOfTime, Workshop
 from fedauc.experiments.paper.scales import SCALES, Scale
 from fedauc.experiments.paper.sheets import PUBLISHED, SHEETS
-from fedauc.experiments.paper.tuning import Tuning, tune
+from fedauc.experiments.paper.tuning import Choices, Tuning, tune
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.paper.filling import Filler, wanted
 from fedauc.reports.paper.pictures import draw, panels
 from fedauc.reports.paper.report import overview, page
 from fedauc.reports.paper.sections import FIGURES
-from fedauc.reports.paper.tables import REACHED, SMOKE, borrowed, counts, early_text, legend
-from fedauc.reports.paper.terminal import counted, show, warnings
+from fedauc.reports.paper.tables import (
+    REACHED,
+    SMOKE,
+    borrowed,
+    counts,
+    early_text,
+    legend,
+    precision_text,
+    validation_text,
+)
+from fedauc.reports.paper.terminal import counted, show, uneven, warnings
 from fedauc.reports.progress import Bars
 
 HOME = "FEDAUC_RESULTS"
@@ -38,7 +48,7 @@ WORK = Path("runs") / "paper"
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", rich_markup_mode="rich")
 
-ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: a minute or two on drawn rows.")]
+ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: minutes on drawn rows.")]
 Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
 Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds, where a column has none of its own.")]
@@ -49,8 +59,8 @@ Grid = Annotated[
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="none, steps, wide, wider, fine, long, full, lower or paper, and cycles per row (120, for full two whole "
-        "runs, for lower three); by default what was chosen before.",
+        help="steps, wide, wider, fine, long, full, lower or paper, and cycles per row (120, for full two whole runs, "
+        "for lower three), or none, where nothing was chosen yet; by default what was chosen before.",
     ),
 ]
 
@@ -81,8 +91,9 @@ def report(
 
     Example: [bold]fedauc paper report --out results/report.md[/bold]
     """
-    names = _names("tables", tables) or list(SHEETS)
-    made = page(_store(), lookup("scale", scale, SCALES), read_seeds(seeds), names)
+    names, store = _names("tables", tables) or list(SHEETS), _filled()
+    _runnable(names)
+    made = page(store, lookup("scale", scale, SCALES), read_seeds(seeds), names)
     for name, mine in made.pictures.items():
         draw(mine, out.parent / FIGURES / name)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -102,9 +113,12 @@ def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
     for name in names:
         lookup("column of table7", name, found.datasets)
     console = Console()
-    console.print(counts(found, names))
+    table, absent = counts(found, names)
+    console.print(table)
     for line in [*counted(found, names), *([] if found.published else [SMOKE])]:
         console.print(line, highlight=False, markup=False)
+    for line in absent:
+        print(line)
 
 
 @app.command()
@@ -125,12 +139,12 @@ def run(
     if not budget_minutes > 0:
         raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
     found, store = lookup("scale", scale, SCALES), _store()
-    sheets = [lookup("table", name, SHEETS)(found) for name in names]
-    sheets = [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in sheets]
+    sheets = _sheets(names, found, columns, methods)
     filler = Filler(store, found, read_seeds(seeds))
     plan = Tuning.read(tuning) if tuning else None
-    late = False
+    late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
+    _writable(store.path)
     with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
         try:
             tune(sheets, found, shop, plan)
@@ -138,20 +152,66 @@ def run(
                 shop.run(wanted(sheets, filler, tested), tested)
         except OutOfTime:
             late = True
+        except Absent as error:
+            absent = str(error)
     _show(sheets, filler, store, found)
+    if absent:
+        raise ValueError(f"{absent}; or name columns whose data is there: --columns")
     if late:
         print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
 
 
+@app.command("show")
+def show_(
+    names: Annotated[list[str], typer.Argument(help="Names from `fedauc paper list`.")],
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    scale: ScaleName = "paper",
+) -> None:
+    """Print tables from the records alone; nothing runs.
+
+    Example: [bold]fedauc paper show table1 --columns cifar10,cifar100[/bold]
+    """
+    found, store = lookup("scale", scale, SCALES), _filled()
+    _show(_sheets(names, found, columns, methods), Filler(store, found, read_seeds(seeds)), store, found)
+
+
+def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[Sheet]:
+    _runnable(names)
+    made = [lookup("table", name, SHEETS)(scale) for name in names]
+    return [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in made]
+
+
+def _runnable(names: Sequence[str]) -> None:
+    if "table7" in names:
+        raise ValueError("table7 is counted, not run: use `fedauc paper table7`")
+
+
+def _writable(folder: Path) -> None:
+    """Known before anything is trained."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ValueError(f"{folder} cannot be written: name another folder for records in {HOME}")
+
+
 def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
-    console = Console()
+    console, beside = Console(), False
     for sheet in sheets:
         filled = filler.fill(sheet)
+        beside |= any(cell.paper for cell in filled.values())
         console.print(sheet.title, highlight=False, markup=False)
         show(sheet, filled)
         if sheet.view == "traffic":
             show(sheet, filled, early_text)
-        for line in (*warnings(sheet, filler, store), *borrowed(filled)):
+        for asked, title, text in (
+            (sheet.validation, "Validation AUC", validation_text),
+            (sheet.precision, "Average precision", precision_text),
+        ):
+            if asked:
+                console.print(title)
+                show(sheet, filled, text)
+        for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
             console.print(line, highlight=False, markup=False)
         if sheet.varied and (made := panels(sheet, filled)):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
@@ -161,7 +221,7 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
         console.print(REACHED, highlight=False, markup=False)
     if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
         marked = not all(sheet.varied for sheet in aucs)
-        console.print(legend(scale.published, marked), highlight=False, markup=False)
+        console.print(legend(beside, marked), highlight=False, markup=False)
     if not scale.published:
         console.print(SMOKE, highlight=False)
 
@@ -175,7 +235,9 @@ def _shortcut(name: str) -> Callable[..., None]:
     own = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name != "names"]
     command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in own}
-    command.__doc__ = f"{inspect.getdoc(SHEETS[name])}\n\nExample: [bold]fedauc paper {name} --scale smoke[/bold]"
+    # A terminal breaks the lines itself, wherever they are broken here.
+    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(SHEETS[name]) or "").split("\n\n"))
+    command.__doc__ = f"{about}\n\nExample: [bold]fedauc paper {name} --scale smoke[/bold]"
     return command
 
 
@@ -185,6 +247,14 @@ for _name in SHEETS:
 
 def _store() -> Store:
     return Store(Path(os.environ.get(HOME) or "results"))
+
+
+def _filled() -> Store:
+    """Where there is something to show."""
+    store = _store()
+    if not store.filled:
+        raise ValueError(f"{store.path} has no records: name their folder in {HOME}, or run a table first")
+    return store
 
 
 def _names(what: str, text: str) -> list[str]:

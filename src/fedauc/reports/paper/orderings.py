@@ -48,12 +48,13 @@ class Shown(NamedTuple):
     filled: Mapping[Key, Filled]
 
 
-def orderings(shown: Shown) -> Iterator[Ordering]:
-    """Every pair of a column whose runs are all done."""
+def orderings(shown: Shown, own: bool = False) -> Iterator[Ordering]:
+    """Every pair of a column whose runs are all done; on demand the paper's second method against its first too."""
     rows = [entry.name for entry in shown.sheet.rows]
     for column in shown.sheet.columns:
         for method in [row for row in OURS if row in rows]:
-            for baseline in [row for row in rows if row in ALL_METHODS and row not in OURS]:
+            others = [row for row in rows if row in ALL_METHODS and row not in OURS]
+            for baseline in [*others, *([OURS[0]] if own and method != OURS[0] and OURS[0] in rows else [])]:
                 mine, other = (shown.filled[row, column.name] for row in (method, baseline))
                 if mine.whole and other.whole and mine.auc and other.auc:
                     paper = mine.paper.mean - other.paper.mean if mine.paper and other.paper else None

@@ -132,7 +132,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> It
     if any(column.averaged for column in sheet.columns):
         yield prose("By case, mean over runs:")
         yield grid(by_case(sheet, shown.filled))
-    found = list(orderings(shown)) if sheet.view == "auc" else []
+    found = list(orderings(shown, own=True)) if sheet.view == "auc" and not sheet.varied else []
     if found:
         paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
         yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")

@@ -18,7 +18,7 @@ def short(sheets: Sequence[Shown]) -> Iterator[str]:
         if each.sheet.name.startswith("table") or each.sheet.name in ("classes", "creditcard"):
             yield from _highest(each)
     yield from _against(mine)
-    yield from compared(mine)
+    yield from compared([each for each in mine if each.sheet.name != "classes"])
     found = {each.sheet.name: claims(each) for each in mine if each.sheet.name in CLAIMS}
     for name in [name for name in ASKED if found.get(name)]:
         yield f"{ASKED[name]} (`{name}`): {_counted(found[name])}."
@@ -38,14 +38,15 @@ def _highest(shown: Shown) -> Iterator[str]:
     """The best rows of columns on real data where all runs of two rows at least are done."""
     found = []
     for column in shown.sheet.columns:
-        rows = {entry.name: shown.filled[entry.name, column.name] for entry in shown.sheet.rows}
+        rows = {row: cell for (row, name), cell in shown.filled.items() if name == column.name}
         whole = {name: cell for name, cell in rows.items() if cell.whole}
         if column.dataset in (*PUBLISHED, *FRAUD) and len(whole) > 1:
             best, precise = (_best(whole, read) for read in ("auc", "precision"))
-            told = f"{column.name} {best} of {len(whole)} rows"
+            lacking = ", ".join(name for name in rows if name not in whole)
+            told = f"{column.name} {best} of {len(whole)} rows" + (f", without {lacking}" if lacking else "")
             found.append(told + (f" (average precision: {precise})" if shown.sheet.precision else ""))
     if found:
-        yield f"Highest test AUC in `{shown.sheet.name}`: {', '.join(found)}."
+        yield f"Highest test AUC in `{shown.sheet.name}`: {'; '.join(found)}."
 
 
 def _best(rows: Mapping[str, Filled], read: str) -> str:
@@ -62,7 +63,8 @@ def _against(sheets: Sequence[Shown]) -> Iterator[str]:
             least, most = min(found, key=lambda each: each.gap), max(found, key=lambda each: each.gap)
             above = sum(each.gap > 0 for each in found)
             ends = [f"{signed(each.gap)} ({each.column.split()[-1]}, {each.row})" for each in (least, most)]
-            told.append(f"`{shown.sheet.name}` {above} of {len(found)}, from {' to '.join(ends)}")
+            other = " (against Table 1's, of its one class)" if shown.sheet.name == "classes" else ""
+            told.append(f"`{shown.sheet.name}`{other} {above} of {len(found)}, from {' to '.join(ends)}")
     if told:
         yield f"Above the paper's number for the same row: {'; '.join(told)}."
 
@@ -73,7 +75,11 @@ def _rounds(shown: Shown) -> Iterator[str]:
     for column in shown.sheet.columns:
         base = shown.filled[first, column.name].early
         met = {row: shown.filled[row, column.name].early for row in OURS if (row, column.name) in shown.filled}
-        ratios = [f"{row} {reach.rounds / base.rounds:.2f}" for row, reach in met.items() if reach and base]
+        ratios = [
+            f"{row} {'≤ ' if reach.first else ''}{reach.rounds / base.rounds:.2f}"
+            for row, reach in met.items()
+            if reach and base
+        ]
         if ratios:
             told.append(f"{column.name} {', '.join(ratios)}")
     if told:

@@ -10,6 +10,7 @@ from fedauc.data import datasets
 from fedauc.data.sources import Absent
 from fedauc.data.statistics import PAPER, statistics
 from fedauc.experiments.paper.layout import Sheet
+from fedauc.experiments.paper.records import MOST_ROWS
 from fedauc.experiments.paper.scales import Scale
 from fedauc.reports.paper.filling import EARLY, Filled, Key, Reach, marks
 from fedauc.reports.summary import Spread
@@ -19,7 +20,9 @@ TESTED = (
     "* is a column's highest mean, of rows whose runs are all done; ~ marks means that the test does not tell from it "
     "(p ≥ .05), ? those that were not tested, and where nothing was there are no marks: single runs and the points of "
     "figures are not. The test is DeLong's, paired, with the variance of training over seeds added; over several "
-    "splits or classes a t-test over them must agree. Runs that diverged or died are told as stopped."
+    "splits or classes a t-test over them must agree. Of test parts with more than "
+    f"{MOST_ROWS:,} rows it sees every positive and a draw of the negatives. Runs that diverged or died are told as "
+    "stopped."
 )
 DRAWN = (
     "Where nothing else is said, a row's runs are three training seeds on one draw of the data (which rows are kept, "
@@ -175,20 +178,22 @@ def grid(lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *body])
 
 
-def counts(scale: Scale, columns: list[str]) -> Table:
-    """Table 7, the data statistics as positives / negatives; data that are not there are named."""
+def counts(scale: Scale, columns: list[str]) -> tuple[Table, list[str]]:
+    """Table 7, the data statistics as positives / negatives, and a line on data that are not there."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for header in ("dataset", "part", "here", "paper"):
         table.add_column(header, overflow="fold")
+    lines = list[str]()
     for column in columns:
         data = scale.datasets[column]["data"]
         try:
             found = statistics(datasets()[data](), 0)
         except Absent as absent:
-            table.add_row(column, "-", str(absent), "")
+            table.add_row(column, "-", "not there", "")
+            lines.append(str(absent))
             continue
         for part, count in found.items():
             paper = getattr(PAPER[data], part) if data in PAPER else None
             beside = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
             table.add_row(column, part, f"{count.positives:,} / {count.negatives:,}", beside)
-    return table
+    return table, lines

@@ -12,6 +12,7 @@ from fedauc.data import datasets
 from fedauc.experiments.paper.layout import Cell, Sheet
 from fedauc.experiments.paper.records import Store
 from fedauc.experiments.paper.scales import Scale
+from fedauc.experiments.paper.tuning import Choices, Job
 from fedauc.reports.labels import foreign, warning
 from fedauc.reports.paper.filling import Filled, Filler, Key
 from fedauc.reports.paper.tables import Text, terminal
@@ -64,6 +65,20 @@ def warnings(sheet: Sheet, filler: Filler, store: Store) -> Iterator[str]:
         if done:
             ranks = next((found for record in done if (found := store.ranks(record.config))), None)
             yield warning(column.name, done[0].data, int(ranks.labels.sum()) if ranks else None)
+
+
+def uneven(sheet: Sheet, choices: Choices) -> Iterator[str]:
+    """One for each column whose rows were not tuned alike."""
+    for column in sheet.columns:
+        found = {entry.name: choices.find(Job.of(Cell(entry, column))) for entry in sheet.rows}
+        ways = dict[str, list[str]]()
+        for name, choice in found.items():
+            if choice:
+                way = "nothing" if choice.grid == "none" else f"{choice.grid}:{choice.budget}"
+                ways.setdefault(way, []).append(name)
+        if len(ways) > 1:
+            told = "; ".join(f"over {way} {', '.join(names)}" for way, names in ways.items())
+            yield f"{column.name}: tuned {told}."
 
 
 def counted(scale: Scale, columns: list[str]) -> Iterator[str]:
