@@ -148,8 +148,22 @@ def test_runs_on_the_same_data_come_one_after_another(tmp_path: Path) -> None:
 def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
     """Minimax on raw scores with a step of 1,000 diverges at once; the run beside it goes on."""
     bad = config("cycp-minimax", objective__score="identity", step_size="1000")
-    made = shop(tmp_path)
-    made.run([bad, config()])
+    told = dict[str, bool]()
+
+    def observer(place: str) -> Observer:
+        def see(progress: Progress) -> None:
+            told[place] = progress.stopped
+            # Time is out as soon as it stops: what is known by then is kept all the same.
+            made.deadline = time.monotonic() - 1 if progress.stopped else made.deadline
+
+        return see
+
+    made = shop(tmp_path, observer)
+    with pytest.raises(OutOfTime):
+        made.run([bad, config()])
+    assert told == {name(bad): True}
+    made.deadline = float("inf")
+    made.run([config()])
     found = known(Store(tmp_path / "results"), bad)
     assert found.stopped.startswith("stopped in round")
     assert found.final is None

@@ -208,9 +208,17 @@ def test_a_run_that_stops_leaves_the_others_going(
 ) -> None:
     """At step size 0.3 unbounded scores diverge in the second cycle; their neighbours do not notice."""
     found = runs("cycp-minimax", 2, "step-size=0.01,0.3", objective__score="identity")
-    stopped = Comparison.create(tmp_path / "sweep", found).go(silent)
+    told = dict[str, list[bool]]()
+
+    def observer(place: str) -> Observer:
+        return lambda progress: told.setdefault(place, []).append(progress.stopped)
+
+    stopped = Comparison.create(tmp_path / "sweep", found).go(observer)
     wild = {place for place in found if "step-size-0.3" in place}
     assert set(stopped) == wild
+    # Whoever watches is told, at last and once.
+    assert {place for place, seen in told.items() if seen[-1]} == wild
+    assert all(not any(seen[:-1]) for seen in told.values())
     assert shared[0] == (4, 4)
     assert shared[-1] == (4, 2)
     for place, config in found.items():

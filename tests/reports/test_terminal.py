@@ -92,6 +92,15 @@ def test_a_bar_takes_one_line_of_a_narrow_terminal(
     assert line.rstrip().endswith("AUC 0.9784")
 
 
+def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bars() as bars:
+        observe = bars.bar("run")
+        observe(Progress(1, 32, {"auc": 0.5}))
+        observe(Progress(1, 32, {"auc": 0.5}, stopped=True))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "1/32" in line]
+    assert line.split()[-2:] == ["1/32", "stopped"]
+
+
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
     assert headers([LINE, LINE])[1] == "AUC [95 %]"
     assert caption([LINE, LINE]) == "p: paired DeLong test against a."

@@ -39,11 +39,13 @@ def ride(runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> dict[s
     going = {name: run for name, run in runs.items() if not run.folder.done}
     if len(going) > 1:
         return Lockstep(going, observer).go()
-    try:
-        for name, run in going.items():
-            run.go(observer(name))
-    except TrainingStopped as reason:
-        return dict.fromkeys(going, str(reason))
+    for name, run in going.items():
+        observe = observer(name)
+        try:
+            run.go(observe)
+        except TrainingStopped as reason:
+            observe(run.progress._replace(stopped=True))
+            return {name: str(reason)}
     return {}
 
 
@@ -115,10 +117,11 @@ class Lockstep:
             self._runs[name].stop(reason)
             self._stopped[name] = str(reason)
             self._going.remove(name)
+            self._observers[name](self._runs[name].progress._replace(stopped=True))
 
     def _leave_if_over(self, name: str) -> None:
-        done, rounds, _ = self._runs[name].progress
-        if done == rounds:
+        progress = self._runs[name].progress
+        if progress.done == progress.rounds:
             self._runs[name].finish()
             self._going.remove(name)
 

@@ -30,11 +30,12 @@ from fedauc.training import Round, State
 
 
 class Progress(NamedTuple):
-    """How far a run is: rounds done, rounds in all, and the last record."""
+    """How far a run is: rounds done, rounds in all, the last record, and whether it cannot go on."""
 
     done: int
     rounds: int
     record: dict[str, Any] | None
+    stopped: bool = False
 
 
 Observer = Callable[[Progress], None]

@@ -35,7 +35,9 @@ class Clock(TimeRemainingColumn):
         super().__init__(compact=True, elapsed_when_finished=True)
 
     def render(self, task: Task) -> Text:
-        """A word and the time."""
+        """A word and the time, unless there is none left."""
+        if task.fields["auc"] == "stopped":
+            return Text("")
         return Text.assemble("took " if task.finished else "left ", super().render(task))
 
 
@@ -76,6 +78,6 @@ class Bars:
 
         def observe(step: Step) -> None:
             auc = f"AUC {step.record['auc']:.4f}" if step.record else ""
-            self._progress.update(task, completed=step.done, total=step.rounds, auc=auc)
+            self._progress.update(task, completed=step.done, total=step.rounds, auc="stopped" if step.stopped else auc)
 
         return observe

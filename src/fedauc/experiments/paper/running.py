@@ -122,7 +122,7 @@ class Workshop:
         def see(progress: Progress) -> None:
             observe(progress)
             # A run's last round is followed by its result: stopping there would lose it.
-            if progress.done < progress.rounds:
+            if progress.done < progress.rounds and not progress.stopped:
                 self._check_time()
 
         return see

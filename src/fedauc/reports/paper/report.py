@@ -54,10 +54,10 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     parts = [*head, *sections.brief(short(shown))]
     tables = [each for each in shown if each.sheet.name.startswith("table")]
     for each in tables:
-        parts += sections.section(each, facts, pictured.get(each.sheet.name))
+        parts += sections.section(each, facts, pictured.get(each.sheet.name), scale.published)
     parts += sections.ordered(shown)
     for each in [each for each in shown if each not in tables]:
-        parts += sections.section(each, facts, pictured.get(each.sheet.name))
+        parts += sections.section(each, facts, pictured.get(each.sheet.name), scale.published)
     parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale), scale)]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
     parts += sections.lacking(every)

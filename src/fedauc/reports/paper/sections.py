@@ -107,11 +107,11 @@ def ordered(shown: Sequence[Shown]) -> Iterator[str]:
             yield grid(gained(found))
 
 
-def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None) -> Iterator[str]:
-    """A sheet: what it runs, its table, its differences, what it claims, its curves."""
+def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None, about: bool = True) -> Iterator[str]:
+    """A sheet: what it is about at the paper's scale, its table, its differences, what it claims, its curves."""
     sheet = shown.sheet
     yield f"## {sheet.title} (`{sheet.name}`)\n"
-    yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n"))
+    yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n") if about else ())
     if sheet.view == "traffic":
         yield prose(REACHED)
     theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
