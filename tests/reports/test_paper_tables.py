@@ -285,11 +285,20 @@ def test_a_table_out_of_time_says_so_and_goes_on(inside: Path, capsys: pytest.Ca
     assert any(line.startswith("cycp-fedavg  .") for line in told.splitlines())
 
 
-def test_a_figure_and_the_traffic_table_come_from_records(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_and_the_traffic_table_come_from_records(
+    inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("--scale", "smoke", "--seeds", "0", "--tuning", "none")
     figure = fedauc(capsys, "paper", "figure1", *options, "--columns", "cifar10-I1,cifar10-I3")
     assert figure.code == 0, figure.err
     assert (inside / "results" / "figures" / "smoke-figure1.png").read_bytes().startswith(b"\x89PNG")
+    (inside / "results" / "figures" / "smoke-figure1.png").unlink()
+    with monkeypatch.context() as sealed:
+        # What cannot be written is shown without its curves.
+        sealed.setattr("fedauc.reports.paper.commands.os.access", lambda path, mode: False)
+        shown = fedauc(capsys, "paper", "show", "figure1", *options[:4], "--columns", "cifar10-I1,cifar10-I3")
+    assert (shown.code, "Curves" in figure.out, "Curves" in shown.out) == (0, True, False)
+    assert not list((inside / "results" / "figures").iterdir())
     told = fedauc(capsys, "paper", "traffic", *options, "--columns", "cifar10", "--methods", "cycp-fedavg,cycp-minimax")
     store, sheet = Store(inside / "results"), SHEETS["traffic"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg"])
     ((_, found),) = Filler(store, SMOKE, [0]).fill(sheet).items()
@@ -381,7 +390,8 @@ def test_a_folder_that_cannot_hold_records_is_named_before_anything_runs(
     told = fedauc(capsys, "paper", "table1", *SMOKED, "--methods", "cycp-fedavg")
     assert told.code == 2
     where = inside / "file" / "results"
-    assert told.err == f"error: {where} cannot be written: name another folder for records in FEDAUC_RESULTS\n"
+    remedy = "name another folder for records in FEDAUC_RESULTS, or look at these with `fedauc paper show`"
+    assert told.err == f"error: {where} cannot be written: {remedy}\n"
     assert [path.name for path in inside.iterdir()] == ["file"]
 
 

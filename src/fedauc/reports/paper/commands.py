@@ -144,7 +144,9 @@ def run(
     plan = Tuning.read(tuning) if tuning else None
     late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
-    _writable(store.path)
+    if not _writable(store.path):
+        remedy = f"name another folder for records in {HOME}, or look at these with `fedauc paper show`"
+        raise ValueError(f"{store.path} cannot be written: {remedy}")
     with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
         try:
             tune(sheets, found, shop, plan)
@@ -188,11 +190,9 @@ def _runnable(names: Sequence[str]) -> None:
         raise ValueError("table7 is counted, not run: use `fedauc paper table7`")
 
 
-def _writable(folder: Path) -> None:
-    """Known before anything is trained."""
+def _writable(folder: Path) -> bool:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise ValueError(f"{folder} cannot be written: name another folder for records in {HOME}")
+    return there.is_dir() and os.access(there, os.W_OK)
 
 
 def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
@@ -213,7 +213,7 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
                 show(sheet, filled, text)
         for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
             console.print(line, highlight=False, markup=False)
-        if sheet.varied and (made := panels(sheet, filled)):
+        if sheet.varied and (made := panels(sheet, filled)) and _writable(store.path):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)
