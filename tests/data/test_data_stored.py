@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedauc.data.chestmnist import ChestMNIST
 from fedauc.data.cifar import Cifar10
 from fedauc.data.partitions import Dirichlet
 from fedauc.data.sources import File, Source, check, digest, fingerprint, home
+from fedauc.locks import locked
 
 
 def build(into: Path) -> dict[str, int]:
@@ -166,6 +168,25 @@ def test_what_a_killed_parse_left_goes_with_the_next_and_a_living_ones_stays(tmp
     assert half.exists()
     cached(tmp_path, "third", build)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
+
+
+def test_a_look_at_a_lock_does_not_stop_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that sweeps holds a new part's lock for a moment, here .3 s, before its owner has it."""
+    known = uuid.UUID(int=1)
+    monkeypatch.setattr("fedauc.data.cache.uuid.uuid4", lambda: known)
+    monkeypatch.setattr("fedauc.data.cache._sweep", lambda home: None)
+    held = threading.Event()
+
+    def look() -> None:
+        with locked(tmp_path / f".part-{known.hex}.lock", "held"):
+            held.set()
+            time.sleep(0.3)
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        assert held.wait(10)
+        assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+        looking.result()
 
 
 def test_several_may_parse_at_once(tmp_path: Path) -> None:

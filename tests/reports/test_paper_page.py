@@ -135,7 +135,7 @@ def test_rows_stand_beside_the_papers_numbers(tmp_path: Path) -> None:
 
 
 def test_a_row_that_only_one_table_has_leaves_the_other_empty() -> None:
-    found = [Gain("fedavg", "table1 cifar10", 0.1), Gain("scaffold", "table2 cifar10", -0.1)]
+    found = [Gain("table1", "fedavg", "cifar10", 0.1), Gain("table2", "scaffold", "cifar10", -0.1)]
     assert gained(found)[1:] == [["fedavg", "+.1000", "-"], ["scaffold", "-", "-.1000"]]
 
 

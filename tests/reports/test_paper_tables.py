@@ -295,7 +295,7 @@ def test_a_figure_and_the_traffic_table_come_from_records(
     (inside / "results" / "figures" / "smoke-figure1.png").unlink()
     with monkeypatch.context() as sealed:
         # What cannot be written is shown without its curves.
-        sealed.setattr("fedauc.reports.paper.commands.os.access", lambda path, mode: False)
+        sealed.setattr("fedauc.data.sources.os.access", lambda path, mode: False)
         shown = fedauc(capsys, "paper", "show", "figure1", *options[:4], "--columns", "cifar10-I1,cifar10-I3")
     assert (shown.code, "Curves" in figure.out, "Curves" in shown.out) == (0, True, False)
     assert not list((inside / "results" / "figures").iterdir())
@@ -316,6 +316,12 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     assert (told.code, list(inside.iterdir())) == (2, [])
     assert told.err == "error: results has no records: name their folder in FEDAUC_RESULTS, or run a table first\n"
     fedauc(capsys, "paper", "classes", *SMOKED, "--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0")
+    told = fedauc(capsys, *asked[:-1], "table2")
+    assert told.code == 2
+    missing = "no run of table2 at scale smoke has finished in results: docs/smoke.md is as it was"
+    assert (told.err, (inside / "docs").exists()) == (f"error: {missing}\n", False)
+    # The smoke scale's page does not take the place of the paper's.
+    assert fedauc(capsys, *asked).out.startswith("wrote docs/smoke.md")
     assert fedauc(capsys, *asked, "--out", "page.md").code == 0
     page = (inside / "page.md").read_text()
     assert "## Table 1 as the mean over positive classes 0-4" in page

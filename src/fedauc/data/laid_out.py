@@ -58,7 +58,6 @@ def stored(paths: Sequence[str], key: str, build: Callable[[Path], None]) -> Par
     place = repr([str(file.path) for file in files])
     name = f"table-{fingerprint((), place + key)}"
     mine = f"{name}-{fingerprint(files, '')}"
-
     shelf = shelves(home(""))[-1]
 
     def fill(into: Path) -> dict[str, int]:

@@ -132,9 +132,14 @@ class Stored(Dataset):
 
 def shelves(folder: Path) -> tuple[Path, ...]:
     """Folders of parsed arrays: beside the files, and in the user's cache where nothing can be written there."""
-    own = (folder / "parsed").absolute()
-    there = next(path for path in (own, *own.parents) if path.exists())
-    return (own,) if os.access(there, os.W_OK) else (own, _cache() / "parsed")
+    own = folder / "parsed"
+    return (own,) if writable(own) else (own, _cache() / "parsed")
+
+
+def writable(folder: Path) -> bool:
+    """Whether files may be written to a folder, or it may be made."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
 
 
 def home(folder: str) -> Path:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedauc.data.sources import Absent
+from fedauc.data.sources import Absent, writable
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.paper.layout import Sheet
@@ -82,7 +82,9 @@ def list_(scale: ScaleName = "paper") -> None:
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write.")] = Path("docs/results.md"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The Markdown file; docs/results.md, or docs/smoke.md, by default.")
+    ] = None,
     tables: Annotated[str, typer.Option("--tables", metavar="a,b,...", help="Tables; every one by default.")] = "",
     scale: ScaleName = "paper",
     seeds: Seeds = "0,1,2",
@@ -93,7 +95,13 @@ def report(
     """
     names, store = _names("tables", tables) or list(SHEETS), _filled()
     _runnable(names)
-    made = page(store, lookup("scale", scale, SCALES), read_seeds(seeds), names)
+    found = lookup("scale", scale, SCALES)
+    out = out or Path("docs") / ("results.md" if found.published else f"{scale}.md")
+    made = page(store, found, read_seeds(seeds), names)
+    if not made.begun:
+        raise ValueError(
+            f"no run of {', '.join(names)} at scale {scale} has finished in {store.path}: {out} is as it was"
+        )
     for name, mine in made.pictures.items():
         draw(mine, out.parent / FIGURES / name)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +152,7 @@ def run(
     plan = Tuning.read(tuning) if tuning else None
     late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
-    if not _writable(store.path):
+    if not writable(store.path):
         remedy = f"name another folder for records in {HOME}, or look at these with `fedauc paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
     with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
@@ -190,11 +198,6 @@ def _runnable(names: Sequence[str]) -> None:
         raise ValueError("table7 is counted, not run: use `fedauc paper table7`")
 
 
-def _writable(folder: Path) -> bool:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return there.is_dir() and os.access(there, os.W_OK)
-
-
 def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
     console, beside = Console(), False
     for sheet in sheets:
@@ -213,7 +216,7 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
                 show(sheet, filled, text)
         for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
             console.print(line, highlight=False, markup=False)
-        if sheet.varied and (made := panels(sheet, filled)) and _writable(store.path):
+        if sheet.varied and (made := panels(sheet, filled)) and writable(store.path):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)

@@ -95,6 +95,7 @@ def compared(sheets: Sequence[Shown]) -> Iterator[str]:
 class Gain(NamedTuple):
     """A row of a table less the paper's number for it."""
 
+    sheet: str
     row: str
     column: str
     gap: float
@@ -103,7 +104,7 @@ class Gain(NamedTuple):
 def gains(sheets: Sequence[Shown]) -> list[Gain]:
     """Of every row whose runs are all done: baselines may be stronger than they are in the paper."""
     return [
-        Gain(row, f"{shown.sheet.name} {column}", cell.auc.mean - cell.paper.mean)
+        Gain(shown.sheet.name, row, column, cell.auc.mean - cell.paper.mean)
         for shown in sheets
         for (row, column), cell in shown.filled.items()
         if cell.whole and cell.auc and cell.paper
@@ -112,11 +113,9 @@ def gains(sheets: Sequence[Shown]) -> list[Gain]:
 
 def gained(found: Sequence[Gain]) -> list[list[str]]:
     """As a table, a line per row."""
-    columns = list(dict.fromkeys(each.column for each in found))
-    known = {(each.row, each.column): signed(each.gap) for each in found}
-    lines = [
-        [row, *(known.get((row, column), "-") for column in columns)] for row in dict.fromkeys(g.row for g in found)
-    ]
+    known = {(each.row, f"{each.sheet} {each.column}"): signed(each.gap) for each in found}
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*known, strict=True))
+    lines = [[row, *(known.get((row, column), "-") for column in columns)] for row in rows]
     return [["AUC less the paper's", *columns], *lines]
 
 

@@ -26,10 +26,11 @@ Runs = Mapping[Config, Record]
 
 
 class Page(NamedTuple):
-    """The text, and its pictures by file name."""
+    """The text, its pictures by file name, and whether any run has finished."""
 
     text: str
     pictures: Mapping[str, Sequence[Panel]]
+    begun: bool = True
 
 
 def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(SHEETS)) -> Page:
@@ -47,7 +48,7 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     ]
     head += map(sections.prose, [legend(scale.published), DRAWN, CURVES, *([] if scale.published else [SMOKE])])
     if not shown:
-        return Page("\n".join([*head, "No run has finished yet.\n"]), {})
+        return Page("\n".join([*head, "No run has finished yet.\n"]), {}, begun=False)
     facts = _facts(shown, filler, store)
     drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
     pictured = {name: f"{scale.name}-{name}.png" for name in drawn}

@@ -82,9 +82,8 @@ def lacking(sheets: Sequence[Shown]) -> Iterator[str]:
         yield "## Not run\n"
         yield prose(
             "Columns without a run, with some of their runs, or still to be tuned, and the command that goes on with "
-            "them; `--columns` "
-            "names some of them, and those of stand-ins and card fraud must be named. Image models want a GPU "
-            "(`--device cuda`). What has a record is not run again."
+            "them; `--columns` names some of them, and those of stand-ins and card fraud must be named. Image models "
+            "want a GPU (`--device cuda`). What has a record is not run again."
         )
         yield grid([["command", "columns"], *lines])
 

@@ -62,7 +62,7 @@ def _against(sheets: Sequence[Shown]) -> Iterator[str]:
         if found := gains([shown]):
             least, most = min(found, key=lambda each: each.gap), max(found, key=lambda each: each.gap)
             above = sum(each.gap > 0 for each in found)
-            ends = [f"{signed(each.gap)} ({each.column.split()[-1]}, {each.row})" for each in (least, most)]
+            ends = [f"{signed(each.gap)} ({each.column}, {each.row})" for each in (least, most)]
             other = " (against Table 1's, of its one class)" if shown.sheet.name == "classes" else ""
             told.append(f"`{shown.sheet.name}`{other} {above} of {len(found)}, from {' to '.join(ends)}")
     if told:

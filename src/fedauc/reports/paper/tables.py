@@ -153,7 +153,7 @@ def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
 def by_case(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[list[str]]:
     """The means behind columns that are averaged over cases, a line per case."""
     lines = [["", *(entry.name for entry in sheet.rows)]]
-    for column in sheet.columns if all(column.averaged for column in sheet.columns) else ():
+    for column in [column for column in sheet.columns if column.averaged]:
         for place, case in enumerate(column.cases):
             known = [filled[entry.name, column.name].cases[place] for entry in sheet.rows]
             what = ", ".join(f"{name} {value}" for name, value in case.items())
