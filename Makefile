@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 FLOWER ?= .venv-flower
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-federation bench clean
+.PHONY: demo test lint types unit test-gpu test-slow test-federation bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -33,6 +33,9 @@ unit: $(STAMP)
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
+
+test-slow: $(STAMP)  ## tests that compile every method, which takes minutes
+	$(BIN)/python -m pytest --only slow -p no:cacheprovider tests
 
 # Flower's pins clash with those of the other environment.
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt

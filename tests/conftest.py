@@ -6,6 +6,7 @@ import pytest
 
 REASONS = {
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
+    "slow": "compiles every method, which takes minutes; run it with `make test-slow`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
 }
 
