@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.engines.graphed import GraphedEngine, Together
+from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
 from fedauc.models import models
 from fedauc.version import VERSION
@@ -84,7 +84,7 @@ def _recipe(seed: int, **changes: Any) -> Recipe:
         "local_steps": STEPS,
         "positives": BATCH // 2,
         "negatives": BATCH // 2,
-        "step_size": 0.01,
+        "learning_rate": 0.01,
         "weight_decay": 1e-4,
         "augment": "crop-flip",
         "precision": "mixed",
@@ -109,12 +109,14 @@ def graphed(workload: str, data: Clients, seeds: int, rounds: int) -> Timing:
         GraphedEngine(t.algorithm, part.network, data, t.setting, compiled=workload not in CAPTURED_ONLY)
         for t, part in zip(trainings, parts, strict=True)
     ]
-    together, states = Together(engines), [part.start for part in parts]
+    together, states = SharedGraph(engines), [part.start for part in parts]
 
     def step() -> None:
-        opened = [training.open(state) for training, state in zip(trainings, states, strict=True)]
-        visits = together.visit([None if o.order is None else (o.order, o.cohort) for o in opened])
-        states[:] = [t.close(*pair).state for t, pair in zip(trainings, zip(opened, visits, strict=True), strict=True)]
+        opened = [training.open_round(state) for training, state in zip(trainings, states, strict=True)]
+        visits = together.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
+        states[:] = [
+            t.close_round(*pair).state for t, pair in zip(trainings, zip(opened, visits, strict=True), strict=True)
+        ]
 
     step()
     torch.cuda.synchronize()

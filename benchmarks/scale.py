@@ -94,7 +94,7 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
     built = time.perf_counter() - start
     peak = _peak()
     recipe = Recipe.of(
-        "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, step_size=0.01
+        "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, learning_rate=0.01
     )
     training, _, state = assemble(recipe, nn.Linear(COLUMNS, 1), clients)
     times = _rounds(training, state, skip=0)

@@ -7,7 +7,7 @@
 A linear scorer on the square AUC loss is a quadratic bowl whose optimum is known, flat along the bias: PL, but not
 strongly convex. Both theorems ask for η_s ∝ ε_s, I_s ∝ 1/(K√(Mη_s)) and η_s E_s I_s constant, and promise an expected
 gap of ε_s after stage s: local steps ∝ 1/(Mε), rounds ∝ K/√ε whatever M. The plan fixes what a stage costs; what is
-measured is whether the gap falls with the step size although visits, and with them the drift of unlike clients, grow.
+measured is whether the gap falls with the learning rate although visits, and with them the drift of unlike clients, grow.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Trial:
     where it starts and so ask for many more stages.
     """
 
-    step_size: float = 0.05
+    learning_rate: float = 0.05
     decay: float = 0.5
     stages: int = 8
     settled: int = 3
@@ -128,10 +128,10 @@ class Trial:
     def recipe(self, method: str, groups: int, per_round: int, seed: int) -> Recipe:
         """One run: one pair a step, and the stage's mean over cycles, as the proof has it, goes on."""
         local_steps = max(1, round(self.local_steps / per_round**0.5))
-        initial = max(1, round(self.travel / (self.step_size * groups * local_steps)))
+        initial = max(1, round(self.travel / (self.learning_rate * groups * local_steps)))
         scale = self.decay ** (-1 if self.growth == "fixed" else -0.5)
         rule = Geometric(initial, self.decay, scale, self.growth)
-        budget = Budget(1, self.step_size, local_steps, groups, per_round)
+        budget = Budget(1, self.learning_rate, local_steps, groups, per_round)
         own: dict[str, Any] = {"objective": PairwiseSquare()}
         if method == "cycp-minimax":
             own = {"objective": Minimax(score="identity"), "prox": self.prox}
@@ -140,8 +140,8 @@ class Trial:
             per_round=per_round,
             stages=rule,
             cycles=sum(stage.cycles for stage in islice(rule.endless(budget), self.stages)),
-            output="cycle_mean",
-            step_size=self.step_size,
+            stage_output="cycle_mean",
+            learning_rate=self.learning_rate,
             local_steps=local_steps,
             positives=1,
             negatives=1,

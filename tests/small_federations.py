@@ -11,7 +11,7 @@ from torch import nn
 
 from fedauc.data.clients import Clients, Examples
 from fedauc.experiments.recipe import Assembly, Recipe, assemble
-from fedauc.interfaces import Cohort, Engine, Order, Upload, Visits
+from fedauc.interfaces import Cohort, Download, Engine, Upload, Visits
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves
 
@@ -78,7 +78,7 @@ def run(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None
 class Exchange(NamedTuple):
     """What an engine was given in a round and gave back."""
 
-    order: Order
+    download: Download
     cohort: Cohort
     upload: Upload
 
@@ -91,16 +91,16 @@ class Recording(Engine):
         self._inner = inner
         self.exchanges: list[Exchange] = []
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
-        visits = self._inner.visit(order, cohort)
-        self.exchanges.append(Exchange(order, cohort, visits.upload))
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
+        visits = self._inner.visit(download, cohort)
+        self.exchanges.append(Exchange(download, cohort, visits.upload))
         return visits
 
-    def memories(self) -> dict[int, Tree]:
-        return self._inner.memories()
+    def client_states(self) -> dict[int, Tree]:
+        return self._inner.client_states()
 
-    def restore(self, memories: dict[int, Tree]) -> None:
-        self._inner.restore(memories)
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
+        self._inner.restore_client_states(client_states)
 
 
 def listen(

@@ -11,7 +11,7 @@ from torch import nn
 from fedauc.algorithms import algorithms
 from fedauc.algorithms.minimax import origin
 from fedauc.experiments.fitting import fit
-from fedauc.guards import DUAL_LIMIT, TrainingStopped, Watch, check_scores
+from fedauc.guards import DUAL_LIMIT, DivergenceMonitor, TrainingStopped, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.logistic import Logistic
@@ -21,7 +21,7 @@ from fedauc.objectives.square import PairwiseSquare
 from fedauc.trees import Tree
 from small_federations import FEATURES, federation, held_out, linear, small
 
-PHASE = Phase(round=17, cycle=5, stage=2, step_size=0.1, local_steps=1, batch=BatchSize(1, 1))
+PHASE = Phase(round=17, cycle=5, stage=2, learning_rate=0.1, local_steps=1, batch=BatchSize(1, 1))
 
 
 def algorithm(name: str, objective: object) -> Algorithm:
@@ -39,18 +39,18 @@ BOUNDED = algorithm("minimax", Minimax(score="sigmoid"))
 
 def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
     # The squared surrogate's curvature is of order 1, so a step of 1e6 multiplies the weights by 1e6 each step.
-    recipe = small("cycp-pairwise", objective=PairwiseSquare(), step_size=1e6, cycles=50)
+    recipe = small("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
         fit(linear(), federation(), recipe)
     message = str(caught.value)
     assert message.startswith("stopped in round ")
     assert "of the 5 trained values are NaN or infinite" in message
-    assert "try a smaller step size (now 1e+06, say 100000)" in message
+    assert "try a smaller learning rate (now 1e+06, say 100000)" in message
     assert "\n" not in message
 
 
 def test_a_diverging_dual_stops_before_it_overflows() -> None:
-    recipe = small("cycp-minimax", objective=Minimax(score="identity"), step_size=1.5, cycles=50)
+    recipe = small("cycp-minimax", objective=Minimax(score="identity"), learning_rate=1.5, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
         fit(linear(), federation(), recipe)
     message = str(caught.value)
@@ -71,12 +71,12 @@ def test_a_dead_scorer_stops_at_the_first_evaluation() -> None:
     # The scoring cycle has rounds 0 to 2, so the first learning cycle ends with round 5.
     assert message.startswith("stopped in round 5 (cycle 1, stage 0): the scorer is dead: ")
     assert "all 200 evaluation scores equal 0" in message
-    assert "try a smaller step size (now 0.1, say 0.01), another initialisation" in message
+    assert "try a smaller learning rate (now 0.1, say 0.01), another initialisation" in message
 
 
 def test_the_rounds_before_the_stop_were_handed_out() -> None:
     seen: list[int] = []
-    recipe = small("cycp-pairwise", objective=PairwiseSquare(), step_size=1e6, cycles=50)
+    recipe = small("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
         fit(linear(), federation(), recipe, observer=lambda finished, _: seen.append(finished.phase.round))
     assert seen == list(range(len(seen)))
@@ -95,7 +95,9 @@ def point(*values: float) -> Tree:
 
 
 def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
-    Watch(algorithm).see(phase, shared, {name: torch.tensor(value) for name, value in vitals.items()})
+    DivergenceMonitor(algorithm).check_round(
+        phase, shared, {name: torch.tensor(value) for name, value in vitals.items()}
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -128,7 +130,7 @@ def test_a_dual_that_is_not_finite_is_reported_as_such() -> None:
     ids=["raw", "bounded", "fedavg"],
 )
 def test_the_remedy_fits_the_algorithm(kind: Algorithm, remedy: str) -> None:
-    with pytest.raises(TrainingStopped, match=f"smaller step size .now 0.1, say 0.01.*{remedy}"):
+    with pytest.raises(TrainingStopped, match=f"smaller learning rate .now 0.1, say 0.01.*{remedy}"):
         check_round(kind, PHASE, (shared if kind is FEDAVG else point)(math.nan), {})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedauc.interfaces import BatchSize, Cohort, Order, Phase, Upload
+from fedauc.interfaces import BatchSize, Cohort, Download, Phase, Upload
 from fedauc.ledger import Ledger, Traffic
 from fedauc.stages import Geometric
 from small_federations import FEATURES, HOLDING, run, small
@@ -58,11 +58,11 @@ def test_the_stage_reference_counts_once_per_stage_and_client(method: str, setti
     assert rounds[-1].traffic.floats_up == plain.floats_up
 
 
-def order(stage: int = 0, anchor: bool = True) -> Order:
+def download(stage: int = 0, anchor: bool = True) -> Download:
     """3 float32 shared, 2 float64 anchored, and 4 float16 of each client's own."""
     phase = Phase(0, 0, stage, 0.1, 1, BatchSize(1, 1))
     own = torch.zeros(2, 4, dtype=torch.float16)
-    return Order(phase, (torch.zeros(3),), torch.zeros(2, dtype=torch.float64) if anchor else (), own)
+    return Download(phase, (torch.zeros(3),), torch.zeros(2, dtype=torch.float64) if anchor else (), own)
 
 
 UPLOAD = Upload(mean=torch.zeros(3), pool=(torch.zeros(2, 5, dtype=torch.float64),))
@@ -71,7 +71,7 @@ TWO = Cohort(0, (4, 7), (0.5, 0.5), absent=(1, 2, 3))
 
 def test_floats_and_bytes_follow_the_records() -> None:
     ledger = Ledger()
-    ledger.record(order(), UPLOAD, TWO)
+    ledger.record(download(), UPLOAD, TWO)
     # Down per client 3 shared + 2 anchored + 4 own; up per client 3 + 5.
     assert ledger.traffic == Traffic(
         rounds=1,
@@ -89,7 +89,7 @@ def test_an_anchor_is_counted_again_in_the_next_stage_and_for_a_new_client() -> 
     sent = []
     for stage, clients in [(0, (4, 7)), (0, (4, 7)), (0, (4, 5)), (1, (4, 5)), (1, (7, 5))]:
         before = ledger.traffic.floats_down
-        ledger.record(order(stage), UPLOAD, TWO._replace(clients=clients))
+        ledger.record(download(stage), UPLOAD, TWO._replace(clients=clients))
         sent.append((ledger.traffic.floats_down - before - 2 * (3 + 4)) // 2)
     # New clients of each stage: 4 and 7, none, 5, 4 and 5, 7.
     assert sent == [2, 0, 1, 2, 1]
@@ -97,7 +97,7 @@ def test_an_anchor_is_counted_again_in_the_next_stage_and_for_a_new_client() -> 
 
 def test_without_an_anchor_nobody_is_marked_as_having_it() -> None:
     ledger = Ledger()
-    ledger.record(order(anchor=False), UPLOAD, TWO)
+    ledger.record(download(anchor=False), UPLOAD, TWO)
     assert ledger.anchored == set()
     assert ledger.traffic.floats_down == 2 * (3 + 4)
 
@@ -110,10 +110,10 @@ def test_a_round_that_nobody_came_to_counts_as_a_round_with_absences() -> None:
 
 def test_a_ledger_goes_on_where_another_stood_without_sharing_it() -> None:
     one, two = Ledger(), Ledger()
-    one.record(order(), UPLOAD, TWO)
+    one.record(download(), UPLOAD, TWO)
     two.resume(one)
-    two.record(order(), UPLOAD, TWO)
+    two.record(download(), UPLOAD, TWO)
     assert two.traffic.floats_down == one.traffic.floats_down + 2 * (3 + 4)
-    two.record(order(), UPLOAD, TWO._replace(clients=(8, 9)))
+    two.record(download(), UPLOAD, TWO._replace(clients=(8, 9)))
     assert one.anchored == {4, 7}
     assert one.traffic.rounds == 1

@@ -175,7 +175,7 @@ def test_frozen_parameters_never_move_and_never_travel() -> None:
     module.get_parameter("0.weight").requires_grad_(False)
     rounds, exchanges = listen(small("cycp-fedavg"), module)
     # 3 + 3 + 1 of the 19 parameters are trainable.
-    assert all(e.order.shared.weights.shape == (7,) for e in exchanges)
+    assert all(e.download.shared.weights.shape == (7,) for e in exchanges)
     assert all(e.upload.mean.weights.shape == (7,) for e in exchanges)
     trained = ModuleNetwork(module, torch.float64).module(rounds[-1].state.server.shared)
     moved = {n for n, p in trained.named_parameters() if not torch.equal(p, module.get_parameter(n))}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedauc import pieces
-from fedauc.pieces import Cut, Pieces
+from fedauc.pieces import Cut, SplitVector
 from fedauc.trees import tree_map
 
 CUT = Cut((3, 40, 2, 25))
@@ -35,7 +35,7 @@ def vectors() -> tuple[Tensor, Tensor]:
         lambda a, b, s, c: 1 - a,
         lambda a, b, s, c: s - b,
         lambda a, b, s, c: c + b,
-        lambda a, b, s, c: a - (c[..., 0] if isinstance(a, Pieces) else c) * b,
+        lambda a, b, s, c: a - (c[..., 0] if isinstance(a, SplitVector) else c) * b,
     ],
 )
 def test_arithmetic_in_pieces_is_arithmetic_on_the_whole(act: Any) -> None:
@@ -59,8 +59,8 @@ def test_a_tree_comes_apart_where_its_vectors_are() -> None:
     a, b = vectors()
     tree = ((a, torch.zeros(3)), a[:, :4], b)
     cut = CUT.apart(tree, 1)
-    assert isinstance(cut[0][0], Pieces)
-    assert isinstance(cut[2], Pieces)
+    assert isinstance(cut[0][0], SplitVector)
+    assert isinstance(cut[2], SplitVector)
     assert cut[0][1] is tree[0][1]
     assert cut[1] is tree[1]
     doubled = tree_map(lambda leaf: 2 * leaf, cut)

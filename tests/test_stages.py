@@ -25,9 +25,9 @@ RULES: list[StageRule] = [
 ]
 
 
-def budget(cycles: int = 20, step_size: float = 0.1, local_steps: int = 4) -> Budget:
+def budget(cycles: int = 20, learning_rate: float = 0.1, local_steps: int = 4) -> Budget:
     """K = 8 rounds per cycle, M = 6 clients per round."""
-    return Budget(cycles, step_size, local_steps, cycle_length=8, per_round=6)
+    return Budget(cycles, learning_rate, local_steps, cycle_length=8, per_round=6)
 
 
 def test_rules_are_found_by_their_names() -> None:
@@ -41,7 +41,7 @@ def test_stages_fill_the_budget_exactly(rule: StageRule, cycles: int) -> None:
     stages = rule.stages(budget(cycles))
     assert sum(stage.cycles for stage in stages) == cycles
     assert all(stage.cycles >= 1 and stage.local_steps >= 1 for stage in stages)
-    assert all(one.step_size >= two.step_size > 0 for one, two in pairwise(stages))
+    assert all(one.learning_rate >= two.learning_rate > 0 for one, two in pairwise(stages))
 
 
 def test_constant_is_one_stage() -> None:
@@ -55,13 +55,15 @@ def test_geometric_lengths_and_steps_are_powers(initial: int, decay: float, scal
     # The last stage is cut to what is left of the 60 cycles.
     assert [stage.cycles for stage in stages[:-1]] == expected[:-1]
     assert stages[-1].cycles == 60 - sum(expected[:-1]) <= expected[-1]
-    np.testing.assert_allclose([stage.step_size for stage in stages], 0.1 * decay ** np.arange(len(stages)), rtol=1e-12)
+    np.testing.assert_allclose(
+        [stage.learning_rate for stage in stages], 0.1 * decay ** np.arange(len(stages)), rtol=1e-12
+    )
     assert {stage.local_steps for stage in stages} == {4}
 
 
 def test_reciprocal_factors_keep_step_times_length_constant() -> None:
     # 2 + 8 + 32 cycles: no stage is cut.
-    products = [s.step_size * s.cycles for s in Geometric(initial=2, decay=0.25, scale=4).stages(budget(cycles=42))]
+    products = [s.learning_rate * s.cycles for s in Geometric(initial=2, decay=0.25, scale=4).stages(budget(cycles=42))]
     np.testing.assert_allclose(products, [0.2] * 3, rtol=1e-12)
 
 
@@ -70,7 +72,7 @@ def test_adaptive_local_steps_grow_as_one_over_the_root_of_the_step() -> None:
     # sqrt(1/0.25) = 2 per stage, from I = 4.
     assert [stage.local_steps for stage in rule.stages(budget(cycles=15))] == [4, 8, 16, 32]
     odd = Geometric(initial=1, decay=0.5, scale=1.0, local_steps="adaptive").stages(budget(cycles=6, local_steps=3))
-    expected = [round(3 * math.sqrt(0.1 / stage.step_size)) for stage in odd]
+    expected = [round(3 * math.sqrt(0.1 / stage.learning_rate)) for stage in odd]
     assert [stage.local_steps for stage in odd] == expected == [3, 4, 6, 8, 12, 17]
 
 
@@ -83,7 +85,7 @@ def test_a_milestone_stretch_without_cycles_vanishes_but_still_decays() -> None:
     # Of 4 cycles, shares of 0.3 and 0.5 both reach into the second: the step falls twice after it.
     stages = Milestones(at=(0.3, 0.5), decay=0.1).stages(budget(cycles=4))
     assert [stage.cycles for stage in stages] == [2, 2]
-    np.testing.assert_allclose([stage.step_size for stage in stages], [0.1, 0.001], rtol=1e-12)
+    np.testing.assert_allclose([stage.learning_rate for stage in stages], [0.1, 0.001], rtol=1e-12)
 
 
 def test_even_one_cycle_runs_at_the_full_step() -> None:
@@ -97,8 +99,8 @@ def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple
     hat = smooth + 2 * ell
     c = (mu / hat) / (5 + mu / hat)
     s = np.arange(count)
-    step = budget.step_size * np.exp(-c * s)
-    iterations = 212 / (budget.step_size * min(ell, dual)) * np.exp(c * s)
+    step = budget.learning_rate * np.exp(-c * s)
+    iterations = 212 / (budget.learning_rate * min(ell, dual)) * np.exp(c * s)
     local = np.maximum(1, np.rint(1 / (budget.cycle_length * np.sqrt(budget.per_round * step))))
     cycles = np.maximum(1, np.rint(iterations / (budget.cycle_length * local)))
     return list(zip(cycles.astype(int).tolist(), step.tolist(), local.astype(int).tolist(), strict=True))
@@ -106,17 +108,17 @@ def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple
 
 # ell below and above μ₂ = 2 takes both sides of the minimum; a step of 1e-5 makes I = 1/(8 sqrt(6e-5)) = 16 > 1.
 @pytest.mark.parametrize(("mu", "ell"), [(0.1, 1.0), (3.0, 3.0), (0.5, 8.0)])
-@pytest.mark.parametrize("step_size", [0.1, 1e-5])
-def test_theory_is_the_theorem(mu: float, ell: float, step_size: float) -> None:
-    given = budget(cycles=10**9, step_size=step_size)
+@pytest.mark.parametrize("learning_rate", [0.1, 1e-5])
+def test_theory_is_the_theorem(mu: float, ell: float, learning_rate: float) -> None:
+    given = budget(cycles=10**9, learning_rate=learning_rate)
     rule = Theory(mu=mu, ell=ell)
     endless = rule.endless(given)
     found = [next(endless) for _ in range(40)]
     for stage, (cycles, step, local) in zip(found, theory_twin(given, mu, ell, 40), strict=True):
         assert (stage.cycles, stage.local_steps) == (cycles, local)
-        assert stage.step_size == pytest.approx(step, rel=1e-12)
+        assert stage.learning_rate == pytest.approx(step, rel=1e-12)
     assert rule.prox == 2 * ell
-    assert (found[0].local_steps > 1) == (step_size == 1e-5)
+    assert (found[0].local_steps > 1) == (learning_rate == 1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -144,14 +146,14 @@ def phases_twin(stages: list[Stage], length: int, scoring: list[bool]) -> list[P
                         round=len(found),
                         cycle=cycle,
                         stage=index,
-                        step_size=stage.step_size,
+                        learning_rate=stage.learning_rate,
                         local_steps=stage.local_steps,
                         batch=BATCH,
                         scoring=opens and inside == 0,
                         starts_stage=inside == 0 and place == 0,
                         ends_cycle=ends_cycle,
                         ends_stage=ends_cycle and inside == stage.cycles + opens - 1,
-                        learned=learned,
+                        learning_cycles=learned,
                     )
                 )
             cycle += 1

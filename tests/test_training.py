@@ -46,11 +46,11 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [("cycp-fedavg", {}), ("cycp-minimax",
 
 
 @pytest.mark.parametrize(("method", "settings"), PLAIN, ids=[method for method, _ in PLAIN])
-@pytest.mark.parametrize(("output", "every"), [("cycle_mean", 3), ("round_mean", 1)])
+@pytest.mark.parametrize(("stage_output", "every"), [("cycle_mean", 3), ("round_mean", 1)])
 def test_a_stage_hands_on_the_mean_of_its_cycles_or_rounds(
-    method: str, settings: dict[str, Any], output: str, every: int
+    method: str, settings: dict[str, Any], stage_output: str, every: int
 ) -> None:
-    averaged = run(small(method, output=output, **STAGES, **settings))
+    averaged = run(small(method, stage_output=stage_output, **STAGES, **settings))
     training = assembled(small(method, **STAGES, **settings)).training
     last = run(small(method, **STAGES, **settings))
     # Inside the first stage nothing differs; its end is the mean of every `every`-th state of the plain run.
@@ -76,9 +76,9 @@ def test_the_last_model_is_handed_on_by_default() -> None:
     assert rounds[5].state.server.shared is not rounds[4].state.server.shared
 
 
-@pytest.mark.parametrize("output", ["last", "cycle_mean", "round_mean"])
-def test_the_anchor_is_the_model_at_the_start_of_the_stage(output: str) -> None:
-    training, _, start = assembled(small("cycp-minimax", prox=0.5, output=output, **STAGES))
+@pytest.mark.parametrize("stage_output", ["last", "cycle_mean", "round_mean"])
+def test_the_anchor_is_the_model_at_the_start_of_the_stage(stage_output: str) -> None:
+    training, _, start = assembled(small("cycp-minimax", prox=0.5, stage_output=stage_output, **STAGES))
     rounds = list(training.rounds(start))
     assert all(same_bits(rounds[r].state.server.anchor, start.server.shared) for r in FIRST)
     handed_on = rounds[5].state.server.shared
@@ -86,12 +86,12 @@ def test_the_anchor_is_the_model_at_the_start_of_the_stage(output: str) -> None:
     assert not same_bits(handed_on, start.server.shared)
 
 
-@pytest.mark.parametrize("output", ["cycle_mean", "round_mean"])
+@pytest.mark.parametrize("stage_output", ["cycle_mean", "round_mean"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_the_mean_of_a_model_that_stands_still_is_the_model(output: str, dtype: str) -> None:
+def test_the_mean_of_a_model_that_stands_still_is_the_model(stage_output: str, dtype: str) -> None:
     # Nobody comes after round 0 for 600 rounds. A sum kept in bfloat16 would stand still after 256 of them.
     trace = Trace(rows=((0, 0), (599, EMPTY)), cycle_length=1)
-    rounds = run(small("fedavg", participation=trace, cycles=600, output=output, dtype=dtype))
+    rounds = run(small("fedavg", participation=trace, cycles=600, stage_output=stage_output, dtype=dtype))
     handed_on, before = rounds[-1].state.server.shared.weights, rounds[-2].state.server.shared.weights
     assert handed_on.dtype == before.dtype
     # bfloat16 is allowed the one rounding of the result, float32 the 600 roundings of a sum.
@@ -105,24 +105,24 @@ def variate_of(method: str, shared: Tree) -> Tensor:
     return found
 
 
-def own_variate(method: str, memory: Tree) -> Tensor:
+def own_variate(method: str, client_state: Tree) -> Tensor:
     """A client's variate for the weights, rolled over to the coming period where there are periods."""
     if method == "a-scaffold":
-        found: Tensor = memory.coming()
+        found: Tensor = client_state.coming()
     else:
-        found = memory.weights if method == "codasca" else memory
+        found = client_state.weights if method == "codasca" else client_state
     return found
 
 
 @pytest.mark.parametrize("method", ["scaffold", "a-scaffold", "codasca"])
-@pytest.mark.parametrize("output", ["last", "cycle_mean", "round_mean"])
-def test_the_servers_variate_stays_the_mean_of_the_clients(method: str, output: str) -> None:
-    training, _, state = assembled(small(method, output=output, **STAGES))
+@pytest.mark.parametrize("stage_output", ["last", "cycle_mean", "round_mean"])
+def test_the_servers_variate_stays_the_mean_of_the_clients(method: str, stage_output: str) -> None:
+    training, _, state = assembled(small(method, stage_output=stage_output, **STAGES))
     for finished in training.rounds(state):
         if finished.phase.ends_cycle:
-            memories = training.engine.memories().values()
+            client_states = training.engine.client_states().values()
             # Clients that were never visited have the variate 0.
-            total = torch.stack([own_variate(method, memory) for memory in memories]).sum(0)
+            total = torch.stack([own_variate(method, client_state) for client_state in client_states]).sum(0)
             found = variate_of(method, finished.state.server.shared)
             torch.testing.assert_close(found, total / HOLDING, rtol=0, atol=1e-12)
 
@@ -140,7 +140,7 @@ def test_a_clients_variate_is_the_raw_gradient_of_its_last_visit(method: str) ->
             rows, weights = draws.rows(client, finished.phase)
             inputs = np.concatenate([clients.inputs.numpy()[rows[0]], np.ones((5, 1))], axis=1)
             slopes = weights * (1 / (1 + np.exp(-inputs @ sent)) - clients.labels.numpy()[rows[0]])
-            found = own_variate(method, training.engine.memories()[client])
+            found = own_variate(method, training.engine.client_states()[client])
             np.testing.assert_allclose(found, slopes @ inputs, rtol=0, atol=1e-12)
         model = finished.state.server.shared.model
 
@@ -161,10 +161,10 @@ def test_a_pool_carries_over_when_the_stage_hands_on_its_last_model() -> None:
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "rs-pairwise"])
-@pytest.mark.parametrize("output", ["cycle_mean", "round_mean"])
-def test_a_pool_is_scored_anew_by_an_averaged_model(method: str, output: str) -> None:
+@pytest.mark.parametrize("stage_output", ["cycle_mean", "round_mean"])
+def test_a_pool_is_scored_anew_by_an_averaged_model(method: str, stage_output: str) -> None:
     clients = federation()
-    rounds = run(small(method, output=output, **STAGES))
+    rounds = run(small(method, stage_output=stage_output, **STAGES))
     assert [r.phase.round for r in rounds if r.phase.scoring] == [0, 1, 2, 9, 10, 11]
     assert rounds[8].phase.ends_stage
     model: Model = rounds[8].state.server.shared
@@ -199,7 +199,7 @@ def test_absences_are_counted_and_an_empty_round_changes_nothing_shared(method: 
     assert (traffic.rounds, traffic.visits, traffic.absences) == (3 * cycles, 3 * cycles, 4 * cycles)
     for before, empty in zip(rounds[0::3], rounds[1::3], strict=True):
         assert empty.cohort.clients == ()
-        assert empty.value is None
+        assert empty.loss_value is None
         assert same_bits(empty.state.server.shared, before.state.server.shared)
         assert empty.traffic.floats_up == before.traffic.floats_up
         assert empty.traffic.absences == before.traffic.absences + 2
@@ -235,7 +235,7 @@ def test_the_first_period_after_an_averaged_stage_starts_from_the_mean(method: s
     # As above, in two stages of two cycles; the second starts with round 6.
     rows = (*((r, c) for r in (0, 3, 6, 9) for c in (0, 1)), (11, EMPTY))
     trace = Trace(rows=rows, schedule=Cyclic(assignment="metadata"))
-    training, _, start = assembled(small(method, participation=trace, amplify=1.5, output="round_mean", **STAGES))
+    training, _, start = assembled(small(method, participation=trace, amplify=1.5, stage_output="round_mean", **STAGES))
     rounds = list(training.rounds(start))
     begin, progress, end = (training.algorithm.model(rounds[r].state.server.shared).weights for r in (5, 6, 8))
     torch.testing.assert_close(end, begin + 1.5 * (progress - begin), rtol=0, atol=1e-12)
@@ -266,15 +266,15 @@ def test_a_round_reports_the_mean_value_of_its_visits() -> None:
     rounds, exchanges = listen(recipe)
     training = assembled(recipe).training
     for finished, exchange in zip(rounds, exchanges, strict=True):
-        again = training.engine.visit(exchange.order, exchange.cohort)
-        assert finished.value == pytest.approx(float(again.value or 0), rel=1e-12)
+        again = training.engine.visit(exchange.download, exchange.cohort)
+        assert finished.loss_value == pytest.approx(float(again.loss or 0), rel=1e-12)
         # The logistic loss of a scorer near 0 is near log 2, scaled by 1 under the default weighting.
-        assert 0.2 < float(finished.value or 0) < 2
+        assert 0.2 < float(finished.loss_value or 0) < 2
 
 
 def test_vitals_are_the_duals() -> None:
     rounds = run(small("cycp-minimax"))
     duals = rounds[-1].state.server.shared.duals
-    assert rounds[-1].vitals == {"a": float(duals.a), "b": float(duals.b), "alpha": float(duals.alpha)}
-    assert run(small("fedavg"))[-1].vitals == {}
+    assert rounds[-1].diagnostic_values == {"a": float(duals.a), "b": float(duals.b), "alpha": float(duals.alpha)}
+    assert run(small("fedavg"))[-1].diagnostic_values == {}
     assert linear().weight.requires_grad

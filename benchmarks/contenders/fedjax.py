@@ -24,7 +24,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
         return slope(parts, batch["x"], batch["y"])
 
     once = fedjax.ShuffleRepeatBatchHParams(batch_size=shape.batch, num_epochs=1, skip_shuffle=True)
-    optimizers = fedjax.optimizers.sgd(work.step_size), fedjax.optimizers.sgd(1.0)
+    optimizers = fedjax.optimizers.sgd(work.learning_rate), fedjax.optimizers.sgd(1.0)
     algorithm = fed_avg.federated_averaging(gradient, *optimizers, once)
     start = split(work.workload, jnp.asarray(work.start))
     key = jax.random.PRNGKey(0)

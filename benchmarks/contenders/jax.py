@@ -22,7 +22,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
     def visit(parts: Any, batches: Any, inputs: Any, labels: Any) -> Any:
         def step(parts: Any, chosen: Any) -> tuple[Any, None]:
             slopes = slope(parts, inputs[chosen], labels[chosen])
-            return [part - work.step_size * each for part, each in zip(parts, slopes, strict=True)], None
+            return [part - work.learning_rate * each for part, each in zip(parts, slopes, strict=True)], None
 
         return jax.lax.scan(step, parts, batches)[0]
 

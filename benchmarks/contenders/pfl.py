@@ -49,7 +49,7 @@ def runner(work: Work) -> Callable[[int], np.ndarray]:
     inputs, labels, start = torch.from_numpy(work.inputs), torch.from_numpy(work.labels), torch.from_numpy(work.start)
     visits = torch.from_numpy(work.rows).flatten(0, 1).flatten(1)
     local = NNTrainHyperParams(
-        local_num_epochs=1, local_learning_rate=work.step_size, local_batch_size=work.shape.batch
+        local_num_epochs=1, local_learning_rate=work.learning_rate, local_batch_size=work.shape.batch
     )
 
     def user(visit: int) -> PyTorchTensorDataset:

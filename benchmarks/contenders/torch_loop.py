@@ -18,7 +18,7 @@ class Client:
 
     def __init__(self, work: Work) -> None:
         self._module = build(work.workload)
-        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=work.step_size)
+        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=work.learning_rate)
         self._inputs, self._labels = torch.from_numpy(work.inputs), torch.from_numpy(work.labels)
 
     def visit(self, weights: Tensor, batches: Tensor) -> Tensor:

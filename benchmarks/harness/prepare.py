@@ -12,7 +12,7 @@ from harness.work import PER_ROUND, WORKLOADS, Work, examples
 
 
 def recipe(workload: str, rounds: int, engine: str) -> Recipe:
-    """FedAvg on the logistic loss at one step size, each round a fresh uniform cohort."""
+    """FedAvg on the logistic loss at one learning rate, each round a fresh uniform cohort."""
     shape = WORKLOADS[workload]
     return Recipe.of(
         "fedavg",
@@ -20,7 +20,7 @@ def recipe(workload: str, rounds: int, engine: str) -> Recipe:
         per_round=PER_ROUND,
         groups=1,
         cycles=rounds,
-        step_size=shape.step_size,
+        learning_rate=shape.learning_rate,
         local_steps=shape.local_steps,
         positives=shape.batch // 2,
         negatives=shape.batch - shape.batch // 2,
@@ -50,5 +50,5 @@ def prepare(workload: str, rounds: int) -> Work:
         clients=np.array([cohort.clients for cohort in cohorts]),
         rows=np.array([[visit.rows for visit in visits_of_round] for visits_of_round in visits]),
         start=network.state().weights.numpy(),
-        step_size=WORKLOADS[workload].step_size,
+        learning_rate=WORKLOADS[workload].learning_rate,
     )

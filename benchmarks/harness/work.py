@@ -15,7 +15,7 @@ class Shape(NamedTuple):
     rows_per_client: int
     local_steps: int
     batch: int
-    step_size: float
+    learning_rate: float
     rounds: int
 
 
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     """Int64 `[R, M, I, B]`: the rows of each local step."""
     start: np.ndarray
     """Float32 `[d]`: the flat weights, in the order of the torch module's parameters."""
-    step_size: float
+    learning_rate: float
 
     @property
     def shape(self) -> Shape:
@@ -60,7 +60,7 @@ class Work(NamedTuple):
         with np.load(path) as held:
             arrays = {name: held[name] for name in Work._fields}
         arrays["workload"] = str(arrays["workload"])
-        arrays["step_size"] = float(arrays["step_size"])
+        arrays["learning_rate"] = float(arrays["learning_rate"])
         return Work(**arrays)
 
 

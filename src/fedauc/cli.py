@@ -56,7 +56,7 @@ SHORT = {
     "participation.groups": ["--groups"],
     "participation.per-round": ["--per-round"],
     "objective.score": ["--score"],
-    "step-size": ["--step-size", "--lr"],
+    "learning-rate": ["--learning-rate", "--lr"],
 }
 """Short names for what is set most often."""
 
@@ -235,9 +235,9 @@ def sweep(
 ) -> None:
     """Train every combination of methods, varied options and seeds, and rank the settings by validation AUC.
 
-    With the graphed engine, runs that differ in seeds, step sizes or data alone go together in one CUDA graph.
+    With the graphed engine, runs that differ in seeds, learning rates or data alone go together in one CUDA graph.
 
-    Example: [bold]fedauc sweep --method cycp-pairwise --vary step-size=0.03,0.1 --seeds 0,1,2 --out runs/sweep[/bold]
+    Example: [bold]fedauc sweep --method cycp-pairwise --vary learning-rate=0.03,0.1 --seeds 0,1,2 --out runs/sweep[/bold]
     """
     runs = _expand(methods_, seeds, texts, config, vary)
     if plan:

@@ -33,14 +33,14 @@ class Seen(NamedTuple):
     vitals: dict[str, Tensor]
 
 
-class Watch:
+class DivergenceMonitor:
     """Looks at every round; on an accelerator it judges a cycle at once, so that no round waits for the device."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self._seen: list[Seen] = []
 
-    def see(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
+    def check_round(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
         """Stop on the first round that diverged (buffers are not looked at: one may hold a mask of -inf)."""
         weights = self._algorithm.model(shared).weights
         self._seen.append(Seen(phase, _broken(weights), len(weights), vitals))
@@ -92,7 +92,7 @@ def _where(phase: Phase) -> str:
 
 
 def _remedy(algorithm: Algorithm, phase: Phase) -> str:
-    smaller = f"try a smaller step size (now {phase.step_size:g}, say {phase.step_size / 10:g})"
+    smaller = f"try a smaller learning rate (now {phase.learning_rate:g}, say {phase.learning_rate / 10:g})"
     if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
         return f"{smaller} or score='sigmoid', which bounds the scores"
     return f"{smaller}, another initialisation, or weighting='clients'"

@@ -2,7 +2,7 @@
 
 One round of any algorithm, on any engine (`training.py` holds the real loop):
 
-    phase   = plan.phase(round)                               # when: stage, step size, local steps
+    phase   = plan.phase(round)                               # when: stage, learning rate, local steps
     cohort  = participation.cohort(round)                     # who
     order   = algorithm.dispatch(setting, server, cohort, phase)
     visits  = engine.visit(order, cohort)                     # ---- client side, for each client:
@@ -82,7 +82,7 @@ class Setting:
 class Phase(NamedTuple):
     """What the plan says of one round. Both sides derive it from the configuration, so it never travels.
 
-    The plan's `step_size` is a number; a compiling engine may hand its steps a tensor instead.
+    The plan's `learning_rate` is a number; a compiling engine may hand its steps a tensor instead.
     `scoring` rounds compute and share scores without learning (the first pool of the pairwise methods).
     The scoring cycle that opens a stage counts among its rounds and cycles.
     """
@@ -90,14 +90,14 @@ class Phase(NamedTuple):
     round: int
     cycle: int
     stage: int
-    step_size: float | Tensor
+    learning_rate: float | Tensor
     local_steps: int
     batch: BatchSize
     scoring: bool = False
     starts_stage: bool = False
     ends_cycle: bool = False
     ends_stage: bool = False
-    learned: int = 0
+    learning_cycles: int = 0
     """Learning cycles begun so far, this one included."""
 
 
@@ -128,7 +128,7 @@ class Server(NamedTuple):
     private: Tree = ()
 
 
-class Order(NamedTuple):
+class Download(NamedTuple):
     """What goes to a client, nothing else: `shared` for all, `anchor` once per stage and client, `own` its own draw.
 
     As made by `dispatch`, the leaves of `own` are `[M, I, ...]`: one entry per client and local step. A client sees
@@ -138,7 +138,7 @@ class Order(NamedTuple):
     phase: Phase
     shared: Tree
     anchor: Tree = ()
-    own: Tree = ()
+    per_client: Tree = ()
 
 
 class Upload(NamedTuple):
@@ -162,7 +162,7 @@ class Batch(NamedTuple):
     inputs: Tensor
     labels: Tensor
     weights: Tensor
-    own: Tree = ()
+    per_client: Tree = ()
 
 
 class Visits(NamedTuple):
@@ -173,14 +173,14 @@ class Visits(NamedTuple):
     """
 
     upload: Upload
-    value: Tensor | None
+    loss: Tensor | None
     cohort: Cohort | None = None
 
 
 # ------------------------------------------------------------------------------------------------- the abstractions
 
 
-class Scored(NamedTuple):
+class ForwardPass(NamedTuple):
     """A forward pass: raw outputs `[..., B]` (or embeddings `[..., B, E]`), buffers after it, and the pullback.
 
     `pullback(cotangent)` maps a derivative with respect to `outputs` to one with respect to `weights`.
@@ -195,7 +195,7 @@ class Network(ABC):
     """How an algorithm sees a model: a function of flat vectors with a pullback. The engine decides how it runs."""
 
     @abstractmethod
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """Run the model in training mode and keep what the pullback needs."""
 
 
@@ -204,7 +204,7 @@ class Objective(ABC):
     """A loss of scores. `score` says how raw outputs become scores; `draw` says which batches it needs."""
 
     name: ClassVar[str]
-    vectors: ClassVar[bool] = False
+    takes_embeddings: ClassVar[bool] = False
     """Whether it takes embeddings instead of scores."""
 
     score: Score = "identity"
@@ -277,7 +277,7 @@ class Algorithm(ABC):
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
 
-    def at_clients(self) -> Algorithm:
+    def without_server_settings(self) -> Algorithm:
         """Itself, less what the server alone reads: runs that agree in this take the same steps."""
         return self
 
@@ -286,27 +286,27 @@ class Algorithm(ABC):
         """The server before the first round."""
 
     @abstractmethod
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """What the cohort is sent."""
 
-    def blank(self, order: Order) -> Tree:
+    def initial_client_state(self, download: Download) -> Tree:
         """What a client remembers before its first visit; `()` for algorithms without client memory."""
         return ()
 
     @abstractmethod
-    def begin(self, order: Order, memory: Tree) -> Tree:
+    def begin(self, download: Download, client_state: Tree) -> Tree:
         """A client's local state before its first step."""
 
     @abstractmethod
-    def step(self, network: Network, order: Order, local: Tree, batch: Batch) -> tuple[Tree, Tree]:
+    def step(self, network: Network, download: Download, local: Tree, batch: Batch) -> tuple[Tree, Tree]:
         """One local step: the new local state, and what it emits (the engine stacks it over steps)."""
 
     @abstractmethod
-    def monitor(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
         """The loss `[...]` of a local state on a batch, non-negative; engines ask for it at the first step."""
 
     @abstractmethod
-    def finish(self, order: Order, memory: Tree, local: Tree, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Tree, emitted: Tree) -> tuple[Upload, Tree]:
         """The upload, and what the client remembers until its next visit (`()`: nothing)."""
 
     @abstractmethod
@@ -317,11 +317,11 @@ class Algorithm(ABC):
     def model(self, shared: Tree) -> Model:
         """The model inside `shared`."""
 
-    def settle(self, last: Tree, mean: Tree) -> Tree:
+    def stage_output(self, last: Tree, mean: Tree) -> Tree:
         """What an averaged stage hands on: the mean, save for what must stay the last (control variates)."""
         return mean
 
-    def vitals(self, shared: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, shared: Tree) -> dict[str, Tensor]:
         """Small numbers worth a column in the records (duals); empty for most."""
         return {}
 
@@ -332,13 +332,13 @@ class Engine(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Run the cohort's local steps and average what comes back with the cohort's weights."""
 
     @abstractmethod
-    def memories(self) -> dict[int, Tree]:
+    def client_states(self) -> dict[int, Tree]:
         """Every client's memory, for a checkpoint."""
 
     @abstractmethod
-    def restore(self, memories: dict[int, Tree]) -> None:
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Put memories back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedauc.interfaces import Cohort, Order, Upload
+from fedauc.interfaces import Cohort, Download, Upload
 from fedauc.trees import Tree, tree_leaves
 
 
@@ -36,13 +36,13 @@ class Ledger:
         """A round that nobody came to."""
         self._add(rounds=1, absences=len(cohort.absent))
 
-    def record(self, order: Order, upload: Upload, cohort: Cohort) -> None:
+    def record(self, download: Download, upload: Upload, cohort: Cohort) -> None:
         """A round: the order as dispatched, the upload as reduced; every client sent a `mean` of that size."""
         visits = len(cohort.clients)
-        fresh = self._fresh(order, cohort)
+        fresh = self._fresh(download, cohort)
         down = [
             visits * n + fresh * m + k
-            for n, m, k in zip(_size(order.shared), _size(order.anchor), _size(order.own), strict=True)
+            for n, m, k in zip(_size(download.shared), _size(download.anchor), _size(download.per_client), strict=True)
         ]
         up = [visits * mean + pool for mean, pool in zip(_size(upload.mean), _size(upload.pool), strict=True)]
         self._add(
@@ -55,10 +55,10 @@ class Ledger:
             bytes_up=up[1],
         )
 
-    def _fresh(self, order: Order, cohort: Cohort) -> int:
-        if order.phase.stage != self.stage:
-            self.stage, self.anchored = order.phase.stage, set()
-        if not tree_leaves(order.anchor):
+    def _fresh(self, download: Download, cohort: Cohort) -> int:
+        if download.phase.stage != self.stage:
+            self.stage, self.anchored = download.phase.stage, set()
+        if not tree_leaves(download.anchor):
             return 0
         new = set(cohort.clients) - self.anchored
         self.anchored |= new

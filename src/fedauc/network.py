@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedauc.interfaces import Model, Network, Scored
-from fedauc.pieces import Cut, Pieces, Window
+from fedauc.interfaces import ForwardPass, Model, Network
+from fedauc.pieces import Cut, SplitVector, Window
 
 
 class Compute(NamedTuple):
@@ -100,7 +100,7 @@ class ModuleNetwork(Network):
                 own[name].copy_(value)
         return filled.eval()
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """One forward pass in training mode; the pullback is reverse-mode autograd on the flat vector."""
         weights = model.weights.detach().requires_grad_()
         with torch.enable_grad():
@@ -111,16 +111,16 @@ class ModuleNetwork(Network):
             (gradient,) = torch.autograd.grad(outputs, weights, cotangent)
             return gradient
 
-        return Scored(outputs.detach(), buffers, pullback)
+        return ForwardPass(outputs.detach(), buffers, pullback)
 
-    def trace(self, module: nn.Module, model: Model, inputs: Tensor, stacked: bool, cut: Cut) -> Scored:
+    def trace(self, module: nn.Module, model: Model, inputs: Tensor, stacked: bool, cut: Cut) -> ForwardPass:
         """The pass of a stack of clients, `[M, ...]` each, as pure functions; weights in pieces give such a gradient.
 
         `module` is this network's or one with the same parameters. Unless `stacked`, M is 1, and nothing is mapped.
         Stacked modules take weights inside their windows, as `cut` has them.
         """
-        weights: Tensor | Pieces = model.weights
-        if isinstance(weights, Pieces):
+        weights: Tensor | SplitVector = model.weights
+        if isinstance(weights, SplitVector):
             parts = cut.parts(weights) if stacked else cut.whole(weights)
         else:
             parts = list(torch.split(weights, list(self.cut.lengths), -1))
@@ -141,12 +141,12 @@ class ModuleNetwork(Network):
 
         def pullback(cotangent: Tensor) -> Any:
             (gradients,) = pull(cotangent)
-            if isinstance(weights, Pieces):
+            if isinstance(weights, SplitVector):
                 turned = [self._turn(each, 1).to(self.dtype) for each in gradients.values()]
                 return cut.gradient([each.reshape(len(each), -1) for each in turned])
             return self._flat(gradients, self.dtype, 1)
 
-        return Scored(outputs, buffers, pullback)
+        return ForwardPass(outputs, buffers, pullback)
 
     @torch.no_grad()
     def predict(self, model: Model, inputs: Tensor, rows: int = 8192) -> Tensor:

@@ -19,7 +19,7 @@ LARGE = 1 << 14
 """Parameters of at least so many numbers have a piece of their own; every piece costs a kernel."""
 
 
-class Pieces:
+class SplitVector:
     """Sums, differences, multiples and quotients of vectors in pieces `[..., n]`; other operands are one number each.
 
     Such a number may be the same for all vectors, or a tensor `[...]` or `[..., 1]` of one for each.
@@ -34,38 +34,38 @@ class Pieces:
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._parts)
 
-    def __add__(self, other: Any) -> Pieces:
+    def __add__(self, other: Any) -> SplitVector:
         return self._each(torch.add, other)
 
-    def __sub__(self, other: Any) -> Pieces:
+    def __sub__(self, other: Any) -> SplitVector:
         return self._each(torch.sub, other)
 
-    def __mul__(self, other: Any) -> Pieces:
+    def __mul__(self, other: Any) -> SplitVector:
         return self._each(torch.mul, other)
 
-    def __truediv__(self, other: Any) -> Pieces:
+    def __truediv__(self, other: Any) -> SplitVector:
         return self._each(torch.div, other)
 
-    def __neg__(self) -> Pieces:
+    def __neg__(self) -> SplitVector:
         return self * -1
 
-    def __rsub__(self, other: Any) -> Pieces:
+    def __rsub__(self, other: Any) -> SplitVector:
         return self.__neg__().__add__(other)
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def _each(self, act: Callable[..., Tensor], other: Any) -> Pieces:
-        if isinstance(other, Pieces):
-            return Pieces(*(act(mine, its) for mine, its in zip(self, other, strict=True)))
+    def _each(self, act: Callable[..., Tensor], other: Any) -> SplitVector:
+        if isinstance(other, SplitVector):
+            return SplitVector(*(act(mine, its) for mine, its in zip(self, other, strict=True)))
         if isinstance(other, Tensor) and other.ndim:
             shape, leading = tuple(other.shape), tuple(self._parts[0].shape[:-1])
             if shape not in (leading, (*leading, 1)):
                 raise TypeError(f"vectors {leading} in pieces meet a tensor of shape {shape}; it must be {leading}")
             other = other.view(*leading, 1)
-        return Pieces(*(act(part, other) for part in self))
+        return SplitVector(*(act(part, other) for part in self))
 
 
-class Each:
+class PerClientScalar:
     """A number for each vector `[...]`, which multiplies vectors in pieces and such numbers, and nothing else.
 
     As a plain tensor it would also meet a batch of as many rows as there are vectors, and be wrong in silence.
@@ -75,7 +75,7 @@ class Each:
         self._numbers = numbers
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Pieces | int | float):
+        if isinstance(other, SplitVector | int | float):
             return self._numbers * other
         if isinstance(other, Tensor) and other.shape == self._numbers.shape:
             return self._numbers * other
@@ -127,12 +127,12 @@ class Cut(NamedTuple):
 
         return tree_map(cut, tree)
 
-    def pieces(self, vector: Tensor) -> Pieces:
+    def pieces(self, vector: Tensor) -> SplitVector:
         """The large parts as views, the small ones, if there are any, as one piece; then those with windows."""
         parts = torch.split(vector, list(self.lengths), -1)
-        return Pieces(*gathered(self._inside(parts)), *(parts[place] for place, _ in self.windows))
+        return SplitVector(*gathered(self._inside(parts)), *(parts[place] for place, _ in self.windows))
 
-    def parts(self, pieces: Pieces) -> list[Tensor]:
+    def parts(self, pieces: SplitVector) -> list[Tensor]:
         """The parts in their order; of those with a window what is inside."""
         *large, last = list(pieces)[: len(list(pieces)) - len(self.windows)]
         lengths = self.inner_lengths()
@@ -141,19 +141,19 @@ class Cut(NamedTuple):
         big, small = iter(large), iter(torch.split(last, [n for n in lengths if not is_large(n)], -1))
         return [next(big if is_large(length) else small) for length in lengths]
 
-    def whole(self, pieces: Pieces) -> list[Tensor]:
+    def whole(self, pieces: SplitVector) -> list[Tensor]:
         """The parts in their order, whole."""
         return list(torch.split(self._vector(pieces), list(self.lengths), -1)) if self.windows else self.parts(pieces)
 
-    def gradient(self, parts: Sequence[Tensor]) -> Pieces:
+    def gradient(self, parts: Sequence[Tensor]) -> SplitVector:
         """A gradient's parts, whole or inside their windows, as pieces: outside the windows it is zero."""
         own, wide = self._inside(parts), parts[0]
         shapes = [(*wide.shape[:-1], self.lengths[place]) for place, _ in self.windows]
-        return Pieces(*gathered(own), *(torch.zeros(s, dtype=wide.dtype, device=wide.device) for s in shapes))
+        return SplitVector(*gathered(own), *(torch.zeros(s, dtype=wide.dtype, device=wide.device) for s in shapes))
 
     def joined(self, tree: Tree) -> Tree:
         """The tree with whole vectors again."""
-        if isinstance(tree, Pieces):
+        if isinstance(tree, SplitVector):
             return self._vector(tree)
         if isinstance(tree, Tensor):
             return tree
@@ -172,7 +172,7 @@ class Cut(NamedTuple):
                 found[place] = window.view(found[place]).flatten(found[place].ndim - 1)
         return found
 
-    def _vector(self, pieces: Pieces) -> Tensor:
+    def _vector(self, pieces: SplitVector) -> Tensor:
         parts, all_ = self.parts(pieces), list(pieces)
         inside = [parts[place] for place, _ in self.windows]
         for (place, _), part in zip(self.windows, all_[len(all_) - len(self.windows) :], strict=True):
@@ -184,11 +184,11 @@ class Cut(NamedTuple):
         return vector
 
 
-def gathered(parts: Sequence[Tensor]) -> Pieces:
+def gathered(parts: Sequence[Tensor]) -> SplitVector:
     """Parts `[..., n]` in order as pieces: the large ones as they are, the small ones, if any, as the last."""
     small = [part for part in parts if not is_large(part.shape[-1])]
     large = [part for part in parts if is_large(part.shape[-1])]
-    return Pieces(*large, *([torch.cat(small, -1)] if small else []))
+    return SplitVector(*large, *([torch.cat(small, -1)] if small else []))
 
 
 def is_large(length: int) -> bool:

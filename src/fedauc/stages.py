@@ -1,6 +1,6 @@
 """When: the stages of a run, and the phase of every round.
 
-A stage is so many cycles at one step size. Step sizes fall and stages lengthen by reciprocal factors, so that their
+A stage is so many cycles at one learning rate. Learning rates fall and stages lengthen by reciprocal factors, so that their
 product stays constant, as the theory asks. A stage rule is a frozen dataclass; `Plan` turns its stages into phases.
 """
 
@@ -25,10 +25,10 @@ MOST_LOCAL_STEPS = 1_000_000
 
 
 class Stage(NamedTuple):
-    """So many learning cycles at one step size and number of local steps."""
+    """So many learning cycles at one learning rate and number of local steps."""
 
     cycles: int
-    step_size: float
+    learning_rate: float
     local_steps: int
 
 
@@ -36,7 +36,7 @@ class Budget(NamedTuple):
     """What a stage rule divides up, and the shape of the schedule: rounds per cycle (K) and clients per round (M)."""
 
     cycles: int
-    step_size: float
+    learning_rate: float
     local_steps: int
     cycle_length: int
     per_round: int
@@ -58,7 +58,7 @@ class StageRule(ABC):
         left = budget.cycles
         for stage in self.endless(budget):
             if stage.local_steps > MOST_LOCAL_STEPS:
-                bound = f"it must be at most {MOST_LOCAL_STEPS}: let the step size fall less"
+                bound = f"it must be at most {MOST_LOCAL_STEPS}: let the learning rate fall less"
                 raise ValueError(f"local_steps is {stage.local_steps} in stage {len(found)}; {bound}")
             found.append(stage._replace(cycles=min(stage.cycles, left)))
             left -= found[-1].cycles
@@ -69,13 +69,13 @@ class StageRule(ABC):
 
 @dataclass(frozen=True)
 class Constant(StageRule):
-    """One stage, one step size."""
+    """One stage, one learning rate."""
 
     name: ClassVar[str] = "constant"
 
     def endless(self, budget: Budget) -> Iterator[Stage]:
         """The whole budget."""
-        yield Stage(budget.cycles, budget.step_size, budget.local_steps)
+        yield Stage(budget.cycles, budget.learning_rate, budget.local_steps)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Geometric(StageRule):
     I_s ∝ 1/(K sqrt(M η_s)) at fixed K and M.
 
     >>> rule = Geometric(initial=1, decay=0.5, scale=2)
-    >>> [(s.cycles, s.step_size) for s in rule.stages(Budget(6, 0.1, 4, 8, 6))]
+    >>> [(s.cycles, s.learning_rate) for s in rule.stages(Budget(6, 0.1, 4, 8, 6))]
     [(1, 0.1), (2, 0.05), (3, 0.025)]
     """
 
@@ -102,7 +102,7 @@ class Geometric(StageRule):
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
         if not 1 <= self.scale < math.inf:
-            raise ValueError(f"scale is {self.scale}; it must be at least 1: stages grow as the step size falls")
+            raise ValueError(f"scale is {self.scale}; it must be at least 1: stages grow as the learning rate falls")
         if self.local_steps not in ("fixed", "adaptive"):
             raise ValueError(f"local_steps is {self.local_steps!r}; use 'fixed' or 'adaptive'")
 
@@ -111,7 +111,7 @@ class Geometric(StageRule):
         cycles, factor = float(self.initial), 1.0
         while True:
             growth = 1 / math.sqrt(factor) if self.local_steps == "adaptive" else 1.0
-            yield Stage(round(cycles), budget.step_size * factor, max(1, round(budget.local_steps * growth)))
+            yield Stage(round(cycles), budget.learning_rate * factor, max(1, round(budget.local_steps * growth)))
             cycles, factor = cycles * self.scale, factor * self.decay
 
 
@@ -119,7 +119,7 @@ class Geometric(StageRule):
 class Milestones(StageRule):
     """The step falls by `decay` at given shares of the cycles, as is usual for image models.
 
-    >>> [(s.cycles, round(s.step_size, 6)) for s in Milestones().stages(Budget(40, 0.1, 4, 8, 6))]
+    >>> [(s.cycles, round(s.learning_rate, 6)) for s in Milestones().stages(Budget(40, 0.1, 4, 8, 6))]
     [(20, 0.1), (10, 0.01), (10, 0.001)]
     """
 
@@ -136,11 +136,11 @@ class Milestones(StageRule):
 
     def endless(self, budget: Budget) -> Iterator[Stage]:
         """One stage per stretch; stretches too short for a cycle vanish."""
-        # Rounded up, so that even one cycle runs at the full step size; the slack keeps 0.1 * 30 at 3.
+        # Rounded up, so that even one cycle runs at the full learning rate; the slack keeps 0.1 * 30 at 3.
         ends = [math.ceil(share * budget.cycles - 1e-9) for share in (*self.at, 1.0)]
         for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > start:
-                yield Stage(end - start, budget.step_size * self.decay**index, budget.local_steps)
+                yield Stage(end - start, budget.learning_rate * self.decay**index, budget.local_steps)
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ class Theory(StageRule):
         stage = 0
         while True:
             growth = math.exp(self.rate() * stage)
-            step_size = budget.step_size / growth
-            iterations = 212 / (budget.step_size * min(self.ell, 2.0)) * growth
-            local_steps = max(1, round(1 / (budget.cycle_length * math.sqrt(budget.per_round * step_size))))
-            yield Stage(max(1, round(iterations / (budget.cycle_length * local_steps))), step_size, local_steps)
+            learning_rate = budget.learning_rate / growth
+            iterations = 212 / (budget.learning_rate * min(self.ell, 2.0)) * growth
+            local_steps = max(1, round(1 / (budget.cycle_length * math.sqrt(budget.per_round * learning_rate))))
+            yield Stage(max(1, round(iterations / (budget.cycle_length * local_steps))), learning_rate, local_steps)
             stage += 1
 
 
@@ -219,12 +219,12 @@ class Plan:
             round=round,
             cycle=cycle,
             stage=index,
-            step_size=stage.step_size,
+            learning_rate=stage.learning_rate,
             local_steps=stage.local_steps,
             batch=self._batch,
             scoring=self._scoring[index] and cycle == first,
             starts_stage=cycle == first and place == 0,
             ends_cycle=last_of_cycle,
             ends_stage=last_of_cycle and cycle == self._ends[index] - 1,
-            learned=cycle + 1 - sum(self._scoring[: index + 1]),
+            learning_cycles=cycle + 1 - sum(self._scoring[: index + 1]),
         )

@@ -9,8 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.guards import Watch
-from fedauc.interfaces import Algorithm, Cohort, Engine, Model, Order, Phase, Schedule, Server, Setting, Upload, Visits
+from fedauc.guards import DivergenceMonitor
+from fedauc.interfaces import (
+    Algorithm,
+    Cohort,
+    Download,
+    Engine,
+    Model,
+    Phase,
+    Schedule,
+    Server,
+    Setting,
+    Upload,
+    Visits,
+)
 from fedauc.ledger import Ledger, Traffic
 from fedauc.stages import Plan, StageOutput
 from fedauc.trees import Tree, tree_map
@@ -31,14 +43,14 @@ class State(NamedTuple):
     average: Tree = ()
 
 
-class Opened(NamedTuple):
+class PendingRound(NamedTuple):
     """A round that is under way: who was sent what. There is no order in a round that nobody comes to."""
 
     phase: Phase
     cohort: Cohort
     server: Server
     average: Tree
-    order: Order | None
+    download: Download | None
 
 
 class Round(NamedTuple):
@@ -47,19 +59,19 @@ class Round(NamedTuple):
     phase: Phase
     cohort: Cohort
     loss: Tensor | None
-    marks: dict[str, Tensor]
+    diagnostics: dict[str, Tensor]
     traffic: Traffic
     state: State
 
     @property
-    def value(self) -> float | None:
+    def loss_value(self) -> float | None:
         """The cohort's mean loss before its first step, where the engine knows it."""
         return None if self.loss is None else float(self.loss)
 
     @property
-    def vitals(self) -> dict[str, float]:
+    def diagnostic_values(self) -> dict[str, float]:
         """The algorithm's small numbers."""
-        return {name: float(mark) for name, mark in self.marks.items()}
+        return {name: float(mark) for name, mark in self.diagnostics.items()}
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class Training:
     schedule: Schedule
     plan: Plan
     setting: Setting
-    output: StageOutput
+    stage_output: StageOutput
     ledger: Ledger
 
     def start(self, model: Model) -> State:
@@ -80,47 +92,47 @@ class Training:
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
-        watch = Watch(self.algorithm)
+        watch = DivergenceMonitor(self.algorithm)
         for _ in range(state.round, self.plan.rounds):
-            opened = self.open(state)
-            visits = None if opened.order is None else self.engine.visit(opened.order, opened.cohort)
-            finished = self.close(opened, visits)
-            watch.see(finished.phase, finished.state.server.shared, finished.marks)
+            opened = self.open_round(state)
+            visits = None if opened.download is None else self.engine.visit(opened.download, opened.cohort)
+            finished = self.close_round(opened, visits)
+            watch.check_round(finished.phase, finished.state.server.shared, finished.diagnostics)
             state = finished.state
             yield finished
 
-    def open(self, state: State) -> Opened:
+    def open_round(self, state: State) -> PendingRound:
         """The server's first half of the next round: who takes part, and what they are sent."""
         phase, cohort, server = self.plan.phase(state.round), self.schedule.cohort(state.round), state.server
         if phase.starts_stage:
             server = server._replace(anchor=server.shared)
-        order = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
-        return Opened(phase, cohort, server, state.average, order)
+        download = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
+        return PendingRound(phase, cohort, server, state.average, download)
 
-    def close(self, opened: Opened, visits: Visits | None) -> Round:
+    def close_round(self, opened: PendingRound, visits: Visits | None) -> Round:
         """The server's second half: count what travelled, and merge what came back (None: nobody came)."""
-        phase, cohort, server, average, order = opened
+        phase, cohort, server, average, download = opened
         reduced, loss, came = visits or Visits(Upload(), None)
         cohort = came or cohort
-        if order is None or not cohort.clients:
+        if download is None or not cohort.clients:
             self.ledger.absent(cohort)
         else:
-            self.ledger.record(order, reduced, cohort)
+            self.ledger.record(download, reduced, cohort)
         server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
         server, average = self._average(phase, server, average)
-        marks = self.algorithm.vitals(server.shared)
+        marks = self.algorithm.diagnostics(server.shared)
         return Round(phase, cohort, loss, marks, self.ledger.traffic, State(phase.round + 1, server, average))
 
     def _average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
         """Collect what the stage's output needs, and put it in place of the last model when the stage ends."""
-        if self.output == "last" or phase.scoring:
+        if self.stage_output == "last" or phase.scoring:
             return server, average
-        if self.output == "round_mean" or phase.ends_cycle:
+        if self.stage_output == "round_mean" or phase.ends_cycle:
             average = _add(average, server.shared)
         if not phase.ends_stage:
             return server, average
         mean = tree_map(lambda total, last: (total / average.models).to(last), average.total, server.shared)
-        return server._replace(shared=self.algorithm.settle(server.shared, mean)), ()
+        return server._replace(shared=self.algorithm.stage_output(server.shared, mean)), ()
 
 
 def _add(average: Tree, shared: Tree) -> Average:

@@ -63,7 +63,7 @@ def scales_twin(counts: Sequence[Array], client: int, weighting: str) -> tuple[f
     return found[0], found[1]
 
 
-def visit_twin(start: Array, visit: Visit, psi: Surrogate, step_size: float) -> tuple[Array, Array, Array, float]:
+def visit_twin(start: Array, visit: Visit, psi: Surrogate, learning_rate: float) -> tuple[Array, Array, Array, float]:
     """I local steps: the client's weights, its scores by class, and the loss before its first step."""
     w, first, second, values = start.copy(), [], [], []
     for rows, others, alike, unlike in zip(
@@ -82,7 +82,7 @@ def visit_twin(start: Array, visit: Visit, psi: Surrogate, step_size: float) -> 
                 share = visit.scales[1] / len(others) / len(alike)
                 gradient -= share * psi.slope(passive - x @ w) * x
                 value += share * psi.value(passive - x @ w) / 2
-        w = w - step_size * gradient
+        w = w - learning_rate * gradient
         values.append(value)
     return w, np.array(first), np.array(second), float(values[0])
 
@@ -146,7 +146,7 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
             else:
                 passive = (pool[0][places[0][m]], pool[1][places[1][m]])
                 visit = Visit(*rows, scales_twin(counts, client, weighting), *passive)
-                end, *scores, value = visit_twin(w, visit, psi, float(phase.step_size))  # type: ignore[assignment]
+                end, *scores, value = visit_twin(w, visit, psi, float(phase.learning_rate))  # type: ignore[assignment]
                 ends.append(end)
                 values.append(value)
             for side in range(2):
@@ -179,7 +179,7 @@ def test_two_cycles_are_the_papers_algorithm(objective: GapObjective, psi: Surro
         np.testing.assert_allclose(server.shared.weights.numpy(), w, rtol=0, atol=1e-12)
         for side in range(2):
             np.testing.assert_allclose(server.private.pool[side].numpy(), pool[side], rtol=0, atol=1e-12)
-        assert finished.value == (None if finished.phase.scoring else pytest.approx(value, abs=1e-12))
+        assert finished.loss_value == (None if finished.phase.scoring else pytest.approx(value, abs=1e-12))
     assert not np.allclose(rounds[-1].state.server.shared.weights, rounds[2].state.server.shared.weights, atol=1e-3)
 
 
@@ -187,7 +187,7 @@ def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
     # Draws are without replacement: 8 steps of 2 exhaust the pool's positives, so that what is sent shows all of it.
     rounds, exchanges = listen(small("cycp-pairwise", cycles=3, local_steps=8, positives=2, negatives=2))
     for cycle in range(1, 4):
-        before = [e for e in exchanges if e.order.phase.cycle == cycle - 1]
+        before = [e for e in exchanges if e.download.phase.cycle == cycle - 1]
         for side, held in enumerate((POSITIVES, NEGATIVES)):
             emitted = {
                 score
@@ -199,8 +199,8 @@ def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
             sent = {
                 score
                 for e in exchanges
-                if e.order.phase.cycle == cycle
-                for score in e.order.own[side].flatten().tolist()
+                if e.download.phase.cycle == cycle
+                for score in e.download.per_client[side].flatten().tolist()
             }
             assert sent
             assert sent <= emitted

@@ -19,7 +19,19 @@ from fedauc.engines import engines
 from fedauc.experiments import checkpoint
 from fedauc.experiments.fitting import fit
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import Algorithm, Batch, Census, Cohort, Model, Network, Order, Phase, Scored, Setting, Upload
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Census,
+    Cohort,
+    Download,
+    ForwardPass,
+    Model,
+    Network,
+    Phase,
+    Setting,
+    Upload,
+)
 from fedauc.metrics import auc
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
@@ -71,8 +83,8 @@ def test_runs_with_single_class_and_empty_clients(method: str, engine: str, weig
     assert [r.state.round for r in rounds] == list(range(1, training.plan.rounds + 1))
     assert all(finite(r.state.server) for r in rounds)
     assert not any(EMPTY in r.cohort.clients for r in rounds)
-    assert all((r.value is None) == r.phase.scoring for r in rounds)
-    assert all(r.value >= 0 for r in rounds if r.value is not None)
+    assert all((r.loss_value is None) == r.phase.scoring for r in rounds)
+    assert all(r.loss_value >= 0 for r in rounds if r.loss_value is not None)
     model = recipe.algorithm.model
     assert not torch.equal(model(start.server.shared).weights, model(rounds[-1].state.server.shared).weights)
 
@@ -110,37 +122,41 @@ def test_leaves_its_inputs_and_every_global_generator_alone(method: str, engine:
 
 @every_method
 @every_engine
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("stage_output", OUTPUTS)
 def test_resumes_from_any_round_with_the_same_bits(
-    method: str, engine: str, output: StageOutput, tmp_path: Path
+    method: str, engine: str, stage_output: StageOutput, tmp_path: Path
 ) -> None:
-    recipe = small(method, engine=engine, output=output, **TWO_STAGES)
+    recipe = small(method, engine=engine, stage_output=stage_output, **TWO_STAGES)
     whole: list[tuple[Round, dict[int, Tree]]] = []
     training, _, state = assembled(recipe)
     paths = [tmp_path / f"{number}" for number in range(training.plan.rounds)]
-    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.memories(), training.ledger, []))
+    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.client_states(), training.ledger, []))
     for finished, path in zip(training.rounds(state), [*paths[1:], tmp_path / "end"], strict=True):
-        whole.append((finished, training.engine.memories()))
-        checkpoint.save(path, checkpoint.Checkpoint(finished.state, training.engine.memories(), training.ledger, []))
+        whole.append((finished, training.engine.client_states()))
+        checkpoint.save(
+            path, checkpoint.Checkpoint(finished.state, training.engine.client_states(), training.ledger, [])
+        )
     for number, path in enumerate(paths):
         again = assembled(recipe).training
         loaded = checkpoint.load(path, "cpu")
         assert loaded.state.round == number
-        again.engine.restore(loaded.memories)
+        again.engine.restore_client_states(loaded.client_states)
         again.ledger.resume(loaded.ledger)
         # Equal states go on equally, so a cycle and a round from each stop covers the rest.
-        for (expected, memories), found in zip(whole[number : number + 4], again.rounds(loaded.state), strict=False):
+        for (expected, client_states), found in zip(
+            whole[number : number + 4], again.rounds(loaded.state), strict=False
+        ):
             assert found[:-1] == expected[:-1]
             assert found.state.round == expected.state.round
             assert same_bits(found.state.server, expected.state.server)
             assert same_bits(found.state.average, expected.state.average)
-            found_memories = again.engine.memories()
-            assert found_memories.keys() == memories.keys()
-            assert all(same_bits(found_memories[client], memories[client]) for client in memories)
+            found_memories = again.engine.client_states()
+            assert found_memories.keys() == client_states.keys()
+            assert all(same_bits(found_memories[client], client_states[client]) for client in client_states)
 
 
 def test_the_stops_above_cover_mid_cycle_scoring_and_stage_boundaries() -> None:
-    training = assembled(small("cycp-pairwise", output="round_mean", **TWO_STAGES)).training
+    training = assembled(small("cycp-pairwise", stage_output="round_mean", **TWO_STAGES)).training
     phases = [training.plan.phase(number) for number in range(training.plan.rounds)]
     # Scoring + 1 cycle, then scoring + 2 cycles, of K = 3 rounds: 15 rounds.
     assert len(phases) == 15
@@ -158,18 +174,20 @@ def _arrays(tree: Tree) -> np.ndarray:
 @every_method
 @every_engine
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("output", ["last", "round_mean"])
-def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dtype: str, output: str) -> None:
+@pytest.mark.parametrize("stage_output", ["last", "round_mean"])
+def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dtype: str, stage_output: str) -> None:
     settings: dict[str, Any] = {"prox": 0.1} if methods()[method].algorithm.name in ("minimax", "codasca") else {}
-    rounds, exchanges = listen(small(method, engine=engine, dtype=dtype, output=output, **TWO_STAGES, **settings))
+    rounds, exchanges = listen(
+        small(method, engine=engine, dtype=dtype, stage_output=stage_output, **TWO_STAGES, **settings)
+    )
     down, up, anchored = np.zeros(2, dtype=int), np.zeros(2, dtype=int), set()
-    for order, cohort, upload in exchanges:
+    for download, cohort, upload in exchanges:
         for place, client in enumerate(cohort.clients):
-            down += _arrays((order.shared, tree_at(order.own, place)))
+            down += _arrays((download.shared, tree_at(download.per_client, place)))
             up += _arrays((upload.mean, tree_at(upload.pool, place)))
-            if (order.phase.stage, client) not in anchored:
-                anchored.add((order.phase.stage, client))
-                down += _arrays(order.anchor)
+            if (download.phase.stage, client) not in anchored:
+                anchored.add((download.phase.stage, client))
+                down += _arrays(download.anchor)
     traffic = rounds[-1].traffic
     assert (traffic.rounds, traffic.absences) == (len(rounds), 0)
     assert traffic.visits == sum(len(r.cohort.clients) for r in rounds)
@@ -235,7 +253,7 @@ class LinearNetwork(Network):
     def __init__(self, width: int = 0) -> None:
         self._width = width
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         weights = model.weights.reshape(*model.weights.shape[:-1], FEATURES, max(self._width, 1))
         outputs = inputs @ weights
 
@@ -243,7 +261,7 @@ class LinearNetwork(Network):
             wide = cotangent if self._width else cotangent[..., None]
             return (inputs.transpose(-1, -2) @ wide).flatten(-2)
 
-        return Scored(outputs if self._width else outputs[..., 0], model.buffers + 1, pullback)
+        return ForwardPass(outputs if self._width else outputs[..., 0], model.buffers + 1, pullback)
 
 
 class Case(NamedTuple):
@@ -310,32 +328,32 @@ class Visited(NamedTuple):
     """What a visit yields."""
 
     upload: Upload
-    memory: Tree
+    client_state: Tree
     value: Tensor
 
 
-def _visit(case: Case, order: Order, memory: Tree, batches: list[Batch]) -> Visited:
+def _visit(case: Case, download: Download, client_state: Tree, batches: list[Batch]) -> Visited:
     """The client verbs in their order; `[I, ...]` follows whatever leading dimensions the batches have."""
     network, lead = LinearNetwork(case.width), batches[0].weights.ndim - 1
-    memory = case.algorithm.blank(order) if is_empty(memory) else memory
-    local, emitted, values = case.algorithm.begin(order, memory), [], []
+    client_state = case.algorithm.initial_client_state(download) if is_empty(client_state) else client_state
+    local, emitted, values = case.algorithm.begin(download, client_state), [], []
     for batch in batches:
-        if not order.phase.scoring:
-            values.append(case.algorithm.monitor(network, order, local, batch))
-        local, out = case.algorithm.step(network, order, local, batch)
+        if not download.phase.scoring:
+            values.append(case.algorithm.monitor(network, download, local, batch))
+        local, out = case.algorithm.step(network, download, local, batch)
         emitted.append(out)
     together = tree_map(lambda *leaves: torch.stack(leaves, dim=lead), *emitted)
     value = torch.stack(values, dim=lead) if values else torch.zeros(batches[0].weights.shape[:-1])
-    return Visited(*case.algorithm.finish(order, memory, local, together), value)
+    return Visited(*case.algorithm.finish(download, client_state, local, together), value)
 
 
-def _widen(order: Order) -> Order:
+def _widen(download: Download) -> Download:
     """What all are sent, once for each of the 3 clients."""
 
     def expand(leaf: Tensor) -> Tensor:
         return leaf.expand(3, *leaf.shape)
 
-    return order._replace(shared=tree_map(expand, order.shared), anchor=tree_map(expand, order.anchor))
+    return download._replace(shared=tree_map(expand, download.shared), anchor=tree_map(expand, download.anchor))
 
 
 def _close(one: Tree, two: Tree) -> None:
@@ -348,23 +366,30 @@ def _close(one: Tree, two: Tree) -> None:
 def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case: Case) -> None:
     setting = _setting()
     server = case.algorithm.init(setting, _start(case.width))
-    memories: list[Tree] = [(), (), ()]
+    client_states: list[Tree] = [(), (), ()]
     # A first visit, and four that find a memory, of the same period and of an ended one.
     for number in range(5):
         phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0, 1, 2), (0.2, 0.3, 0.5))
-        order = case.algorithm.dispatch(setting, server, cohort, phase)
-        batches = _batches(number, order.own)
+        download = case.algorithm.dispatch(setting, server, cohort, phase)
+        batches = _batches(number, download.per_client)
         alone = [
-            _visit(case, order._replace(own=tree_at(order.own, i)), memories[i], [tree_at(b, i) for b in batches])
+            _visit(
+                case,
+                download._replace(per_client=tree_at(download.per_client, i)),
+                client_states[i],
+                [tree_at(b, i) for b in batches],
+            )
             for i in range(3)
         ]
-        stacked = _visit(case, _widen(order), () if is_empty(memories[0]) else tree_stack(memories), batches)
+        stacked = _visit(
+            case, _widen(download), () if is_empty(client_states[0]) else tree_stack(client_states), batches
+        )
         together: Visited = tree_stack(alone)
         _close(stacked.upload, together.upload)
         _close(stacked.value, together.value)
-        _close(stacked.memory, together.memory)
-        memories = [visited.memory for visited in alone]
+        _close(stacked.client_state, together.client_state)
+        client_states = [visited.client_state for visited in alone]
         server = case.algorithm.merge(setting, server, mean_of(together.upload, cohort), cohort, phase)
     assert not torch.equal(case.algorithm.model(server.shared).weights, _start(case.width).weights)
 
@@ -378,32 +403,32 @@ def test_step_can_be_traced_and_the_trace_gives_its_numbers(case: Case, stacked:
     if scoring:
         filled = _visit_all(case, setting, server, cohort)
         server = case.algorithm.merge(setting, server, filled, cohort, _phase(1, scoring=True))
-    order = case.algorithm.dispatch(setting, server, cohort, _phase(2, scoring=False))
-    batches = _batches(1, order.own)
+    download = case.algorithm.dispatch(setting, server, cohort, _phase(2, scoring=False))
+    batches = _batches(1, download.per_client)
     if stacked:
-        order = _widen(order)
+        download = _widen(download)
     else:
         batches = [tree_at(batch, 0) for batch in batches]
 
     def step(shared: Tree, anchor: Tree, local: Tree, batch: Batch) -> Tree:
-        return case.algorithm.step(network, order._replace(shared=shared, anchor=anchor), local, batch)
+        return case.algorithm.step(network, download._replace(shared=shared, anchor=anchor), local, batch)
 
-    local = case.algorithm.begin(order, case.algorithm.blank(order))
+    local = case.algorithm.begin(download, case.algorithm.initial_client_state(download))
     # Tracing knows inputs by identity, and at the start several zeros are one tensor: give each its own.
-    example = tree_map(torch.clone, (order.shared, order.anchor, local, batches[0]))
+    example = tree_map(torch.clone, (download.shared, download.anchor, local, batches[0]))
     traced = make_fx(step)(*example)
     # Two steps on: a trace that had baked its first inputs in would not follow.
     for batch in batches:
-        found = traced(order.shared, order.anchor, local, batch)
-        expected = step(order.shared, order.anchor, local, batch)
+        found = traced(download.shared, download.anchor, local, batch)
+        expected = step(download.shared, download.anchor, local, batch)
         _close(found, expected)
         local = expected[0]
 
 
 def _visit_all(case: Case, setting: Setting, server: Tree, cohort: Cohort) -> Upload:
-    order = case.algorithm.dispatch(setting, server, cohort, _phase(0, scoring=True))
+    download = case.algorithm.dispatch(setting, server, cohort, _phase(0, scoring=True))
     batches = _batches(0, ())
-    alone = [_visit(case, order, (), [tree_at(batch, i) for batch in batches]).upload for i in range(3)]
+    alone = [_visit(case, download, (), [tree_at(batch, i) for batch in batches]).upload for i in range(3)]
     upload: Upload = tree_stack(alone)
     return upload
 
@@ -412,20 +437,20 @@ def _visit_all(case: Case, setting: Setting, server: Tree, cohort: Cohort) -> Up
 def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
     setting = _setting()
     server = case.algorithm.init(setting, _start(case.width))
-    memory: Tree = ()
+    client_state: Tree = ()
     for number in range(4):
         phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0,), (1.0,))
-        before = tree_map(torch.clone, (server.shared, server.anchor, server.private, memory))
-        order = case.algorithm.dispatch(setting, server, cohort, phase)
-        batches = [tree_at(batch, 0) for batch in _batches(number, order.own)]
-        visited = _visit(case, order._replace(own=tree_at(order.own, 0)), memory, batches)
+        before = tree_map(torch.clone, (server.shared, server.anchor, server.private, client_state))
+        download = case.algorithm.dispatch(setting, server, cohort, phase)
+        batches = [tree_at(batch, 0) for batch in _batches(number, download.per_client)]
+        visited = _visit(case, download._replace(per_client=tree_at(download.per_client, 0)), client_state, batches)
         upload: Upload = tree_stack([visited.upload])
         sent = tree_map(torch.clone, upload)
         merged = case.algorithm.merge(setting, server, mean_of(upload, cohort), cohort, phase)
-        assert same_bits(before, (server.shared, server.anchor, server.private, memory))
+        assert same_bits(before, (server.shared, server.anchor, server.private, client_state))
         assert same_bits(sent, upload)
-        server, memory = merged, visited.memory
+        server, client_state = merged, visited.client_state
 
 
 def test_a_recipe_says_which_engines_there_are() -> None:

@@ -37,12 +37,12 @@ def outcome(method: str, engine: str) -> dict[str, Any]:
     recipe = Recipe.of(method, engine=engine, **SETTINGS)
     assembly = assemble(recipe, model(), federation())
     rounds = list(assembly.training.rounds(assembly.start))
-    memories = assembly.training.engine.memories()
+    client_states = assembly.training.engine.client_states()
     return {
         "weights": [recipe.algorithm.model(r.state.server.shared).weights.tolist() for r in rounds],
-        "values": [r.value for r in rounds],
+        "values": [r.loss_value for r in rounds],
         "traffic": list(rounds[-1].traffic),
-        "remembering": sorted(memories),
+        "remembering": sorted(client_states),
     }
 
 

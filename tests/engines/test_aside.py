@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedauc import Clients, pieces
 from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
-from fedauc.engines.graphed import GraphedEngine, Together
+from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.recipe import Assembly, assemble
 from fedauc.models.model import Scale
 from fedauc.network import Compute
@@ -83,7 +83,7 @@ def test_kernels_with_windows_give_the_loops_result(
 @pytest.mark.parametrize(("method", "apart"), [("cycp-minimax", 2), ("a-scaffold", 4)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs with their own step sizes share the lanes; each has the loop's result."""
+    """Two runs with their own learning rates share the lanes; each has the loop's result."""
     only(monkeypatch, "stacked", compiled=True)
     found = list[int]()
 
@@ -94,16 +94,16 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
 
     monkeypatch.setattr(capture, "set_aside", seen)
     monkeypatch.setattr(capture, "AT_ONCE", 2)
-    more = [{"step_size": 0.1, "seed": 0, "local_steps": 4}, {"step_size": 0.02, "seed": 1, "local_steps": 4}]
+    more = [{"learning_rate": 0.1, "seed": 0, "local_steps": 4}, {"learning_rate": 0.02, "seed": 1, "local_steps": 4}]
     loops = [made(method, "loop", True, monkeypatch, **each) for each in more]
     mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
-    together = Together([each.training.engine for each in mine])  # type: ignore[misc]
+    together = SharedGraph([each.training.engine for each in mine])  # type: ignore[misc]
     states = [each.start for each in mine]
     for _ in range(mine[0].training.plan.rounds):
-        opened = [each.training.open(state) for each, state in zip(mine, states, strict=True)]
-        visits = together.visit([None if o.order is None else (o.order, o.cohort) for o in opened])
+        opened = [each.training.open_round(state) for each, state in zip(mine, states, strict=True)]
+        visits = together.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
         closed = zip(mine, opened, visits, strict=True)
-        states = [each.training.close(one, visit).state for each, one, visit in closed]
+        states = [each.training.close_round(one, visit).state for each, one, visit in closed]
     for each, loop, state in zip(mine, loops, states, strict=True):
         wanted = values(loop, ran(loop)[-1].state.server.shared)
         np.testing.assert_allclose(values(each, state.server.shared), wanted, rtol=1e-9, atol=1e-12)

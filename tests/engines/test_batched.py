@@ -156,7 +156,7 @@ def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list
 def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
     """To 1e-9 in float64, over stages, single-class clients and memories, by kernels and by vmap."""
     module = keyed((CHAINS | MAPPED)[chain])
-    loop, other = (states(engine, module, method, output="cycle_mean") for engine in ("loop", "batched"))
+    loop, other = (states(engine, module, method, stage_output="cycle_mean") for engine in ("loop", "batched"))
     for one, two in zip(loop, other, strict=True):
         for left, right in zip(tree_leaves(one), tree_leaves(two), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)

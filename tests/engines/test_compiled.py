@@ -18,7 +18,7 @@ from fedauc.engines.batched import Advanced, BatchedEngine, Rows, StackedEngine
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.recipe import Assembly, assemble
-from fedauc.interfaces import Cohort, Order, Phase
+from fedauc.interfaces import Cohort, Download, Phase
 from fedauc.stages import Geometric
 from fedauc.trees import Tree, tree_leaves
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:Deprecat
 FEATURES = 4
 
 ADAPTIVE = Geometric(initial=1, decay=0.25, scale=1, local_steps="adaptive")
-"""Stages of one cycle, the step size a quarter and the local steps twice those of the last."""
+"""Stages of one cycle, the learning rate a quarter and the local steps twice those of the last."""
 
 CASES: dict[str, dict[str, Any]] = {
     "cycp-fedavg": {"groups": 2, "weight_decay": 0.01, "stages": ADAPTIVE},
@@ -71,7 +71,7 @@ def agree(method: str, **settings: Any) -> CompiledEngine:
     found = []
     for name in ("loop", "compiled"):
         training, _, start = assembled(name, method, **settings)
-        found.append([(finished.state.server, finished.value) for finished in training.rounds(start)])
+        found.append([(finished.state.server, finished.loss_value) for finished in training.rounds(start)])
     for (loop, loss), (other, other_loss) in zip(*found, strict=True):
         assert other_loss == (None if loss is None else pytest.approx(loss, rel=1e-9))
         for left, right in zip(tree_leaves(loop), tree_leaves(other), strict=True):
@@ -101,11 +101,13 @@ def idle(method: Any) -> Callable[..., Any]:
     """A miscompiled function: it takes no steps."""
     engine = method.__self__
 
-    def visit(batch: Any, step_size: Any, rows: Rows, memory: Tree, shares: Tensor, shared: Tree, anchor: Tree) -> Any:
-        order = engine._widened(Order(Phase(0, 0, 0, step_size, 1, batch), shared, anchor), len(shares))
-        return engine._reduced(order, memory, Advanced(order.shared, (), shares), shares)
+    def visit(
+        batch: Any, learning_rate: Any, rows: Rows, client_state: Tree, shares: Tensor, shared: Tree, anchor: Tree
+    ) -> Any:
+        download = engine._widened(Download(Phase(0, 0, 0, learning_rate, 1, batch), shared, anchor), len(shares))
+        return engine._reduced(download, client_state, Advanced(download.shared, (), shares), shares)
 
-    def steps(batch: Any, step_size: Any, rows: Rows, shared: Tree, anchor: Tree, local: Tree) -> Advanced:
+    def steps(batch: Any, learning_rate: Any, rows: Rows, shared: Tree, anchor: Tree, local: Tree) -> Advanced:
         return Advanced(local, (), rows.weights[:, 0])
 
     return visit if method.__name__ == "_visit" else steps
@@ -169,9 +171,9 @@ def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
 ) -> None:
     seen, draw = [], StackedEngine._draw
 
-    def watched(self: StackedEngine, order: Order, cohort: Cohort) -> Rows:
+    def watched(self: StackedEngine, download: Download, cohort: Cohort) -> Rows:
         seen.append(torch.get_num_threads())
-        return draw(self, order, cohort)
+        return draw(self, download, cohort)
 
     monkeypatch.setattr(StackedEngine, "_draw", watched)
     before = torch.get_num_threads()

@@ -60,10 +60,10 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
     state = assembly.start
     for _ in range(assembly.training.plan.rounds):
         finished = next(assembly.training.rounds(state))
-        save(path, Checkpoint(finished.state, assembly.training.engine.memories(), assembly.training.ledger, []))
+        save(path, Checkpoint(finished.state, assembly.training.engine.client_states(), assembly.training.ledger, []))
         assembly = assemble(recipe, model(), federation())
         loaded = load(path, "cuda")
-        assembly.training.engine.restore(loaded.memories)
+        assembly.training.engine.restore_client_states(loaded.client_states)
         assembly.training.ledger.resume(loaded.ledger)
         state = loaded.state
     again = assembly.network.module(recipe.algorithm.model(state.server.shared))

@@ -16,10 +16,10 @@ from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.engines import graphed, lanes
 from fedauc.engines.capture import ready
-from fedauc.engines.graphed import GraphedEngine, Together
+from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import Batch, Model, Network, Order
+from fedauc.interfaces import Batch, Download, Model, Network
 from fedauc.models import models
 from fedauc.models.model import Scale
 from fedauc.network import Compute, ModuleNetwork
@@ -81,8 +81,8 @@ def test_every_way_gives_the_loops_result(
     wanted = _values(loop, recipe, ModuleNetwork(network(norm), torch.float64))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
     for one, two in zip(mine, loop, strict=True):
-        assert (one.value is None) == (two.value is None)
-        assert one.value is None or one.value == pytest.approx(two.value, rel=1e-9)
+        assert (one.loss_value is None) == (two.loss_value is None)
+        assert one.loss_value is None or one.loss_value == pytest.approx(two.loss_value, rel=1e-9)
     assert mine[-1].traffic == loop[-1].traffic
 
 
@@ -147,7 +147,7 @@ def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, m
 class Clipped(FedAvg):  # type: ignore[misc]
     """Clipping takes a norm over all parameters, which pieces do not have."""
 
-    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree]:
+    def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Tree]:
         gradient = point_gradient(self.objective, network, local, batch)
         short = gradient.weights / gradient.weights.norm(dim=-1, keepdim=True).clamp(min=0.1)
         return Model(local.weights - 0.1 * short, gradient.buffers), ()
@@ -195,35 +195,41 @@ def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
     sizes = [len(training.schedule.cohort(number).clients) for number in range(2)]
     assert engine.widest == max(sizes) == 4
     smallest = sizes.index(3)
-    opened = training.open(assembly.start._replace(round=smallest))
-    assert opened.order is not None
-    engine.visit(opened.order, opened.cohort)
+    opened = training.open_round(assembly.start._replace(round=smallest))
+    assert opened.download is not None
+    engine.visit(opened.download, opened.cohort)
     assert len(engine._alone._stacks[0].losses) == 4
 
 
 @pytest.mark.parametrize("method", ["cycp-minimax", "cycp-pairwise", "a-scaffold", "clipped"])
 @pytest.mark.parametrize("way", WAYS)
 def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other seeds, data, step sizes and schedules; one of them rests for a round. A rule that clips keeps its own."""
+    """Other seeds, data, learning rates and schedules; one of them rests for a round. A rule that clips keeps its own."""
     only(monkeypatch, way)
-    own: list[dict[str, Any]] = [{"step_size": 0.1}, {"step_size": 0.02, "per_round": 1}, {"step_size": 0.3}]
+    own: list[dict[str, Any]] = [
+        {"learning_rate": 0.1},
+        {"learning_rate": 0.02, "per_round": 1},
+        {"learning_rate": 0.3},
+    ]
     recipes = [_named(method, seed=seed, **change) for seed, change in enumerate(own)]
     alone = [ran(assemble(recipe, tiny(), table(7 + run)))[-1] for run, recipe in enumerate(recipes)]
     parts = [assemble(recipe, tiny(), table(7 + run)) for run, recipe in enumerate(recipes)]
     engines = [part.training.engine for part in parts]
-    together = Together([engine for engine in engines if isinstance(engine, GraphedEngine)])
+    together = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
     states = [part.start for part in parts]
     last: list[Round | None] = [None] * 3
     for turn in range(1 + max(part.training.plan.rounds for part in parts)):
         opened = [
-            part.training.open(state) if state.round < part.training.plan.rounds and (turn, run) != (1, 2) else None
+            part.training.open_round(state)
+            if state.round < part.training.plan.rounds and (turn, run) != (1, 2)
+            else None
             for run, (part, state) in enumerate(zip(parts, states, strict=True))
         ]
-        visits = together.visit([None if o is None or o.order is None else (o.order, o.cohort) for o in opened])
+        visits = together.visit([None if o is None or o.download is None else (o.download, o.cohort) for o in opened])
         assert len(together._stacks) == (3 if method == "clipped" else 1)
         for run, (part, mine, visit) in enumerate(zip(parts, opened, visits, strict=True)):
             if mine is not None:
-                last[run] = finished = part.training.close(mine, visit)
+                last[run] = finished = part.training.close_round(mine, visit)
                 states[run] = finished.state
     for one, other in zip(alone, last, strict=True):
         assert other is not None
@@ -240,7 +246,7 @@ def test_runs_of_another_shape_are_refused() -> None:
     recipes = [settled("cycp-minimax", engine="graphed"), settled("cycp-fedavg", engine="graphed")]
     engines = [assemble(recipe, tiny(), table()).training.engine for recipe in recipes]
     with pytest.raises(ValueError, match="need one local step, model and shape of rows"):
-        Together([engine for engine in engines if isinstance(engine, GraphedEngine)])
+        SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
 
 
 def test_a_module_with_dropout_is_refused_and_runs_in_the_loop() -> None:
@@ -330,9 +336,9 @@ def test_no_round_waits_for_the_device(method: str) -> None:
         for number in range(training.plan.rounds):
             if number == warm:
                 torch.cuda.set_sync_debug_mode("error")
-            opened = training.open(state)
-            assert opened.order is not None
-            finished = training.close(opened, training.engine.visit(opened.order, opened.cohort))
+            opened = training.open_round(state)
+            assert opened.download is not None
+            finished = training.close_round(opened, training.engine.visit(opened.download, opened.cohort))
             state = finished.state
         with pytest.raises(RuntimeError, match="synchroniz"):
             float(training.algorithm.model(state.server.shared).weights[0])

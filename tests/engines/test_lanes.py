@@ -13,7 +13,7 @@ from fedauc import pieces
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.experiments.recipe import assemble
-from fedauc.interfaces import Batch, Model, Network, Order, Upload
+from fedauc.interfaces import Batch, Download, Model, Network, Upload
 from fedauc.trees import Tree
 from graphed_runs import WAYS, distance, only, ran, settled, table, tiny
 
@@ -29,20 +29,20 @@ class Ball(NamedTuple):
 class Heavy(FedAvg):  # type: ignore[misc]
     """Heavy ball: the state keeps the weights before the last step, and every step emits its gradient."""
 
-    def begin(self, order: Order, memory: Tree) -> Any:
-        return Ball(order.shared, order.shared.weights)
+    def begin(self, download: Download, client_state: Tree) -> Any:
+        return Ball(download.shared, download.shared.weights)
 
-    def step(self, network: Network, order: Order, local: Any, batch: Batch) -> tuple[Any, Tree]:
+    def step(self, network: Network, download: Download, local: Any, batch: Batch) -> tuple[Any, Tree]:
         gradient = point_gradient(self.objective, network, local.model, batch)
         weights = local.model.weights - 0.05 * gradient.weights + 0.5 * (local.model.weights - local.before)
         return Ball(Model(weights, gradient.buffers), local.model.weights), gradient.weights
 
-    def monitor(self, network: Network, order: Order, local: Any, batch: Batch) -> Tensor:
-        return super().monitor(network, order, local.model, batch)
+    def monitor(self, network: Network, download: Download, local: Any, batch: Batch) -> Tensor:
+        return super().monitor(network, download, local.model, batch)
 
-    def finish(self, order: Order, memory: Tree, local: Any, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Any, emitted: Tree) -> tuple[Upload, Tree]:
         steps: Tensor = emitted.mean(-2)
-        return Upload(mean=Model(local.model.weights - order.shared.weights + 0.1 * steps, local.model.buffers)), ()
+        return Upload(mean=Model(local.model.weights - download.shared.weights + 0.1 * steps, local.model.buffers)), ()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,9 +70,9 @@ def test_a_parameter_without_dimensions_trains() -> None:
     assert distance(loop[-1], mine[-1]) < 1e-11
 
 
-def test_a_step_size_for_each_lane_meets_numbers_for_each_lane_alone() -> None:
+def test_a_learning_rate_for_each_lane_meets_numbers_for_each_lane_alone() -> None:
     """A batch of as many rows as there are lanes would be scaled in silence, row by row instead of lane by lane."""
-    each = pieces.Each(torch.tensor([0.1, 0.2]))
+    each = pieces.PerClientScalar(torch.tensor([0.1, 0.2]))
     with pytest.raises(TypeError, match=r"a number for each of \(2,\) vectors meets something else"):
         each * torch.ones(2, 2)
     assert torch.equal(each * torch.ones(2), torch.tensor([0.1, 0.2]))

@@ -58,7 +58,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
     assert isinstance(training.engine, LoopEngine)
     training.engine._crew.size = threads
     rounds = [(done.state.server, () if done.loss is None else done.loss) for done in training.rounds(start)]
-    return rounds, training.engine.memories()
+    return rounds, training.engine.client_states()
 
 
 @pytest.mark.parametrize("method", ["rs-pairwise", "a-scaffold", "codasca"])
@@ -111,9 +111,9 @@ def test_what_a_client_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
 
 
 def failing(batches: object) -> object:
-    def inner(self: LoopEngine, order: object, client: int) -> object:
+    def inner(self: LoopEngine, download: object, client: int) -> object:
         if client == 3:
             raise RuntimeError("client 3 is ill")
-        return batches(self, order, client)  # type: ignore[operator]
+        return batches(self, download, client)  # type: ignore[operator]
 
     return inner

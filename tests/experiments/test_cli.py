@@ -167,7 +167,7 @@ BAD_INPUT = {
     "foreign parameter": ([*TINY, "--objective.margin", "2"], ["objective.margin", "sigmoid", "scale"]),
     "number": ([*TINY, "--cycles", "many"], ["cycles", "many", "whole number"]),
     "bound": ([*TINY, "--cycles", "0"], ["cycles", "0", "at least 1"]),
-    "step": ([*TINY, "--lr", "-1"], ["step_size", "-1", "above 0"]),
+    "step": ([*TINY, "--lr", "-1"], ["learning_rate", "-1", "above 0"]),
     "file": (["--config", "{missing}"], ["does not exist"]),
     "newer": (["--config", "{newer}"], [str(FORMAT + 1), "upgrade"]),
     "not json": (["--config", "{broken}"], ["not JSON"]),
@@ -267,9 +267,12 @@ def test_resume_and_show_refuse_a_folder_that_is_no_run(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--method", "cycp-minimax", "--score", "identity", "--lr", "50"], ["round", "step size"]),
-        (["--method", "cycp-fedavg", "--dtype", "float16", "--lr", "6e4"], ["NaN or infinite", "round", "step size"]),
-        (["--method", "cycp-pairwise", "--score", "sigmoid", "--lr", "1e6"], ["dead", "round", "step size"]),
+        (["--method", "cycp-minimax", "--score", "identity", "--lr", "50"], ["round", "learning rate"]),
+        (
+            ["--method", "cycp-fedavg", "--dtype", "float16", "--lr", "6e4"],
+            ["NaN or infinite", "round", "learning rate"],
+        ),
+        (["--method", "cycp-pairwise", "--score", "sigmoid", "--lr", "1e6"], ["dead", "round", "learning rate"]),
     ],
 )
 def test_a_run_that_cannot_go_on_says_where_and_what_to_try(
@@ -287,17 +290,17 @@ def test_a_run_that_cannot_go_on_says_where_and_what_to_try(
 def test_a_method_over_a_file_keeps_what_the_file_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Explicit groups can only come from a file, so a comparison must keep them."""
     groups = {"name": "cyclic", "given": [[0, 1], [2, 3, 4, 5]]}
-    recipe = {"method": "cycp-pairwise", "participation": groups, "step_size": 0.003, "cycles": 2, "local_steps": 2}
+    recipe = {"method": "cycp-pairwise", "participation": groups, "learning_rate": 0.003, "cycles": 2, "local_steps": 2}
     data = {"name": "synthetic", "clients": 6, "rows_per_client": 30}
     (tmp_path / "mine.json").write_text(json.dumps({"recipe": recipe, "data": data}))
     out = tmp_path / "both"
     named = ("--methods", "cycp-pairwise,cycp-fedavg,cycp-minimax")
     assert fedauc(capsys, "compare", "--config", str(tmp_path / "mine.json"), *named, "--out", str(out)).code == 0
-    for method, step_size in (("cycp-pairwise", 0.003), ("cycp-fedavg", 0.003), ("cycp-minimax", 0.01)):
+    for method, learning_rate in (("cycp-pairwise", 0.003), ("cycp-fedavg", 0.003), ("cycp-minimax", 0.01)):
         found = json.loads((out / method / "seed-0" / "config.json").read_text())["recipe"]
         assert found["participation"]["given"] == groups["given"]
         # FedAvg and Pairwise have the same default, so the file's step stays; Minimax brings its own.
-        assert found["step_size"] == step_size
+        assert found["learning_rate"] == learning_rate
 
 
 def test_a_comparison_gives_options_to_the_methods_that_have_them(

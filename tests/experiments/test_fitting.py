@@ -65,8 +65,8 @@ def test_embeddings_are_trained_and_evaluated_by_pairs() -> None:
         (nn.Linear(4, 1), {"objective": "sigmod"}, "did you mean 'sigmoid'"),
         (nn.Linear(4, 1), {"participation": 3}, "participation is 3"),
         (nn.Linear(4, 1), {"stages": "geometrical"}, "did you mean 'geometric'"),
-        (nn.Linear(4, 1), {"step": 3}, "unknown setting of cycp-pairwise 'step': did you mean 'step_size'"),
-        (nn.Linear(4, 1), {"step_size": "big"}, "step_size is 'big'; it must be a number"),
+        (nn.Linear(4, 1), {"step": 3}, "unknown setting of cycp-pairwise 'step': did you mean 'learning_rate'"),
+        (nn.Linear(4, 1), {"learning_rate": "big"}, "learning_rate is 'big'; it must be a number"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
@@ -78,7 +78,9 @@ def test_what_does_not_fit_is_said_in_one_line(module: nn.Module, settings: dict
 
 
 def test_a_dead_scorer_is_noticed_without_test_rows() -> None:
-    recipe = Recipe.of("cycp-pairwise", objective=PairwiseSigmoid(score="sigmoid"), step_size=1e8, groups=3, cycles=3)
+    recipe = Recipe.of(
+        "cycp-pairwise", objective=PairwiseSigmoid(score="sigmoid"), learning_rate=1e8, groups=3, cycles=3
+    )
     with pytest.raises(TrainingStopped, match="the scorer is dead"):
         fit(nn.Linear(4, 1), clients(), recipe)
 

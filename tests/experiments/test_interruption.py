@@ -18,7 +18,7 @@ METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
 
 ARGUMENTS = [
     *("--data", "synthetic", "--data.clients", "8", "--data.rows-per-client", "40", "--cycles", "12"),
-    *("--local-steps", "4", "--stages", "geometric", "--stages.initial", "3", "--output", "cycle_mean"),
+    *("--local-steps", "4", "--stages", "geometric", "--stages.initial", "3", "--stage-output", "cycle_mean"),
 ]
 
 

@@ -29,11 +29,11 @@ def play(options: list[Texts], cycles: int, judge: Callable[[Texts, int], float 
 
 
 def named(count: int) -> list[Texts]:
-    return [{"step-size": str(place)} for place in range(count)]
+    return [{"learning-rate": str(place)} for place in range(count)]
 
 
 def place(settings: Texts) -> int:
-    return int(settings["step-size"])
+    return int(settings["learning-rate"])
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 12, 27])
@@ -107,7 +107,7 @@ def test_a_tie_goes_to_the_earlier_candidate() -> None:
     [("cycp-fedavg", 3, 3), ("a-scaffold", 9, 9), ("coda-plus", 9, 243), ("rs-minimax", 9, 243), ("fedxl1", 12, 324)],
 )
 def test_grids_are_the_papers(method: str, steps: int, paper: int) -> None:
-    """Three step sizes; times four λ, three ρ or three amplifications; times 3·3·3 stages for the stagewise methods."""
+    """Three learning rates; times four λ, three ρ or three amplifications; times 3·3·3 stages for the stagewise methods."""
     entry = Entry(method, method)
     assert candidates(entry, "none") == [{}]
     for grid, size in {"steps": steps, "paper": paper}.items():
@@ -117,19 +117,19 @@ def test_grids_are_the_papers(method: str, steps: int, paper: int) -> None:
 
 
 def test_the_wide_grid_has_a_larger_step() -> None:
-    """Four step sizes; times four λ or three ρ."""
+    """Four learning rates; times four λ or three ρ."""
     for method, size in {"cycp-fedavg": 4, "cycp-minimax": 12, "cycp-pairwise": 16}.items():
         found = candidates(Entry(method, method), "wide")
         wider = candidates(Entry(method, method), "wider")
-        assert [each["step-size"] for each in wider[:1]] == ["100"]
+        assert [each["learning-rate"] for each in wider[:1]] == ["100"]
         assert wider[-len(found) :] == found
         assert len(found) == size
-        assert {each["step-size"] for each in found} == {"1", "0.1", "0.01", "0.001"}
+        assert {each["learning-rate"] for each in found} == {"1", "0.1", "0.01", "0.001"}
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
 def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
-    """Five step sizes by two other values: 240 cycles are rungs of 8, 20 and 40; `fine` has many of 2 or 3."""
+    """Five learning rates by two other values: 240 cycles are rungs of 8, 20 and 40; `fine` has many of 2 or 3."""
     found = candidates(Entry(method, method), "long")
     assert rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
     fine = candidates(Entry(method, method), "fine")
@@ -139,8 +139,8 @@ def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "cycp-fedavg", "a-scaffold"])
 def test_the_full_grid_tries_two_steps_in_whole_runs(method: str) -> None:
     """The method's own step and a smaller; a candidate is evaluated as the table's runs are, whose record it is."""
-    found, usual = candidates(Entry(method, method), "full"), methods()[method].step_size
-    own, smaller = (float(each["step-size"]) for each in found)
+    found, usual = candidates(Entry(method, method), "full"), methods()[method].learning_rate
+    own, smaller = (float(each["learning-rate"]) for each in found)
     assert own == usual
     assert smaller == pytest.approx(0.3 * usual)
     assert len({tuple(each)[1:] for each in found}) == 1
@@ -152,22 +152,26 @@ def test_the_full_grid_tries_two_steps_in_whole_runs(method: str) -> None:
 
 def test_a_candidate_changes_what_it_names() -> None:
     found = PAPER.config("cifar10", "cycp-pairwise", candidates(Entry("x", "cycp-pairwise"), "paper")[-1]).recipe
-    assert found.step_size == 0.001
+    assert found.learning_rate == 0.001
     assert getattr(found.algorithm.objective, "scale", None) == 0.001
     assert (found.stages.name, getattr(found.stages, "initial", None)) == ("geometric", 50)
 
 
 def test_what_a_row_settles_is_not_tuned() -> None:
-    fixed = Entry("fixed", "cycp-minimax", {"step-size": "0.5"})
+    fixed = Entry("fixed", "cycp-minimax", {"learning-rate": "0.5"})
     assert candidates(fixed, "long") == [{"algorithm.prox": "0.1"}, {"algorithm.prox": "0.01"}]
     column = Column("cifar10", "cifar10")
-    ((config,),) = runs(PAPER, Cell(fixed, column), {"step-size": "0.001"}, (0,))
-    assert config.recipe.step_size == 0.5
+    ((config,),) = runs(PAPER, Cell(fixed, column), {"learning-rate": "0.001"}, (0,))
+    assert config.recipe.learning_rate == 0.5
 
 
 def test_another_surrogate_has_no_lambda() -> None:
     square = Entry("square", "cycp-pairwise", {"objective": "square"})
-    assert candidates(square, "steps") == [{"step-size": "0.1"}, {"step-size": "0.01"}, {"step-size": "0.001"}]
+    assert candidates(square, "steps") == [
+        {"learning-rate": "0.1"},
+        {"learning-rate": "0.01"},
+        {"learning-rate": "0.001"},
+    ]
 
 
 RECORDED = sorted((Path(__file__).parents[2] / "results" / "choices").rglob("*.json"))

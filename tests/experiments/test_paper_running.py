@@ -134,7 +134,7 @@ def test_a_record_without_ranks_is_run_again_where_it_is_tested(tmp_path: Path) 
 
 def test_a_run_that_stopped_has_no_ranks_and_is_not_run_again(tmp_path: Path) -> None:
     """Minimax on raw scores with a step of 1,000 diverges at once."""
-    bad = SMOKE.config("cifar10", "cycp-minimax", {"objective.score": "identity", "step-size": "1000"})
+    bad = SMOKE.config("cifar10", "cycp-minimax", {"objective.score": "identity", "learning-rate": "1000"})
     seen = Seen()
     shop(tmp_path).run([bad])
     shop(tmp_path, seen).run([bad])

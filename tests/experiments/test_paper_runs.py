@@ -73,7 +73,7 @@ def test_a_record_is_found_whatever_the_device_and_the_checkpoints(tmp_path: Pat
     store.put(finished(tmp_path / "run", config()))
     assert store.get(config(engine="loop", checkpoint_every="2")) == store.get(config()) is not None
     assert store.get(config(seed="1")) is None
-    assert store.get(config(step_size="0.2")) is None
+    assert store.get(config(learning_rate="0.2")) is None
 
 
 def test_ranks_keep_auc_and_interval_to_the_last_digit(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_runs_on_the_same_data_come_one_after_another(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
     """Minimax on raw scores with a step of 1,000 diverges at once; the run beside it goes on."""
-    bad = config("cycp-minimax", objective__score="identity", step_size="1000")
+    bad = config("cycp-minimax", objective__score="identity", learning_rate="1000")
     told = dict[str, bool]()
 
     def observer(place: str) -> Observer:
@@ -224,8 +224,8 @@ def test_only_a_folder_of_the_same_configuration_is_gone_on_with(tmp_path: Path,
 
 def test_seeds_and_steps_share_a_graph(tmp_path: Path) -> None:
     """Lanes on a CPU give what the stacked engine gives, up to rounding, and all runs are one group."""
-    asked = [config(seed=str(seed), step_size=step) for seed in range(2) for step in ("0.1", "0.01")]
-    lanes = [config(seed=str(s), step_size=step, engine="graphed") for s in range(2) for step in ("0.1", "0.01")]
+    asked = [config(seed=str(seed), learning_rate=step) for seed in range(2) for step in ("0.1", "0.01")]
+    lanes = [config(seed=str(s), learning_rate=step, engine="graphed") for s in range(2) for step in ("0.1", "0.01")]
     assert len(grouped({name(each): each for each in lanes}, Loader())) == 1
     shop(tmp_path / "alone").run(asked)
     shop(tmp_path / "lanes").run(lanes)
@@ -254,7 +254,7 @@ def sheet(*rows: Entry, datasets: Sequence[str] = ("cifar10",)) -> Sheet:
 
 
 def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
-    """Three step sizes in one rung of 4 cycles each; the record beside each says what it was judged by."""
+    """Three learning rates in one rung of 4 cycles each; the record beside each says what it was judged by."""
     made = shop(tmp_path)
     choices = tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 12))
     found = choices.get(Job("cifar10", FEDAVG))
@@ -262,12 +262,12 @@ def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
     assert (found.runs, found.cycles, found.budget) == (3, 12, 12)
     values = {}
     for step in ("0.1", "0.01", "0.001"):
-        record = known(made.store, config(cycles="4", evaluate_every="4", step_size=step))
+        record = known(made.store, config(cycles="4", evaluate_every="4", learning_rate=step))
         assert record.final is not None
         assert record.final.validation_auc != record.final.auc
         values[step] = record.final.validation_auc
-    assert {each["settings"]["step-size"]: each["validation_auc"] for each in found.judged} == values
-    assert found.settings == {"step-size": max(values, key=lambda step: values[step] or 0)}
+    assert {each["settings"]["learning-rate"]: each["validation_auc"] for each in found.judged} == values
+    assert found.settings == {"learning-rate": max(values, key=lambda step: values[step] or 0)}
     assert list((tmp_path / "results").glob("ranks/*")) == []
 
 
@@ -286,7 +286,7 @@ def test_rows_cost_the_same_and_are_tuned_once(tmp_path: Path) -> None:
 
 
 def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Path) -> None:
-    """Four step sizes in the wide grid, of which two go on; three in the other."""
+    """Four learning rates in the wide grid, of which two go on; three in the other."""
     made, job = shop(tmp_path), Job("cifar10", FEDAVG)
     wide = Sheet("made", "Made up", (FEDAVG,), (Column("cifar10", "cifar10", grid="wide"),))
     for asked, grid, count in ((None, "wide", 6), (Tuning("steps", 9), "steps", 3)):
@@ -334,7 +334,7 @@ def test_a_tuning_is_read_from_a_word() -> None:
 def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
     """The minimax methods have sigmoid scores by default, so that a row which asks for them has the same run."""
     plain, same = Entry("plain", "cycp-minimax"), Entry("same", "cycp-minimax", {"objective.score": "sigmoid"})
-    judged = ({"settings": {"step-size": "0.01"}, "cycles": 2}, {"settings": {"step-size": "0.1"}, "cycles": 2})
+    judged = ({"settings": {"learning-rate": "0.01"}, "cycles": 2}, {"settings": {"learning-rate": "0.1"}, "cycles": 2})
     chosen = {Job("cifar10", each): Choice({}, "steps", 4, judged) for each in (plain, same)}
     assert Choices(Store(tmp_path), PAPER).cost(chosen) == (2, 4, 0.0)
 
@@ -383,20 +383,20 @@ def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> 
     base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
     whole, mine = Job("cifar10", FEDAVG), Job.of(Cell(FEDAVG, replace(point, tested=False)))
     choices = Choices(place.store, SMOKE)
-    choices.put(whole, Choice({"step-size": "0.7"}, "none", 0))
-    assert (choices.get(mine), choices.settings(mine)) == (None, {"step-size": "0.7"})
+    choices.put(whole, Choice({"learning-rate": "0.7"}, "none", 0))
+    assert (choices.get(mine), choices.settings(mine)) == (None, {"learning-rate": "0.7"})
     made = Sheet("made", "Made up", (FEDAVG,), (point,))
     found = tune([made], SMOKE, place, None).get(mine)
     assert found is not None
     assert (found.grid, found.runs, found.cycles, found.budget) == ("lower", 3, 18, 3 * SMOKE.cycles)
-    tried = [config(step_size=step, local_steps="1", cycles="6") for step in ("0.1", "0.03", "0.01")]
+    tried = [config(learning_rate=step, local_steps="1", cycles="6") for step in ("0.1", "0.03", "0.01")]
     aucs = [known(place.store, each).final for each in tried]
     assert [each["validation_auc"] for each in found.judged] == [each and each.validation_auc for each in aucs]
     assert choices.stands(mine, found)
     assert choices.settings(mine) == found.settings
     # Its runs are its cell's, and nobody else's: the dataset's choice stays.
     assert runs(SMOKE, Cell(FEDAVG, point), found.settings, (0,))[0][0] in tried
-    assert choices.settings(Job.of(Cell(FEDAVG, base))) == {"step-size": "0.7"}
+    assert choices.settings(Job.of(Cell(FEDAVG, base))) == {"learning-rate": "0.7"}
     assert all(place.store.ranks(each) is None for each in tried)
 
 
@@ -417,7 +417,7 @@ def test_a_points_short_rungs_have_its_share_of_cycles(tmp_path: Path) -> None:
     choice = found.get(Job.of(Cell(FEDAVG, point)))
     assert choice is not None
     assert (choice.runs, choice.cycles) == (3, 6)
-    assert place.store.get(config(step_size="0.1", local_steps="1", cycles="2", evaluate_every="2")) is not None
+    assert place.store.get(config(learning_rate="0.1", local_steps="1", cycles="2", evaluate_every="2")) is not None
 
 
 def test_a_tuning_asked_for_is_for_points_where_a_sheet_has_some(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_table_1_runs_the_settings_of_the_target() -> None:
     assert recipe.participation == Cyclic(groups=10, per_round=None)
     assert (recipe.cycles, recipe.local_steps, recipe.positives, recipe.negatives) == (100, 16, 4, 28)
     assert (recipe.augment, recipe.precision, recipe.algorithm.weight_decay) == ("crop-flip", "mixed", 1e-3)
-    assert (recipe.stages, recipe.output) == (Milestones(decay=1.0), "round_mean")
+    assert (recipe.stages, recipe.stage_output) == (Milestones(decay=1.0), "round_mean")
 
 
 def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
@@ -51,9 +51,9 @@ def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
         == (after["cycp-pairwise-16-16-0.1", "cifar10-clients-1e-3"])
     )
     chosen = {
-        ("cycp-fedavg-0.1", "cifar10-clients-1e-3"): ("cycp-fedavg", {"step-size": "0.1"}),
-        ("cycp-minimax-4-28-0.01", "cifar10-clients-3e-3"): ("cycp-minimax", {"step-size": "0.01"}),
-        ("cycp-pairwise-4-28-0.1", "cifar10-pooled-1e-3"): ("cycp-pairwise", {"step-size": "0.1"}),
+        ("cycp-fedavg-0.1", "cifar10-clients-1e-3"): ("cycp-fedavg", {"learning-rate": "0.1"}),
+        ("cycp-minimax-4-28-0.01", "cifar10-clients-3e-3"): ("cycp-minimax", {"learning-rate": "0.01"}),
+        ("cycp-pairwise-4-28-0.1", "cifar10-pooled-1e-3"): ("cycp-pairwise", {"learning-rate": "0.1"}),
     }
     for cell, (method, settings) in chosen.items():
         prox = {"algorithm.prox": "0.01"} if method == "cycp-minimax" else {}
@@ -170,7 +170,7 @@ def test_sheets_share_the_runs_they_have_in_common() -> None:
     assert {point.rpartition("-")[2] for point in points} == {"I16", "M10", "M6"}
 
 
-def test_an_interval_has_the_step_size_of_figure_1_whatever_its_rounds() -> None:
+def test_an_interval_has_the_learning_rate_of_figure_1_whatever_its_rounds() -> None:
     """Each interval but a table's own is tuned in figure 1, and not again at other rounds."""
     jobs = {name: {Job.of(cell) for cell in cells(SHEETS[name](PAPER))} for name in ("figure1", "intervals")}
     assert jobs["intervals"] <= jobs["figure1"]
@@ -207,8 +207,8 @@ def test_every_cell_fits_its_data() -> None:
 
 def test_what_was_tuned_is_used_and_a_column_wins_over_it() -> None:
     cell = next(cell for cell in cells(SHEETS["figure1"](PAPER)) if cell.column.name == "cifar10-I64")
-    ((config,),) = runs(PAPER, cell, {"step-size": "0.3", "local-steps": "1"}, [7])
-    assert (config.recipe.step_size, config.recipe.local_steps, config.recipe.seed) == (0.3, 64, 7)
+    ((config,),) = runs(PAPER, cell, {"learning-rate": "0.3", "local-steps": "1"}, [7])
+    assert (config.recipe.learning_rate, config.recipe.local_steps, config.recipe.seed) == (0.3, 64, 7)
 
 
 def test_a_sheet_is_narrowed_to_what_is_named() -> None:

@@ -19,7 +19,7 @@ def test_a_record_holds_the_mean_loss_since_the_one_before(tmp_path: Path) -> No
     run = Run.create(config, tmp_path / "run")
     run.go()
     training, _, start = assembled(config, Loader())[1]
-    losses = [finished.value or 0.0 for finished in training.rounds(start)]
+    losses = [finished.loss_value or 0.0 for finished in training.rounds(start)]
     found = [record["loss"] for record in run.folder.records()]
     assert found == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 2], rel=1e-12)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli_helpers import fedauc
-from fedauc.engines.graphed import WIDTH, GraphedEngine, Together
+from fedauc.engines.graphed import WIDTH, GraphedEngine, SharedGraph
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
@@ -70,20 +70,24 @@ def alone(tmp_path: Path) -> Callable[[Config], dict[str, bytes]]:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many runs each visit had places for, and how many of them took part."""
     seen: list[tuple[int, int]] = []
-    visit = Together.visit
+    visit = SharedGraph.visit
 
-    def spy(self: Together, visits: list[object]) -> object:
+    def spy(self: SharedGraph, visits: list[object]) -> object:
         seen.append((len(visits), sum(each is not None for each in visits)))
         return visit(self, visits)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Together, "visit", spy)
+    monkeypatch.setattr(SharedGraph, "visit", spy)
     return seen
 
 
 SHARING: Mapping[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
-    "a pool of scores": ("cycp-pairwise", ("step-size=0.03,0.1",), {}),
-    "client memories": ("a-scaffold", ("step-size=0.03,0.1",), {}),
-    "a stage's mean": ("cycp-pairwise", ("step-size=0.03,0.1",), {"output": "cycle_mean", "stages": "geometric"}),
+    "a pool of scores": ("cycp-pairwise", ("learning-rate=0.03,0.1",), {}),
+    "client memories": ("a-scaffold", ("learning-rate=0.03,0.1",), {}),
+    "a stage's mean": (
+        "cycp-pairwise",
+        ("learning-rate=0.03,0.1",),
+        {"stage-output": "cycle_mean", "stages": "geometric"},
+    ),
     "other data": ("cycp-minimax", ("data-seed=0,1",), {}),
     "other cohorts": ("cycp-minimax,rs-minimax", (), {"participation__per_round": "1"}),
 }
@@ -116,7 +120,7 @@ def test_runs_that_share_a_graph_are_what_they_are_alone(
 @pytest.mark.parametrize("method", ["cycp-pairwise", "a-scaffold"])
 def test_runs_that_share_a_cuda_graph_are_what_they_are_alone(tmp_path: Path, method: str) -> None:
     """In float64; 1e-9 leaves room for sums in another order."""
-    found = runs(method, 2, "step-size=0.03,0.1", device="cuda")
+    found = runs(method, 2, "learning-rate=0.03,0.1", device="cuda")
     sweep = Comparison.create(tmp_path / "sweep", found)
     assert sweep.go(silent) == {}
     for number, (place, config) in enumerate(found.items()):
@@ -158,7 +162,12 @@ def test_other_cycles_of_as_many_rounds_share_and_wait_for_each_others_scores(
     tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
 ) -> None:
     """Twelve rounds in two stages, one client each, and before each stage a cycle of scores: of 1, 2 or 3 rounds."""
-    changes = {"participation__per_round": "1", "output": "cycle_mean", "stages": "milestones", "stages__at": "0.5"}
+    changes = {
+        "participation__per_round": "1",
+        "stage-output": "cycle_mean",
+        "stages": "milestones",
+        "stages__at": "0.5",
+    }
     found = {
         f"{place}-{groups}": config
         for groups in (1, 2, 3)
@@ -206,15 +215,15 @@ def test_an_interrupted_sweep_resumes_to_the_same_bits(
 def test_a_run_that_stops_leaves_the_others_going(
     tmp_path: Path, alone: Callable[[Config], dict[str, bytes]], shared: list[tuple[int, int]]
 ) -> None:
-    """At step size 0.3 unbounded scores diverge in the second cycle; their neighbours do not notice."""
-    found = runs("cycp-minimax", 2, "step-size=0.01,0.3", objective__score="identity")
+    """At learning rate 0.3 unbounded scores diverge in the second cycle; their neighbours do not notice."""
+    found = runs("cycp-minimax", 2, "learning-rate=0.01,0.3", objective__score="identity")
     told = dict[str, list[bool]]()
 
     def observer(place: str) -> Observer:
         return lambda progress: told.setdefault(place, []).append(progress.stopped)
 
     stopped = Comparison.create(tmp_path / "sweep", found).go(observer)
-    wild = {place for place in found if "step-size-0.3" in place}
+    wild = {place for place in found if "learning-rate-0.3" in place}
     assert set(stopped) == wild
     # Whoever watches is told, at last and once.
     assert {place for place, seen in told.items() if seen[-1]} == wild
@@ -245,7 +254,7 @@ def places(groups: list[list[str]]) -> list[int]:
 
 GROUPS = {
     "seeds, steps, data and twins share": (
-        ("cycp-minimax,rs-minimax", 2, "step-size=0.1,1", "data-seed=0,1"),
+        ("cycp-minimax,rs-minimax", 2, "learning-rate=0.1,1", "data-seed=0,1"),
         {},
         [16],
     ),
@@ -258,7 +267,7 @@ GROUPS = {
     "another number of stages does not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
     "another number of rounds does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
     "another pass of scores shares": (
-        ("cycp-pairwise", 2, "output=last,cycle_mean"),
+        ("cycp-pairwise", 2, "stage_output=last,cycle_mean"),
         {"stages": "geometric", "stages__initial": "1"},
         [4],
     ),
@@ -324,7 +333,7 @@ def test_a_sweep_prints_its_settings_by_validation_auc(capsys: pytest.CaptureFix
     assert "Sorted by validation AUC" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
     shown = json.loads(fedauc(capsys, "show", out, "--json").out)
-    # Two step sizes, two scales, two seeds.
+    # Two learning rates, two scales, two seeds.
     assert len(shown) == 8
     means = {}
     for setting in dict.fromkeys(run["setting"] for run in shown):
@@ -359,12 +368,12 @@ def test_a_sweep_says_which_runs_could_not_go_on(capsys: pytest.CaptureFixture[s
     chosen = ("--method", "cycp-minimax", "--score", "identity", "--vary", "lr=0.3,0.01")
     ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
     assert ran.code == 3
-    assert "cycp-minimax/step-size-0.3/seed-0: stopped in round 3" in ran.err
+    assert "cycp-minimax/learning-rate-0.3/seed-0: stopped in round 3" in ran.err
     lines = ran.out.splitlines()
-    assert lines[1].split()[:3] == ["cycp-minimax", "step-size-0.01", "1"]
+    assert lines[1].split()[:3] == ["cycp-minimax", "learning-rate-0.01", "1"]
     # What never finished has no numbers, even if it has records, and comes last.
-    assert (tmp_path / "sweep/cycp-minimax/step-size-0.3/seed-0/records.jsonl").is_file()
-    assert lines[2].split() == ["cycp-minimax", "step-size-0.3", "0", "of", "1", "-", "-", "-"]
+    assert (tmp_path / "sweep/cycp-minimax/learning-rate-0.3/seed-0/records.jsonl").is_file()
+    assert lines[2].split() == ["cycp-minimax", "learning-rate-0.3", "0", "of", "1", "-", "-", "-"]
 
 
 def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -394,17 +403,20 @@ def test_a_parameter_is_varied_only_where_it_belongs() -> None:
 
 
 BAD = {
-    "unknown option": (["--vary", "step-sise=1,2"], ["step-sise", "step-size"]),
+    "unknown option": (["--vary", "step-sise=1,2"], ["step-sise", "learning-rate"]),
     "unknown method": (["--methods", "fedavgg"], ["fedavgg", "fedavg"]),
     "nobody's option": (["--method", "fedavg", "--vary", "algorithm.prox=0,1"], ["algorithm.prox", "not a parameter"]),
-    "no value": (["--vary", "step-size="], ["vary step-size", "''", "at least 1"]),
-    "no list": (["--vary", "step-size"], ["'step-size'", "option=value"]),
+    "no value": (["--vary", "learning-rate="], ["vary learning-rate", "''", "at least 1"]),
+    "no list": (["--vary", "learning-rate"], ["'learning-rate'", "option=value"]),
     "no option": (["--vary", "=1,2"], ["'=1,2'", "option=value"]),
-    "a value twice": (["--vary", "step-size=0.1,0.1"], ["0.1,0.1", "once"]),
-    "a value in two spellings": (["--vary", "step-size=0.1,0.10"], ["step-size-0.1/", "step-size-0.10/", "same run"]),
-    "an option twice": (["--vary", "step-size=1", "--vary", "lr=2"], ["step-size", "twice"]),
+    "a value twice": (["--vary", "learning-rate=0.1,0.1"], ["0.1,0.1", "once"]),
+    "a value in two spellings": (
+        ["--vary", "learning-rate=0.1,0.10"],
+        ["learning-rate-0.1/", "learning-rate-0.10/", "same run"],
+    ),
+    "an option twice": (["--vary", "learning-rate=1", "--vary", "lr=2"], ["learning-rate", "twice"]),
     "fixed and varied": (["--vary", "groups=2,3"], ["participation.groups", "3", "varied too"]),
-    "a bad value": (["--vary", "step-size=1,-1"], ["step_size", "-1", "above 0"]),
+    "a bad value": (["--vary", "learning-rate=1,-1"], ["learning_rate", "-1", "above 0"]),
     "folders of one name": (["--data", "table", "--vary", "data.path=a/b.csv,a:b.csv"], ["path-a-b.csv", "folder"]),
     "seeds elsewhere": (["--vary", "seed=1,2"], ["--seeds 1,2"]),
     "a seed": (["--seed", "1"], ["--seeds 1"]),

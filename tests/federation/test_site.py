@@ -116,7 +116,7 @@ def test_totals_of_one_class_each() -> None:
 
 
 def test_a_phase_survives_json() -> None:
-    phase = Phase(3, 1, 0, 0.1 / 3, 2, agreed("cycp-fedavg").recipe.batch, learned=2, ends_cycle=True)
+    phase = Phase(3, 1, 0, 0.1 / 3, 2, agreed("cycp-fedavg").recipe.batch, learning_cycles=2, ends_cycle=True)
     assert orders.phase(json.loads(json.dumps(orders._plain(phase)))) == phase
 
 

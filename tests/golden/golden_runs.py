@@ -37,9 +37,14 @@ Digest = dict[str, Any]
 """Hashes of a run's records and model, and three readable numbers for machines that round differently."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "cycp-pairwise round mean": {"method": "cycp-pairwise", "output": "round_mean", "stages": "geometric"},
+    "cycp-pairwise round mean": {"method": "cycp-pairwise", "stage_output": "round_mean", "stages": "geometric"},
     "cycp-pairwise pooled": {"method": "cycp-pairwise", "weighting": "pooled", "objective": "barrier-hinge"},
-    "cycp-minimax cycle mean": {"method": "cycp-minimax", "output": "cycle_mean", "prox": 0.1, "score": "sigmoid"},
+    "cycp-minimax cycle mean": {
+        "method": "cycp-minimax",
+        "stage_output": "cycle_mean",
+        "prox": 0.1,
+        "score": "sigmoid",
+    },
     "cycp-fedavg paper weighting": {"method": "cycp-fedavg", "weighting": "paper", "weight_decay": 0.01},
     "a-scaffold float64": {"method": "a-scaffold", "dtype": "float64"},
 }
@@ -110,7 +115,7 @@ def run_rank(path: str, names: list[str]) -> None:
         recipe = Recipe.of(name, cycles=2, local_steps=3, positives=3, negatives=3, dtype="float64", engine="batched")
         assembly = assemble(recipe, linear(), federation())
         rounds = list(assembly.training.rounds(assembly.start))
-        lines = [{"value": done.value, **done.traffic._asdict()} for done in rounds]
+        lines = [{"value": done.loss_value, **done.traffic._asdict()} for done in rounds]
         model = recipe.algorithm.model(rounds[-1].state.server.shared)
         found[name] = digest(lines, {"weights": model.weights.numpy()})
     if dist.get_rank() == 0:

@@ -20,7 +20,7 @@ def complex_gradient(function: Callable[[np.ndarray], complex], point: np.ndarra
 class Local(NamedTuple):
     """η, h, I of local gradient descent on h/2 (w - b)², the period P and the factor γ of amplification."""
 
-    step_size: float
+    learning_rate: float
     curvature: float
     steps: int
     period: int = 1
@@ -36,7 +36,7 @@ def fedavg_path(start: float, optima: np.ndarray, cohorts: Sequence[Sequence[int
         for client in cohort:
             w = model
             for _ in range(local.steps):
-                w = w - local.step_size * local.curvature * (w - optima[client])
+                w = w - local.learning_rate * local.curvature * (w - optima[client])
             ends.append(w)
         model = float(np.mean(ends))
         if (number + 1) % local.period == 0:
@@ -60,7 +60,7 @@ def scaffold_path(
             for _ in range(local.steps):
                 gradient = local.curvature * (w - optima[client])
                 seen.setdefault(client, []).append(gradient)
-                w = w - local.step_size * (gradient - own[client] + common)
+                w = w - local.learning_rate * (gradient - own[client] + common)
             ends.append(w)
         model = float(np.mean(ends))
         if (number + 1) % local.period == 0:

@@ -98,7 +98,7 @@ def test_one_full_group_is_centralised_descent_ascent_step_by_step(
         prox=prox,
         stages=Geometric(initial=2, decay=0.5, scale=2),
         cycles=CYCLES,
-        step_size=STEP,
+        learning_rate=STEP,
         local_steps=1,
         positives=4,
         negatives=6,

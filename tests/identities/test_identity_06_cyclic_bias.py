@@ -34,12 +34,12 @@ PARTICIPATIONS: dict[str, Participation] = {
     "uniform": Uniform(per_round=3, groups=K),
 }
 
-steps = pytest.mark.parametrize(("step_size", "local_steps"), [(0.1, 1), (0.05, 4), (0.2, 3)])
+steps = pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.1, 1), (0.05, 4), (0.2, 3)])
 amplified = pytest.mark.parametrize("amplify", [1.0, 1.5, 0.5])
 
 
 def run(
-    method: str, participation: Participation, cycles: int, step_size: float, local_steps: int, **own: float
+    method: str, participation: Participation, cycles: int, learning_rate: float, local_steps: int, **own: float
 ) -> list[Round]:
     """Each client's two rows are one batch, so every gradient is exact."""
     recipe = Recipe.of(
@@ -48,7 +48,7 @@ def run(
         objective=Quadratic(curvature=CURVATURE),
         stages=Constant(),
         cycles=cycles,
-        step_size=step_size,
+        learning_rate=learning_rate,
         local_steps=local_steps,
         positives=1,
         negatives=1,
@@ -62,24 +62,24 @@ def cohorts(rounds: list[Round]) -> list[tuple[int, ...]]:
     return [finished.cohort.clients for finished in rounds]
 
 
-def biased(step_size: float, local_steps: int) -> float:
-    rho = (1 - step_size * CURVATURE) ** local_steps
+def biased(learning_rate: float, local_steps: int) -> float:
+    rho = (1 - learning_rate * CURVATURE) ** local_steps
     means = [OPTIMA[list(group)].mean() for group in GROUPS]
     total = sum(rho ** (K - k) * mean for k, mean in enumerate(means, start=1))
     return float((1 - rho) * total / (1 - rho**K))
 
 
-def cycles_to_rest(step_size: float, local_steps: int, amplify: float = 1.0) -> int:
+def cycles_to_rest(learning_rate: float, local_steps: int, amplify: float = 1.0) -> int:
     """A cycle shrinks the error by 1 - γ + γρ^K; enough cycles for 1e-13 of the start, which is about 10 away."""
-    rate = abs(1 - amplify * (1 - (1 - step_size * CURVATURE) ** (K * local_steps)))
+    rate = abs(1 - amplify * (1 - (1 - learning_rate * CURVATURE) ** (K * local_steps)))
     return int(np.ceil(np.log(1e-14) / np.log(rate)))
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
 @steps
-def test_fedavg_is_its_twin_step_by_step(participation: Participation, step_size: float, local_steps: int) -> None:
-    rounds = run("cycp-fedavg", participation, 5, step_size, local_steps)
-    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps))
+def test_fedavg_is_its_twin_step_by_step(participation: Participation, learning_rate: float, local_steps: int) -> None:
+    rounds = run("cycp-fedavg", participation, 5, learning_rate, local_steps)
+    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps))
     np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
 
 
@@ -87,10 +87,10 @@ def test_fedavg_is_its_twin_step_by_step(participation: Participation, step_size
 @steps
 @amplified
 def test_a_fedavg_is_its_twin_step_by_step(
-    participation: Participation, step_size: float, local_steps: int, amplify: float
+    participation: Participation, learning_rate: float, local_steps: int, amplify: float
 ) -> None:
-    rounds = run("a-fedavg", participation, 5, step_size, local_steps, amplify=amplify)
-    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps, K, amplify))
+    rounds = run("a-fedavg", participation, 5, learning_rate, local_steps, amplify=amplify)
+    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
     np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
 
 
@@ -98,10 +98,10 @@ def test_a_fedavg_is_its_twin_step_by_step(
 @steps
 @amplified
 def test_a_scaffold_is_its_twin_step_by_step(
-    participation: Participation, step_size: float, local_steps: int, amplify: float
+    participation: Participation, learning_rate: float, local_steps: int, amplify: float
 ) -> None:
-    rounds = run("a-scaffold", participation, 6, step_size, local_steps, amplify=amplify)
-    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(step_size, CURVATURE, local_steps, K, amplify))
+    rounds = run("a-scaffold", participation, 6, learning_rate, local_steps, amplify=amplify)
+    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
     # Columns: w and c.
     np.testing.assert_allclose(path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
 
@@ -114,27 +114,27 @@ def test_scaffold_is_its_twin_step_by_step(participation: Participation) -> None
 
 
 @steps
-def test_cyclic_fedavg_settles_where_the_formula_says(step_size: float, local_steps: int) -> None:
-    cycles = cycles_to_rest(step_size, local_steps)
-    found = path(run("cycp-fedavg", CYCLIC, cycles, step_size, local_steps))[-1, 0]
-    assert found == pytest.approx(biased(step_size, local_steps), abs=1e-12)
+def test_cyclic_fedavg_settles_where_the_formula_says(learning_rate: float, local_steps: int) -> None:
+    cycles = cycles_to_rest(learning_rate, local_steps)
+    found = path(run("cycp-fedavg", CYCLIC, cycles, learning_rate, local_steps))[-1, 0]
+    assert found == pytest.approx(biased(learning_rate, local_steps), abs=1e-12)
     # The bias is no rounding matter: the last group pulls towards -3.5.
     assert found < OPTIMUM - 0.3
 
 
 @steps
 @amplified
-def test_a_fedavg_settles_at_the_same_biased_point(step_size: float, local_steps: int, amplify: float) -> None:
-    cycles = cycles_to_rest(step_size, local_steps, amplify)
-    found = path(run("a-fedavg", CYCLIC, cycles, step_size, local_steps, amplify=amplify))[-1, 0]
-    assert found == pytest.approx(biased(step_size, local_steps), abs=1e-12)
+def test_a_fedavg_settles_at_the_same_biased_point(learning_rate: float, local_steps: int, amplify: float) -> None:
+    cycles = cycles_to_rest(learning_rate, local_steps, amplify)
+    found = path(run("a-fedavg", CYCLIC, cycles, learning_rate, local_steps, amplify=amplify))[-1, 0]
+    assert found == pytest.approx(biased(learning_rate, local_steps), abs=1e-12)
 
 
-@pytest.mark.parametrize(("step_size", "local_steps"), [(0.1, 1), (0.05, 4)])
+@pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.1, 1), (0.05, 4)])
 @amplified
-def test_a_scaffold_reaches_the_true_optimum(step_size: float, local_steps: int, amplify: float) -> None:
+def test_a_scaffold_reaches_the_true_optimum(learning_rate: float, local_steps: int, amplify: float) -> None:
     # In the twin the slowest case, γ = 0.5 with one step of 0.1, comes within 1e-9 after 79 cycles.
-    found = path(run("a-scaffold", CYCLIC, 80, step_size, local_steps, amplify=amplify))
+    found = path(run("a-scaffold", CYCLIC, 80, learning_rate, local_steps, amplify=amplify))
     assert found[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
     # There the mean gradient vanishes, and c with it.
     assert found[-1, 1] == pytest.approx(0, abs=1e-8)

@@ -51,7 +51,7 @@ def saddle() -> np.ndarray:
     return np.linalg.solve(np.mean(slopes, axis=0), np.mean(constants, axis=0))
 
 
-def cycle_map(step_size: float, local_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def cycle_map(learning_rate: float, local_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, t) with z ← Tz + t over a cycle."""
     size = FEATURES + 3
     fields = [field(rows) for rows in federation()]
@@ -61,7 +61,10 @@ def cycle_map(step_size: float, local_steps: int) -> tuple[np.ndarray, np.ndarra
         for slope, constant in (fields[client] for client in group):
             matrix, offset = np.eye(size), np.zeros(size)
             for _ in range(local_steps):
-                matrix, offset = matrix - step_size * slope @ matrix, offset - step_size * (slope @ offset - constant)
+                matrix, offset = (
+                    matrix - learning_rate * slope @ matrix,
+                    offset - learning_rate * (slope @ offset - constant),
+                )
             maps.append(matrix)
             shifts.append(offset)
         mean = np.mean(maps, axis=0)
@@ -69,19 +72,19 @@ def cycle_map(step_size: float, local_steps: int) -> tuple[np.ndarray, np.ndarra
     return whole, shift
 
 
-def resting_point(step_size: float, local_steps: int) -> np.ndarray:
-    matrix, offset = cycle_map(step_size, local_steps)
+def resting_point(learning_rate: float, local_steps: int) -> np.ndarray:
+    matrix, offset = cycle_map(learning_rate, local_steps)
     return np.linalg.solve(np.eye(len(offset)) - matrix, offset)
 
 
-def cycles_to_rest(step_size: float, local_steps: int, digits: int) -> int:
+def cycles_to_rest(learning_rate: float, local_steps: int, digits: int) -> int:
     """A cycle shrinks the error by the map's spectral radius; two digits more allow for its first growth."""
-    radius = np.abs(np.linalg.eigvals(cycle_map(step_size, local_steps)[0])).max()
+    radius = np.abs(np.linalg.eigvals(cycle_map(learning_rate, local_steps)[0])).max()
     assert radius < 1
     return int(np.ceil((digits + 2) * np.log(10) / -np.log(radius)))
 
 
-def run(step_size: float, local_steps: int, cycles: int) -> np.ndarray:
+def run(learning_rate: float, local_steps: int, cycles: int) -> np.ndarray:
     """z after each cycle."""
     recipe = Recipe.of(
         "cycp-minimax",
@@ -89,7 +92,7 @@ def run(step_size: float, local_steps: int, cycles: int) -> np.ndarray:
         objective=Minimax(score="identity"),
         stages=Constant(),
         cycles=cycles,
-        step_size=step_size,
+        learning_rate=learning_rate,
         local_steps=local_steps,
         positives=3,
         negatives=4,
@@ -98,23 +101,23 @@ def run(step_size: float, local_steps: int, cycles: int) -> np.ndarray:
     return path(rounds_of(recipe, linear(START), clients_of(federation())))[K - 1 :: K]
 
 
-@pytest.mark.parametrize(("step_size", "local_steps"), [(0.05, 1), (0.02, 5), (0.002, 12)])
-def test_a_cycle_is_the_affine_map(step_size: float, local_steps: int) -> None:
-    found = run(step_size, local_steps, cycles=5)
-    matrix, offset = cycle_map(step_size, local_steps)
+@pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.05, 1), (0.02, 5), (0.002, 12)])
+def test_a_cycle_is_the_affine_map(learning_rate: float, local_steps: int) -> None:
+    found = run(learning_rate, local_steps, cycles=5)
+    matrix, offset = cycle_map(learning_rate, local_steps)
     point = np.concatenate([START, np.zeros(3)])
     for after in found:
         point = matrix @ point + offset
         np.testing.assert_allclose(after, point, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("step_size", "local_steps"), [(0.08, 1), (0.05, 4)])
-def test_the_runs_limit_is_the_maps_fixed_point(step_size: float, local_steps: int) -> None:
-    found = run(step_size, local_steps, cycles_to_rest(step_size, local_steps, digits=11))[-1]
-    np.testing.assert_allclose(found, resting_point(step_size, local_steps), rtol=0, atol=1e-11)
+@pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.08, 1), (0.05, 4)])
+def test_the_runs_limit_is_the_maps_fixed_point(learning_rate: float, local_steps: int) -> None:
+    found = run(learning_rate, local_steps, cycles_to_rest(learning_rate, local_steps, digits=11))[-1]
+    np.testing.assert_allclose(found, resting_point(learning_rate, local_steps), rtol=0, atol=1e-11)
 
 
-def test_the_runs_bias_is_proportional_to_the_step_size() -> None:
+def test_the_runs_bias_is_proportional_to_the_learning_rate() -> None:
     """Three halvings of η at I = 4, on runs to four digits, of a bias that is a few per cent."""
     sizes = [0.02, 0.01, 0.005]
     limits = [run(size, 4, cycles_to_rest(size, 4, digits=4))[-1] for size in sizes]
@@ -124,15 +127,15 @@ def test_the_runs_bias_is_proportional_to_the_step_size() -> None:
     assert slope == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("which", ["step size", "local steps"])
-def test_the_fixed_points_bias_is_proportional_to_step_size_times_local_steps(which: str) -> None:
+@pytest.mark.parametrize("which", ["learning rate", "local steps"])
+def test_the_fixed_points_bias_is_proportional_to_learning_rate_times_local_steps(which: str) -> None:
     """The map itself can be followed to tiny ηI.
 
     A visit drifts by η(I - 1)/2 of its curvature and a group by ηI, so in I the law holds up to 1/I: hence 64 and
     more local steps.
     """
     factors = [1, 2, 4, 8]
-    grid = [(1e-6 * f, 64) if which == "step size" else (1e-6, 64 * f) for f in factors]
+    grid = [(1e-6 * f, 64) if which == "learning rate" else (1e-6, 64 * f) for f in factors]
     biases = [np.linalg.norm(resting_point(*pair) - saddle()) for pair in grid]
     slope = np.polyfit(np.log(factors), np.log(biases), 1)[0]
     assert slope == pytest.approx(1, abs=0.01)
@@ -147,7 +150,7 @@ def test_one_full_group_has_no_bias_with_one_local_step() -> None:
         objective=Minimax(score="identity"),
         stages=Constant(),
         cycles=150,
-        step_size=0.15,
+        learning_rate=0.15,
         local_steps=1,
         positives=3,
         negatives=4,

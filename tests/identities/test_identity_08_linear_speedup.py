@@ -44,7 +44,7 @@ def assembly(clients: int) -> Assembly:
         objective=Quadratic(curvature=CURVATURE),
         stages=Constant(),
         cycles=ROUNDS,
-        step_size=STEP,
+        learning_rate=STEP,
         local_steps=1,
         positives=1,
         negatives=1,

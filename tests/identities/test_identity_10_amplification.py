@@ -51,18 +51,18 @@ def run(method: str, participation: Participation, **own: Any) -> tuple[list[Rou
     settings: dict[str, Any] = {
         "stages": Constant(),
         "cycles": 5,
-        "step_size": 0.2,
+        "learning_rate": 0.2,
         "local_steps": 4,
         "positives": 2,
         "negatives": 2,
     }
     recipe = Recipe.of(method, participation=participation, dtype="float64", seed=10, **{**settings, **own})
     training, _, start = assemble(recipe, linear([0.2, -0.1, 0.3, 0.0]), clients())
-    rounds, memories = [], []
+    rounds, client_states = [], []
     for finished in training.rounds(start):
         rounds.append(finished)
-        memories.append(training.engine.memories())
-    return rounds, memories
+        client_states.append(training.engine.client_states())
+    return rounds, client_states
 
 
 def models(rounds: list[Round]) -> np.ndarray:
@@ -118,9 +118,9 @@ def mean_variate(own: dict[int, np.ndarray]) -> np.ndarray:
 def test_a_scaffolds_variate_is_the_mean_of_the_clients_at_every_periods_end(
     participation: Participation, stages: StageRule, amplify: float
 ) -> None:
-    rounds, memories = run("a-scaffold", participation, amplify=amplify, stages=stages)
-    for finished, kept in zip(rounds[K - 1 :: K], memories[K - 1 :: K], strict=True):
-        own = {client: memory.coming().numpy() for client, memory in kept.items()}
+    rounds, client_states = run("a-scaffold", participation, amplify=amplify, stages=stages)
+    for finished, kept in zip(rounds[K - 1 :: K], client_states[K - 1 :: K], strict=True):
+        own = {client: client_state.coming().numpy() for client, client_state in kept.items()}
         variate = finished.state.server.shared.variate.numpy()
         np.testing.assert_allclose(variate, mean_variate(own), rtol=1e-12, atol=1e-14)
         assert np.abs(variate).max() > 1e-3
@@ -149,9 +149,9 @@ def test_uniform_participation_visits_a_client_several_times_in_a_period() -> No
 def test_scaffolds_variate_is_the_mean_of_the_clients_after_every_round(
     participation: Participation, stages: StageRule
 ) -> None:
-    rounds, memories = run("scaffold", participation, stages=stages)
-    for finished, kept in zip(rounds, memories, strict=True):
-        own = {client: memory.numpy() for client, memory in kept.items()}
+    rounds, client_states = run("scaffold", participation, stages=stages)
+    for finished, kept in zip(rounds, client_states, strict=True):
+        own = {client: client_state.numpy() for client, client_state in kept.items()}
         variate = finished.state.server.shared.variate.numpy()
         np.testing.assert_allclose(variate, mean_variate(own), rtol=1e-12, atol=1e-14)
     assert np.abs(variate).max() > 1e-3
@@ -159,9 +159,9 @@ def test_scaffolds_variate_is_the_mean_of_the_clients_after_every_round(
 
 @who
 def test_codascas_variate_is_the_mean_of_the_clients_after_every_round(participation: Participation) -> None:
-    rounds, memories = run("codasca", participation)
-    for finished, kept in zip(rounds, memories, strict=True):
-        own = {client: flat(memory) for client, memory in kept.items()}
+    rounds, client_states = run("codasca", participation)
+    for finished, kept in zip(rounds, client_states, strict=True):
+        own = {client: flat(client_state) for client, client_state in kept.items()}
         mean = np.mean([own.get(client, np.zeros(FEATURES + 3)) for client in HOLDING], axis=0)
         np.testing.assert_allclose(flat(finished.state.server.shared.variate), mean, rtol=1e-12, atol=1e-14)
     assert np.abs(mean).max() > 1e-3
@@ -206,7 +206,7 @@ def test_a_scaffold_on_the_logistic_loss_is_its_twin_step_by_step(participation:
         amplify=amplify,
         stages=Constant(),
         cycles=4,
-        step_size=0.2,
+        learning_rate=0.2,
         local_steps=1,
         positives=5543,
         negatives=1,

@@ -79,7 +79,7 @@ def run(method: str, participation: Participation, module: nn.Module, **own: Any
         "participation": participation,
         "stages": Geometric(initial=1, decay=0.5, scale=2),
         "cycles": CYCLES,
-        "step_size": 0.01,
+        "learning_rate": 0.01,
         "local_steps": STEPS,
         "positives": B1,
         "negatives": B2,
@@ -168,7 +168,7 @@ def scored(came: Sequence[Sequence[int]], d: int, scoring: Sequence[bool]) -> li
 @who
 @pytest.mark.parametrize("pool", ["cycle", "window"])
 @pytest.mark.parametrize(
-    ("output", "opens"),
+    ("stage_output", "opens"),
     [("last", [1, 0, 0, 0, 0, 0]), ("cycle_mean", [1, 0, 1, 0, 0, 1, 0, 0]), ("round_mean", [1, 0, 1, 0, 0, 1, 0, 0])],
     ids=["last", "cycle mean", "round mean"],
 )
@@ -177,11 +177,11 @@ def test_pairwise_rounds_cost_a_model_and_the_scores(
     length: int,
     per_round: int,
     pool: str,
-    output: str,
+    stage_output: str,
     opens: list[int],
 ) -> None:
     """One cycle of scoring opens the run; a stage that starts from an averaged model scores again (1 marks a cycle)."""
-    rounds = run("cycp-pairwise", participation, normalised(), pool=pool, output=output)
+    rounds = run("cycp-pairwise", participation, normalised(), pool=pool, stage_output=stage_output)
     scoring = np.repeat(opens, length).astype(bool).tolist()
     assert counted(rounds) == scored(cohorts(rounds), 13 + 9, scoring)
     assert rounds[-1].traffic.visits == len(opens) * length * per_round

@@ -20,7 +20,7 @@ from fedauc.data.clients import Clients
 from fedauc.engines import engines as all_engines
 from fedauc.engines.draws import Draws
 from fedauc.experiments.recipe import Recipe, assemble
-from fedauc.interfaces import Cohort, Engine, Order, Participation, Visits
+from fedauc.interfaces import Cohort, Download, Engine, Participation, Visits
 from fedauc.ledger import Traffic
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     path: np.ndarray
     values: list[float | None]
     vitals: list[dict[str, float]]
-    memories: dict[int, np.ndarray]
+    client_states: dict[int, np.ndarray]
     traffic: Traffic
 
 
@@ -74,7 +74,7 @@ def recipe_of(method: str, participation: Participation | None = None, **own: An
         "participation": participation or PARTICIPATIONS[methods()[method].participation],
         "stages": Geometric(initial=1, decay=0.5, scale=2),
         "cycles": 3,
-        "step_size": 0.05,
+        "learning_rate": 0.05,
         "local_steps": 3,
         "positives": 2,
         "negatives": 3,
@@ -86,17 +86,17 @@ def recipe_of(method: str, participation: Participation | None = None, **own: An
 def outcome(recipe: Recipe, module: nn.Module) -> Outcome:
     training, _, start = assemble(recipe, module, clients())
     rounds = list(training.rounds(start))
-    memories = {client: flat(memory) for client, memory in training.engine.memories().items()}
-    values, vitals = [finished.value for finished in rounds], [finished.vitals for finished in rounds]
-    return Outcome(path(rounds), values, vitals, memories, rounds[-1].traffic)
+    client_states = {client: flat(client_state) for client, client_state in training.engine.client_states().items()}
+    values, vitals = [finished.loss_value for finished in rounds], [finished.diagnostic_values for finished in rounds]
+    return Outcome(path(rounds), values, vitals, client_states, rounds[-1].traffic)
 
 
 def assert_same_bits(one: Outcome, other: Outcome) -> None:
     np.testing.assert_array_equal(one.path, other.path)
     assert (one.values, one.vitals, one.traffic) == (other.values, other.vitals, other.traffic)
-    assert one.memories.keys() == other.memories.keys()
-    for client, memory in one.memories.items():
-        np.testing.assert_array_equal(memory, other.memories[client])
+    assert one.client_states.keys() == other.client_states.keys()
+    for client, client_state in one.client_states.items():
+        np.testing.assert_array_equal(client_state, other.client_states[client])
 
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
@@ -146,9 +146,9 @@ def test_every_engine_gives_the_loops_result(engine: str, method: str, weighting
     found, wanted = ([value for value in run.values if value is not None] for run in (other, loop))
     np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
     assert other.traffic == loop.traffic
-    assert other.memories.keys() == loop.memories.keys()
-    for client, memory in loop.memories.items():
-        np.testing.assert_allclose(other.memories[client], memory, rtol=1e-10, atol=1e-12)
+    assert other.client_states.keys() == loop.client_states.keys()
+    for client, client_state in loop.client_states.items():
+        np.testing.assert_allclose(other.client_states[client], client_state, rtol=1e-10, atol=1e-12)
 
 
 @every_method
@@ -186,7 +186,7 @@ def sigmoid_slope(gap: np.ndarray) -> np.ndarray:
 
 
 def pairwise_visit(
-    w: np.ndarray, batches: Sequence[Pools], passive: Sequence[Pools], step_size: float
+    w: np.ndarray, batches: Sequence[Pools], passive: Sequence[Pools], learning_rate: float
 ) -> tuple[np.ndarray, list[Pools]]:
     """I steps of w ← w - η(G1 + G2) with h = w·x; the active scores as they were computed."""
     emitted = []
@@ -196,7 +196,7 @@ def pairwise_visit(
         second = sigmoid_slope(old.positives[:, None] - down[None, :]).mean(axis=0)
         gradient = first @ rows.positives / len(up) - second @ rows.negatives / len(down)
         emitted.append(Pools(up, down))
-        w = w - step_size * gradient
+        w = w - learning_rate * gradient
     return w, emitted
 
 
@@ -204,17 +204,17 @@ class Recorder(Engine):
     """Another engine, and what it was sent."""
 
     def __init__(self, inner: Engine) -> None:
-        self.inner, self.orders = inner, list[Order]()
+        self.inner, self.orders = inner, list[Download]()
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
-        self.orders.append(order)
-        return self.inner.visit(order, cohort)
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
+        self.orders.append(download)
+        return self.inner.visit(download, cohort)
 
-    def memories(self) -> dict[int, Tree]:
-        return self.inner.memories()
+    def client_states(self) -> dict[int, Tree]:
+        return self.inner.client_states()
 
-    def restore(self, memories: dict[int, Tree]) -> None:
-        self.inner.restore(memories)
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
+        self.inner.restore_client_states(client_states)
 
 
 def drawn_from(passive: np.ndarray, pool: np.ndarray) -> bool:
@@ -234,7 +234,7 @@ def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> 
     draws, inputs = Draws(data, training.setting, "classes"), data.inputs.numpy()
     length, window = training.setting.cycle_length, method == "rs-pairwise"
     w, scores = start, list[list[Pools]]()
-    for finished, order in zip(rounds, recorder.orders, strict=True):
+    for finished, download in zip(rounds, recorder.orders, strict=True):
         phase, number = finished.phase, finished.phase.round
         first = number - length if window else (number // length - 1) * length
         earlier = [part for chunk in scores[max(first, 0) : first + length] for part in chunk]
@@ -245,11 +245,11 @@ def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> 
             if phase.scoring:
                 emitted += [Pools(rows.positives @ w, rows.negatives @ w) for rows in batches]
                 continue
-            own = Pools(*(side[place].numpy() for side in order.own))
+            own = Pools(*(side[place].numpy() for side in download.per_client))
             for side in (0, 1):
                 assert drawn_from(own[side], np.concatenate([part[side] for part in earlier]))
             passive = [Pools(*sides) for sides in zip(*own, strict=True)]
-            end, found = pairwise_visit(w, batches, passive, float(phase.step_size))
+            end, found = pairwise_visit(w, batches, passive, float(phase.learning_rate))
             ends.append(end)
             emitted += found
         w = np.mean(ends, axis=0) if ends else w

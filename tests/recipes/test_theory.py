@@ -21,7 +21,7 @@ SMALL = Problem(groups=2, shards=4, rows=3, features=2)
 ROOT = Path(__file__).parents[2]
 LABELS = [f"M = {size}" for size in COHORTS]
 FEW, MANY = 1, 8
-QUICK = Trial(step_size=0.1, decay=0.25, stages=4, settled=1, travel=3.2)
+QUICK = Trial(learning_rate=0.1, decay=0.25, stages=4, settled=1, travel=3.2)
 """Few stages far apart: the gap falls sixteenfold over the three that count."""
 
 
@@ -76,12 +76,12 @@ def test_the_plan_is_the_theorems(per_round: int) -> None:
     """I_s ∝ 1/√(Mη_s) and η_s E_s K I_s is constant: 3.2, as the first stage has 2 whole cycles, not 1.9 (M = 4: 4)."""
     recipe = Trial().recipe("cycp-minimax", 4, per_round, seed=0)
     stages = assemble(recipe, Linear().build((4,), seed=0), Problem().clients(per_round)).training.plan.stages
-    for cycles, step_size, local_steps in stages:
-        assert local_steps == pytest.approx(8 * np.sqrt(0.05 / (per_round * step_size)), abs=0.5)
-        travel = step_size * cycles * 4 * local_steps
+    for cycles, learning_rate, local_steps in stages:
+        assert local_steps == pytest.approx(8 * np.sqrt(0.05 / (per_round * learning_rate)), abs=0.5)
+        travel = learning_rate * cycles * 4 * local_steps
         # Half a step and half a cycle are lost by rounding.
         assert travel == pytest.approx(3.2, rel=0.5 / local_steps + 0.5 / cycles + 1e-9)
-    assert [stage.step_size for stage in stages] == [0.05 / 2**index for index in range(8)]
+    assert [stage.learning_rate for stage in stages] == [0.05 / 2**index for index in range(8)]
 
 
 @pytest.mark.parametrize("exponent", [-0.5, -1.0, -2.0])

@@ -19,7 +19,7 @@ KIND = "SYNTHETIC medicare-like: 2000 drawn rows of 50 states to train on"
 # 0.07 % of 2000 rows would be 1: the dataset draws 2 at least, so that an AUC has an interval.
 NOTE = f"{KIND}; 2000 of 2000 training rows, 2 labelled positive, over 50 clients (0 empty)"
 METHODS = ("--methods", "cycp-fedavg,fedavg")
-STEPS = ("--vary", "step-size=0.1,0.01")
+STEPS = ("--vary", "learning-rate=0.1,0.01")
 NEVER = ("--method", "cycp-minimax", "--score", "identity", "--lr", "1e9", "--cycles", "20")
 
 

@@ -425,24 +425,26 @@ def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
 
 
 def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
-    """Of three rows, one has the largest step size and one the smallest; 6 cycles each."""
+    """Of three rows, one has the largest learning rate and one the smallest; 6 cycles each."""
     store = Store(tmp_path)
     choices = Choices(store, PAPER)
     for method, step in (("cycp-fedavg", "0.1"), ("a-fedavg", "0.01"), ("cycp-minimax", "0.001")):
-        judged = tuple({"settings": {"step-size": each}, "cycles": 2} for each in ("0.1", "0.01", "0.001"))
-        choices.put(Job("cifar10", Entry(method, method)), Choice({"step-size": step}, "steps", 6, judged, 3, 6, 1.0))
+        judged = tuple({"settings": {"learning-rate": each}, "cycles": 2} for each in ("0.1", "0.01", "0.001"))
+        choices.put(
+            Job("cifar10", Entry(method, method)), Choice({"learning-rate": step}, "steps", 6, judged, 3, 6, 1.0)
+        )
     for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], [])):
         for config in runs(PAPER, cell, choices.settings(Job("cifar10", cell.entry)), SEEDS)[0]:
             keep(store, config, [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
     assert "In all 9 runs, 18 cycles, 0 seconds." in text
-    wide = "Of 3 rows with more than two step sizes, 1 chose the smallest of their grid and 1 the largest"
+    wide = "Of 3 rows with more than two learning rates, 1 chose the smallest of their grid and 1 the largest"
     assert f"{wide}, so that a larger one might do better: cifar10 (cycp-fedavg)." in text
-    # Of two step sizes each is an end, which says nothing.
-    choices.put(Job("cifar10", Entry("cycp-fedavg", "cycp-fedavg")), Choice({"step-size": "0.1"}, "full", 200))
+    # Of two learning rates each is an end, which says nothing.
+    choices.put(Job("cifar10", Entry("cycp-fedavg", "cycp-fedavg")), Choice({"learning-rate": "0.1"}, "full", 200))
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
-    assert "Of 2 rows with more than two step sizes, 1 chose the smallest of their grid and 0 the largest." in text
-    assert "| cifar10 | a-fedavg | step-size 0.01 | steps | 9 | 3 | 6 | 1 |" in text
+    assert "Of 2 rows with more than two learning rates, 1 chose the smallest of their grid and 0 the largest." in text
+    assert "| cifar10 | a-fedavg | learning-rate 0.01 | steps | 9 | 3 | 6 | 1 |" in text
 
 
 def test_whole_runs_with_settings_that_were_not_chosen_are_told(tmp_path: Path) -> None:
@@ -450,15 +452,15 @@ def test_whole_runs_with_settings_that_were_not_chosen_are_told(tmp_path: Path) 
     store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     choices = Choices(store, PAPER)
     for cell in cells(sheet):
-        choices.put(Job("cifar10", cell.entry), Choice({"step-size": "0.01"}, "steps", 6, (), 3, 6, 1.0))
-        for config in runs(PAPER, cell, {"step-size": "0.01"}, SEEDS)[0]:
+        choices.put(Job("cifar10", cell.entry), Choice({"learning-rate": "0.01"}, "steps", 6, (), 3, 6, 1.0))
+        for config in runs(PAPER, cell, {"learning-rate": "0.01"}, SEEDS)[0]:
             keep(store, config, [0.8], None)
-        other = {"step-size": "0.1"} | ({"algorithm.prox": "0.1"} if cell.entry.name == "cycp-minimax" else {})
+        other = {"learning-rate": "0.1"} | ({"algorithm.prox": "0.1"} if cell.entry.name == "cycp-minimax" else {})
         for config in runs(PAPER, cell, other, SEEDS if cell.entry.name == "cycp-fedavg" else SEEDS[:1])[0]:
             keep(store, config, [0.9], None)
     text = page(store, PAPER, SEEDS, ["table1"]).text
     _, _, told = text.partition("Runs of full length with settings that were not chosen")
-    assert "| cifar10 | cycp-fedavg | step-size 0.1 | .9000 ± .0000 |" in told
+    assert "| cifar10 | cycp-fedavg | learning-rate 0.1 | .9000 ± .0000 |" in told
     assert "cycp-minimax" not in told
 
 

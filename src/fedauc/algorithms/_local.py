@@ -33,14 +33,14 @@ def point_loss(objective: PointObjective, network: Network, model: Model, batch:
     return (batch.weights * objective.value(scores, batch.labels)).sum(-1)
 
 
-def descend(weights: Tensor, direction: Tensor, step_size: float | Tensor, weight_decay: float) -> Tensor:
+def descend(weights: Tensor, direction: Tensor, learning_rate: float | Tensor, weight_decay: float) -> Tensor:
     """w - η (g + decay · w)."""
     if weight_decay:
         direction = direction + weight_decay * weights
-    if isinstance(step_size, int | float):
-        return torch.sub(weights, direction, alpha=step_size)
+    if isinstance(learning_rate, int | float):
+        return torch.sub(weights, direction, alpha=learning_rate)
     # A compiled step takes it as an input, so that a new stage needs no new compilation.
-    return weights - step_size * direction
+    return weights - learning_rate * direction
 
 
 def moved(shared: Tree, reduced: Upload) -> Tree:

@@ -15,6 +15,6 @@ class Method:
     name: str
     algorithm: type[Algorithm]
     participation: str
-    step_size: float
+    learning_rate: float
     parameters: tuple[tuple[str, Any], ...] = ()
     reference: str = ""

@@ -30,7 +30,7 @@ class AFedAvg(LocalSGD):
         super().__post_init__()
         check_amplify(self.amplify)
 
-    def at_clients(self) -> FedAvg:
+    def without_server_settings(self) -> FedAvg:
         """FedAvg: amplification is the server's."""
         return FedAvg(objective=self.objective, weight_decay=self.weight_decay)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedauc.algorithms._local import amplify, check_amplify
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
-from fedauc.interfaces import Cohort, Model, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Cohort, Download, Model, Phase, Server, Setting, Upload
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
 
@@ -57,7 +57,7 @@ class AScaffold(CorrectedSGD):
         super().__post_init__()
         check_amplify(self.amplify)
 
-    def at_clients(self) -> AScaffold:
+    def without_server_settings(self) -> AScaffold:
         """Amplification is the server's."""
         return replace(self, amplify=1.0)
 
@@ -66,22 +66,22 @@ class AScaffold(CorrectedSGD):
         shared = Shared(model, torch.zeros_like(model.weights))
         return Server(shared=shared, anchor=shared, private=Private(model, torch.zeros_like(model.weights)))
 
-    def blank(self, order: Order) -> Memory:
+    def initial_client_state(self, download: Download) -> Memory:
         """c_m is 0 at first, and nothing has been summed in this period."""
-        zero = torch.zeros_like(order.shared.variate)
+        zero = torch.zeros_like(download.shared.variate)
         steps = torch.zeros(zero.shape[:-1], dtype=torch.int64, device=zero.device)
-        return Memory(zero, zero, steps, torch.full_like(steps, order.phase.cycle))
+        return Memory(zero, zero, steps, torch.full_like(steps, download.phase.cycle))
 
-    def begin(self, order: Order, memory: Memory) -> Local:
+    def begin(self, download: Download, client_state: Memory) -> Local:
         """Use the variate in force."""
-        memory = _rolled(order, memory)
-        return Local(order.shared.model, memory.variate, torch.zeros_like(memory.variate))
+        client_state = _rolled(download, client_state)
+        return Local(download.shared.model, client_state.variate, torch.zeros_like(client_state.variate))
 
-    def finish(self, order: Order, memory: Memory, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Memory, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """Add the visit to the period's mean, and send by how much that moves it."""
-        before = _rolled(order, memory)
-        after = before._replace(total=before.total + local.total, steps=before.steps + order.phase.local_steps)
-        change = tree_sub(local.model, order.shared.model)
+        before = _rolled(download, client_state)
+        after = before._replace(total=before.total + local.total, steps=before.steps + download.phase.local_steps)
+        change = tree_sub(local.model, download.shared.model)
         return Upload(mean=Shared(change, after.coming() - before.coming())), after
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
@@ -99,15 +99,15 @@ class AScaffold(CorrectedSGD):
         return server._replace(shared=Shared(model, variate), private=Private(start, pending))
 
 
-def _rolled(order: Order, memory: Memory) -> Memory:
+def _rolled(download: Download, client_state: Memory) -> Memory:
     """The memory at this visit: rolled over when the period it speaks of has ended."""
-    period = torch.full_like(memory.period, order.phase.cycle)
-    ended = memory.period != period
-    zero = torch.zeros_like(memory.total)
+    period = torch.full_like(client_state.period, download.phase.cycle)
+    ended = client_state.period != period
+    zero = torch.zeros_like(client_state.total)
     return Memory(
-        torch.where(ended[..., None], memory.coming(), memory.variate),
-        torch.where(ended[..., None], zero, memory.total),
-        torch.where(ended, 0, memory.steps),
+        torch.where(ended[..., None], client_state.coming(), client_state.variate),
+        torch.where(ended[..., None], zero, client_state.total),
+        torch.where(ended, 0, client_state.steps),
         period,
     )
 

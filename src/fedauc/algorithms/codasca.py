@@ -17,7 +17,7 @@ from torch import Tensor
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient, square_loss
 from fedauc.algorithms.minimax import Shared as Point
-from fedauc.interfaces import Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals
 from fedauc.trees import Tree, is_empty, tree_add, tree_map, tree_sub
 
@@ -58,36 +58,36 @@ class Codasca(ProximalStep):
         shared = Shared(point, zero)
         return Server(shared=shared, anchor=shared)
 
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the point and c, and the stage's reference if there is a proximal term."""
-        return Order(phase, server.shared, self.anchor(server.anchor.point))
+        return Download(phase, server.shared, self.anchor(server.anchor.point))
 
-    def blank(self, order: Order) -> Variate:
+    def initial_client_state(self, download: Download) -> Variate:
         """A client's memory is its variate, 0 at first."""
-        zero: Variate = tree_map(torch.zeros_like, order.shared.variate)
+        zero: Variate = tree_map(torch.zeros_like, download.shared.variate)
         return zero
 
-    def begin(self, order: Order, memory: Variate) -> Local:
+    def begin(self, download: Download, client_state: Variate) -> Local:
         """Nothing summed yet."""
-        return Local(order.shared.point, memory, tree_map(torch.zeros_like, memory))
+        return Local(download.shared.point, client_state, tree_map(torch.zeros_like, client_state))
 
-    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree]:
+    def step(self, network: Network, download: Download, local: Local, batch: Batch) -> tuple[Local, Tree]:
         """The minimax step along g - c_m + c."""
         gradient, duals = saddle_gradient(self.objective, network, local.point, batch)
         raw = Variate(gradient.weights, duals)
-        direction = tree_map(lambda g, own, all_: g - own + all_, raw, local.variate, order.shared.variate)
-        point = self.move(order, local.point, gradient._replace(weights=direction.weights), direction.duals)
+        direction = tree_map(lambda g, own, all_: g - own + all_, raw, local.variate, download.shared.variate)
+        point = self.move(download, local.point, gradient._replace(weights=direction.weights), direction.duals)
         total = tree_add(local.total, raw)
         return Local(point, local.variate, total), ()
 
-    def monitor(self, network: Network, order: Order, local: Local, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
         """The non-negative square loss."""
         return square_loss(self.objective, network, local.point, batch)
 
-    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """c_m becomes the visit's mean raw gradient; its change goes up with the point."""
-        variate = tree_map(lambda total: total / order.phase.local_steps, local.total)
-        changes = Shared(tree_sub(local.point, order.shared.point), tree_sub(variate, local.variate))
+        variate = tree_map(lambda total: total / download.phase.local_steps, local.total)
+        changes = Shared(tree_sub(local.point, download.shared.point), tree_sub(variate, local.variate))
         return Upload(mean=changes), variate
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
@@ -98,7 +98,7 @@ class Codasca(ProximalStep):
         variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
         return server._replace(shared=Shared(tree_add(server.shared.point, reduced.mean.point), variate))
 
-    def settle(self, last: Shared, mean: Shared) -> Shared:
+    def stage_output(self, last: Shared, mean: Shared) -> Shared:
         """c stays the mean of the clients' variates."""
         return last._replace(point=mean.point)
 
@@ -106,7 +106,7 @@ class Codasca(ProximalStep):
         """The model, without duals and variates."""
         return shared.point.model
 
-    def vitals(self, shared: Shared) -> dict[str, Tensor]:
+    def diagnostics(self, shared: Shared) -> dict[str, Tensor]:
         """The point's duals."""
         return shared.point.duals._asdict()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, descend, moved, point_gradient, point_loss
 from fedauc.algorithms._method import Method
-from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, tree_sub
@@ -32,28 +32,28 @@ class LocalSGD(Algorithm):
         super().__post_init__()
         check_objective(self, PointObjective, "logistic")
 
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the model."""
-        return Order(phase, server.shared)
+        return Download(phase, server.shared)
 
-    def begin(self, order: Order, memory: Tree) -> Model:
+    def begin(self, download: Download, client_state: Tree) -> Model:
         """Start from the model sent."""
-        model: Model = order.shared
+        model: Model = download.shared
         return model
 
-    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Tree]:
+    def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Tree]:
         """w ← w - η ∇ℓ."""
         gradient = point_gradient(self.objective, network, local, batch)
-        weights = descend(local.weights, gradient.weights, order.phase.step_size, self.weight_decay)
+        weights = descend(local.weights, gradient.weights, download.phase.learning_rate, self.weight_decay)
         return Model(weights, gradient.buffers), ()
 
-    def monitor(self, network: Network, order: Order, local: Model, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
         """The loss of the batch."""
         return point_loss(self.objective, network, local, batch)
 
-    def finish(self, order: Order, memory: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
         """Send the change back; remember nothing."""
-        return Upload(mean=tree_sub(local, order.shared)), ()
+        return Upload(mean=tree_sub(local, download.shared)), ()
 
     def model(self, shared: Model) -> Model:
         """All of it."""

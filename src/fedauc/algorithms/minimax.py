@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedauc.algorithms._local import Gradient, check_objective, descend, moved
 from fedauc.algorithms._method import Method
-from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals, Minimax
 from fedauc.trees import Tree, tree_sub
 
@@ -71,16 +71,16 @@ class ProximalStep(Algorithm):
         """The stage's reference; nothing is sent without a proximal term."""
         return Anchor(point.model.weights, point.duals.a, point.duals.b) if self.prox else ()
 
-    def move(self, order: Order, local: Shared, gradient: Gradient, duals: Duals) -> Shared:
+    def move(self, download: Download, local: Shared, gradient: Gradient, duals: Duals) -> Shared:
         """The step itself, given a direction."""
-        step_size, direction, (a, b, alpha) = order.phase.step_size, gradient.weights, duals
+        learning_rate, direction, (a, b, alpha) = download.phase.learning_rate, gradient.weights, duals
         if self.prox:
-            direction = direction + self.prox * (local.model.weights - order.anchor.weights)
-            a = a + self.prox * (local.duals.a - order.anchor.a)
-            b = b + self.prox * (local.duals.b - order.anchor.b)
-        weights = descend(local.model.weights, direction, step_size, self.weight_decay)
+            direction = direction + self.prox * (local.model.weights - download.anchor.weights)
+            a = a + self.prox * (local.duals.a - download.anchor.a)
+            b = b + self.prox * (local.duals.b - download.anchor.b)
+        weights = descend(local.model.weights, direction, learning_rate, self.weight_decay)
         old = local.duals
-        new = Duals(old.a - step_size * a, old.b - step_size * b, old.alpha + step_size * alpha)
+        new = Duals(old.a - learning_rate * a, old.b - learning_rate * b, old.alpha + learning_rate * alpha)
         return Shared(Model(weights, gradient.buffers), new)
 
 
@@ -106,27 +106,27 @@ class MinimaxAlgorithm(ProximalStep):
         start = origin(model, self.objective)
         return Server(shared=start, anchor=start)
 
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send (w, a, b, α), and the stage's reference."""
-        return Order(phase, server.shared, self.anchor(server.anchor))
+        return Download(phase, server.shared, self.anchor(server.anchor))
 
-    def begin(self, order: Order, memory: Tree) -> Shared:
+    def begin(self, download: Download, client_state: Tree) -> Shared:
         """Start from the point sent."""
-        point: Shared = order.shared
+        point: Shared = download.shared
         return point
 
-    def step(self, network: Network, order: Order, local: Shared, batch: Batch) -> tuple[Shared, Tree]:
+    def step(self, network: Network, download: Download, local: Shared, batch: Batch) -> tuple[Shared, Tree]:
         """Simultaneous descent in (w, a, b) and ascent in α."""
         gradient, duals = saddle_gradient(self.objective, network, local, batch)
-        return self.move(order, local, gradient, duals), ()
+        return self.move(download, local, gradient, duals), ()
 
-    def monitor(self, network: Network, order: Order, local: Shared, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Shared, batch: Batch) -> Tensor:
         """The non-negative square loss, not the bare saddle value."""
         return square_loss(self.objective, network, local, batch)
 
-    def finish(self, order: Order, memory: Tree, local: Shared, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Shared, emitted: Tree) -> tuple[Upload, Tree]:
         """Send the change back; remember nothing."""
-        return Upload(mean=tree_sub(local, order.shared)), ()
+        return Upload(mean=tree_sub(local, download.shared)), ()
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Move by the mean change."""
@@ -136,7 +136,7 @@ class MinimaxAlgorithm(ProximalStep):
         """The model, without the duals."""
         return shared.model
 
-    def vitals(self, shared: Shared) -> dict[str, Tensor]:
+    def diagnostics(self, shared: Shared) -> dict[str, Tensor]:
         """a and b track the classes' mean scores, α their negative gap."""
         return shared.duals._asdict()
 

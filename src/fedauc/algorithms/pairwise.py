@@ -24,7 +24,7 @@ from torch import Tensor
 from fedauc.algorithms._local import check_objective, descend, moved
 from fedauc.algorithms._method import Method
 from fedauc.algorithms._pool import Chunk, assemble, draw
-from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import Active, PairObjective, Passive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.trees import Tree, is_empty, tree_sub
@@ -56,7 +56,7 @@ class Pairwise(Algorithm):
         if self.pool not in ("cycle", "window"):
             raise ValueError(f"pool is {self.pool!r}; use 'cycle' or 'window'")
 
-    def at_clients(self) -> Pairwise:
+    def without_server_settings(self) -> Pairwise:
         """The pool is the server's."""
         return replace(self, pool="cycle")
 
@@ -65,39 +65,39 @@ class Pairwise(Algorithm):
         none = torch.zeros(0, dtype=model.weights.dtype, device=model.weights.device)
         return Server(shared=model, anchor=model, private=Private(Passive(none, none), ()))
 
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the model, and to each client its own draw of passive scores."""
         own = () if phase.scoring else draw(setting, server.private.pool, cohort, phase)
-        return Order(phase, server.shared, own=own)
+        return Download(phase, server.shared, per_client=own)
 
-    def begin(self, order: Order, memory: Tree) -> Model:
+    def begin(self, download: Download, client_state: Tree) -> Model:
         """Start from the model sent."""
-        model: Model = order.shared
+        model: Model = download.shared
         return model
 
-    def step(self, network: Network, order: Order, local: Model, batch: Batch) -> tuple[Model, Passive]:
+    def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Passive]:
         """w ← w - η (G1 + G2); the active scores are emitted as they are computed."""
         scored = network.score(local, batch.inputs)
         scores = self.objective.link(scored.outputs)
-        active = _by_class(scores, batch.weights, order.phase.batch.positives)
+        active = _by_class(scores, batch.weights, download.phase.batch.positives)
         emitted = Passive(active.positives, active.negatives)
-        if order.phase.scoring:
+        if download.phase.scoring:
             return local, emitted
-        coupled = self.objective.couple(active, batch.own)
+        coupled = self.objective.couple(active, batch.per_client)
         slopes = torch.cat([coupled.positives, coupled.negatives], dim=batch.weights.ndim - 1)
         gradient = scored.pullback(self.objective.unlink(scores, slopes))
-        weights = descend(local.weights, gradient, order.phase.step_size, self.weight_decay)
+        weights = descend(local.weights, gradient, download.phase.learning_rate, self.weight_decay)
         return Model(weights, scored.buffers), emitted
 
-    def monitor(self, network: Network, order: Order, local: Model, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
         """The loss of the step's active-passive pairs."""
         scores = self.objective.link(network.score(local, batch.inputs).outputs)
-        active = _by_class(scores, batch.weights, order.phase.batch.positives)
-        return self.objective.monitored(active, batch.own)
+        active = _by_class(scores, batch.weights, download.phase.batch.positives)
+        return self.objective.monitored(active, batch.per_client)
 
-    def finish(self, order: Order, memory: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
         """Send the change (unless only scoring) and the scores `[I, B]`; remember nothing."""
-        return Upload(mean=() if order.phase.scoring else tree_sub(local, order.shared), pool=emitted), ()
+        return Upload(mean=() if download.phase.scoring else tree_sub(local, download.shared), pool=emitted), ()
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Move by the mean change; the scores wait until the cycle ends, or slide through the window."""

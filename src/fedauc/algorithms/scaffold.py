@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, descend, point_gradient, point_loss
 from fedauc.algorithms._method import Method
-from fedauc.interfaces import Algorithm, Batch, Cohort, Model, Network, Order, Phase, Server, Setting, Upload
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
@@ -47,23 +47,23 @@ class CorrectedSGD(Algorithm):
         super().__post_init__()
         check_objective(self, PointObjective, "logistic")
 
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Order:
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the model and c."""
-        return Order(phase, server.shared)
+        return Download(phase, server.shared)
 
-    def step(self, network: Network, order: Order, local: Local, batch: Batch) -> tuple[Local, Tree]:
+    def step(self, network: Network, download: Download, local: Local, batch: Batch) -> tuple[Local, Tree]:
         """w ← w - η (g - c_m + c)."""
         gradient = point_gradient(self.objective, network, local.model, batch)
-        direction = gradient.weights - local.variate + order.shared.variate
-        weights = descend(local.model.weights, direction, order.phase.step_size, self.weight_decay)
+        direction = gradient.weights - local.variate + download.shared.variate
+        weights = descend(local.model.weights, direction, download.phase.learning_rate, self.weight_decay)
         moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
         return moved, ()
 
-    def monitor(self, network: Network, order: Order, local: Local, batch: Batch) -> Tensor:
+    def monitor(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
         """The loss of the batch."""
         return point_loss(self.objective, network, local.model, batch)
 
-    def settle(self, last: Shared, mean: Shared) -> Shared:
+    def stage_output(self, last: Shared, mean: Shared) -> Shared:
         """c stays the mean of the clients' variates."""
         return last._replace(model=mean.model)
 
@@ -84,18 +84,18 @@ class Scaffold(CorrectedSGD):
         shared = Shared(model, torch.zeros_like(model.weights))
         return Server(shared=shared, anchor=shared)
 
-    def blank(self, order: Order) -> Tensor:
+    def initial_client_state(self, download: Download) -> Tensor:
         """c_m is 0 at first."""
-        return torch.zeros_like(order.shared.variate)
+        return torch.zeros_like(download.shared.variate)
 
-    def begin(self, order: Order, memory: Tensor) -> Local:
+    def begin(self, download: Download, client_state: Tensor) -> Local:
         """Nothing summed yet."""
-        return Local(order.shared.model, memory, torch.zeros_like(memory))
+        return Local(download.shared.model, client_state, torch.zeros_like(client_state))
 
-    def finish(self, order: Order, memory: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """c_m becomes the visit's mean raw gradient; its change goes up with the model."""
-        variate = local.total / order.phase.local_steps
-        change = tree_sub(local.model, order.shared.model)
+        variate = local.total / download.phase.local_steps
+        change = tree_sub(local.model, download.shared.model)
         return Upload(mean=Shared(change, variate - local.variate)), variate
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:

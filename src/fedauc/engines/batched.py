@@ -14,9 +14,9 @@ from fedauc.data.clients import Clients
 from fedauc.data.mapped import give_back
 from fedauc.engines.crew import one_thread
 from fedauc.engines.kernels import Unsupported
-from fedauc.engines.simulator import Once, Simulator
+from fedauc.engines.simulator import CachedForward, Simulator
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
-from fedauc.interfaces import Algorithm, Batch, Cohort, Network, Order, Setting, Upload, Visits
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send, tree_at, tree_map, tree_stack
 
@@ -39,9 +39,9 @@ class Rows(NamedTuple):
 class Opened(NamedTuple):
     """A cohort about to take its local steps; every leaf has a leading client dimension."""
 
-    order: Order
+    download: Download
     cohort: Cohort
-    memory: Tree
+    client_state: Tree
     local: Tree
     rows: Rows
 
@@ -62,86 +62,94 @@ class StackedEngine(Simulator):
         self._stacked = stacked(network, self._inputs[:2])
 
     @torch.no_grad()
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Visit the cohort side by side."""
-        with one_thread(self._is_small(order, cohort)):
-            return self._visited(order, cohort)
+        with one_thread(self._is_small(download, cohort)):
+            return self._visited(download, cohort)
 
-    def _visited(self, order: Order, cohort: Cohort) -> Visits:
-        opened = self.open(order, cohort)
+    def _visited(self, download: Download, cohort: Cohort) -> Visits:
+        opened = self.open(download, cohort)
         return self.close(opened, self._advance(opened))
 
-    def _is_small(self, order: Order, cohort: Cohort) -> bool:
+    def _is_small(self, download: Download, cohort: Cohort) -> bool:
         """Whether a step's products are too small to share among threads."""
-        return self._network.device.type == "cpu" and self._products(order, cohort) < SMALL
+        return self._network.device.type == "cpu" and self._products(download, cohort) < SMALL
 
-    def _products(self, order: Order, cohort: Cohort) -> int:
+    def _products(self, download: Download, cohort: Cohort) -> int:
         """About as many multiplications as a step's forward pass has: exact for linear layers."""
-        return len(cohort.clients) * order.phase.batch.total * sum(self._network.cut.lengths)
+        return len(cohort.clients) * download.phase.batch.total * sum(self._network.cut.lengths)
 
-    def open(self, order: Order, cohort: Cohort) -> Opened:
+    def open(self, download: Download, cohort: Cohort) -> Opened:
         """Everything the cohort's local steps need."""
-        wide, memory = self._widened(order, len(cohort.clients)), self._recall(order, cohort)
-        return Opened(wide, cohort, memory, self._algorithm.begin(wide, memory), self._draw(order, cohort))
+        wide, client_state = self._widened(download, len(cohort.clients)), self._recall(download, cohort)
+        return Opened(
+            wide, cohort, client_state, self._algorithm.begin(wide, client_state), self._draw(download, cohort)
+        )
 
     def close(self, opened: Opened, advanced: Advanced) -> Visits:
         """What comes back after the local steps."""
-        order, cohort, memory, _, _ = opened
-        upload, memory, loss = self._reduced(order, memory, advanced, self._shares(cohort))
-        self._remember(memory, cohort)
-        return Visits(upload, None if order.phase.scoring else loss)
+        download, cohort, client_state, _, _ = opened
+        upload, client_state, loss = self._reduced(download, client_state, advanced, self._shares(cohort))
+        self._remember(client_state, cohort)
+        return Visits(upload, None if download.phase.scoring else loss)
 
     def _shares(self, cohort: Cohort) -> Tensor:
         return send(np.array(cohort.weights), self._network.device)
 
-    def _widened(self, order: Order, count: int) -> Order:
+    def _widened(self, download: Download, count: int) -> Download:
         """What each client of the cohort is sent."""
-        return order._replace(shared=widen(order.shared, count), anchor=widen(order.anchor, count))
+        return download._replace(shared=widen(download.shared, count), anchor=widen(download.anchor, count))
 
-    def _reduced(self, order: Order, memory: Tree, advanced: Advanced, shares: Tensor) -> tuple[Upload, Tree, Tensor]:
+    def _reduced(
+        self, download: Download, client_state: Tree, advanced: Advanced, shares: Tensor
+    ) -> tuple[Upload, Tree, Tensor]:
         """The cohort's mean upload, what its clients remember, and their mean loss."""
-        upload, memory = self._algorithm.finish(order, memory, advanced.local, advanced.emitted)
+        upload, client_state = self._algorithm.finish(download, client_state, advanced.local, advanced.emitted)
         mean = tree_map(lambda leaf: _mean(shares, leaf), upload.mean)
-        return Upload(mean, upload.pool), memory, advanced.losses.mean()
+        return Upload(mean, upload.pool), client_state, advanced.losses.mean()
 
     @abstractmethod
     def _advance(self, opened: Opened) -> Advanced:
         """Take every local step."""
 
     def _step_by_step(self, opened: Opened) -> Advanced:
-        order, local, emitted, network = opened.order, opened.local, Emitted(), Once(self._stacked)
+        download, local, emitted, network = opened.download, opened.local, Emitted(), CachedForward(self._stacked)
         rows, losses = VisitBatches(self._inputs, self._labels, opened.rows), opened.rows.weights[:, 0]
         for place in range(len(rows)):
             batch = tree_at(rows.steps(place, place + 1), 0)
-            losses = losses if place else self._loss(network, order, local, batch)
-            local, scores = self._algorithm.step(network, order, local, batch)
+            losses = losses if place else self._loss(network, download, local, batch)
+            local, scores = self._algorithm.step(network, download, local, batch)
             emitted.keep(scores, place, len(rows))
         if rows.large:
             # What such steps free lies between scores that stay, in holes that the next round would not fit into.
             give_back()
         return Advanced(local, emitted.all, losses)
 
-    def _recall(self, order: Order, cohort: Cohort) -> Tree:
-        blank = self._algorithm.blank(order)
-        return () if is_empty(blank) else tree_stack([self._memories.get(client, blank) for client in cohort.clients])
+    def _recall(self, download: Download, cohort: Cohort) -> Tree:
+        initial_client_state = self._algorithm.initial_client_state(download)
+        return (
+            ()
+            if is_empty(initial_client_state)
+            else tree_stack([self._client_states.get(client, initial_client_state) for client in cohort.clients])
+        )
 
-    def _remember(self, memory: Tree, cohort: Cohort) -> None:
-        if is_empty(memory):
+    def _remember(self, client_state: Tree, cohort: Cohort) -> None:
+        if is_empty(client_state):
             return
         for place, client in enumerate(cohort.clients):
             # A view would keep the whole cohort's stack alive.
-            self._memories[client] = tree_map(torch.clone, tree_at(memory, place))
+            self._client_states[client] = tree_map(torch.clone, tree_at(client_state, place))
 
-    def _draw(self, order: Order, cohort: Cohort) -> Rows:
-        drawn, device = self._draws.cohort(cohort.clients, order.phase), self._inputs.device
+    def _draw(self, download: Download, cohort: Cohort) -> Rows:
+        drawn, device = self._draws.cohort(cohort.clients, download.phase), self._inputs.device
         moves = () if drawn.moves is None else send(drawn.moves, device)
-        return Rows(send(drawn.rows, device), send(drawn.weights, device).to(self._labels), order.own, moves)
+        return Rows(send(drawn.rows, device), send(drawn.weights, device).to(self._labels), download.per_client, moves)
 
-    def _loss(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
+    def _loss(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
         """Each client's loss before its first step; a scoring visit has none."""
-        if order.phase.scoring:
+        if download.phase.scoring:
             return batch.weights.new_zeros(len(batch.weights))
-        return self._algorithm.monitor(network, order, local, batch)
+        return self._algorithm.monitor(network, download, local, batch)
 
 
 class VisitBatches:

@@ -44,11 +44,11 @@ class Compiled:
         if made.aside is not None:
             # It takes nothing that varies, so no rows are gathered for it.
             given = [*lanes.tensors(), *[at] * len(VARYING), *made.numbers]
-            for _ in range(lanes.order.phase.local_steps // _at_once(lanes)):
+            for _ in range(lanes.download.phase.local_steps // _at_once(lanes)):
                 made.aside(*(given[place] for place in made.places))
 
     def _made_for(self, lanes: Lanes, at: Tensor) -> Ready:
-        phase, shapes = lanes.order.phase, tuple(tensor.shape for tensor in lanes.tensors())
+        phase, shapes = lanes.download.phase, tuple(tensor.shape for tensor in lanes.tensors())
         kind = (phase.local_steps, phase.batch, phase.scoring, shapes)
         return kept(self._made, kind, lambda: self._ready(lanes, _given(lanes, at)))
 
@@ -83,7 +83,7 @@ AT_ONCE = 8
 
 def _at_once(lanes: Lanes) -> int:
     """As many as a visit's steps are a multiple of."""
-    steps = lanes.order.phase.local_steps
+    steps = lanes.download.phase.local_steps
     return max(number for number in range(1, AT_ONCE + 1) if steps % number == 0)
 
 

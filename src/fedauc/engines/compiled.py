@@ -2,7 +2,7 @@
 
 Small models are bound by the cost of starting operations, not by arithmetic. Compiling takes seconds, so `auto` chooses
 this engine for long runs only; the choice depends on the configuration alone, so that a resumed run makes it again. The
-number of clients, the number of steps and the step size are inputs of the compiled loop, so that a new cohort or stage
+number of clients, the number of steps and the learning rate are inputs of the compiled loop, so that a new cohort or stage
 needs no new compilation.
 """
 
@@ -26,7 +26,7 @@ from fedauc.engines.batched import Advanced, Opened, Rows, StackedEngine
 from fedauc.engines.crew import cores
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.stacked import KernelNetwork
-from fedauc.interfaces import Algorithm, Batch, BatchSize, Cohort, Order, Phase, Setting, Upload, Visits
+from fedauc.interfaces import Algorithm, Batch, BatchSize, Cohort, Download, Phase, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_leaves, tree_map
 
@@ -90,35 +90,37 @@ class CompiledEngine(StackedEngine):
         self._visits: dict[Kind, Compiled | None] = {}
         self._loops: dict[Kind, Compiled | None] = {}
 
-    def _visited(self, order: Order, cohort: Cohort) -> Visits:
-        kind = Kind(len(cohort.clients) == 1, order.phase.local_steps == 1, order.phase.batch)
+    def _visited(self, download: Download, cohort: Cohort) -> Visits:
+        kind = Kind(len(cohort.clients) == 1, download.phase.local_steps == 1, download.phase.batch)
         # A scoring cycle is too short to compile for.
-        if order.phase.scoring or self._visits.get(kind, self) is None:
-            return super()._visited(order, cohort)
-        rows, memory, shares = self._draw(order, cohort), self._recall(order, cohort), self._shares(cohort)
-        shared, anchor = _apart((order.shared, order.anchor))
-        arguments = (kind.batch, self._step_size(order), rows, memory, shares, shared, anchor)
+        if download.phase.scoring or self._visits.get(kind, self) is None:
+            return super()._visited(download, cohort)
+        rows, client_state, shares = self._draw(download, cohort), self._recall(download, cohort), self._shares(cohort)
+        shared, anchor = _apart((download.shared, download.anchor))
+        arguments = (kind.batch, self._learning_rate(download), rows, client_state, shares, shared, anchor)
         if kind not in self._visits:
-            plain = self._plain(order, cohort, memory, rows, shares)
-            _let_vary((rows, memory, shares), rows, kind)
+            plain = self._plain(download, cohort, client_state, rows, shares)
+            _let_vary((rows, client_state, shares), rows, kind)
             self._visits[kind] = _trusted(self._visit, arguments, plain)
         compiled = self._visits[kind]
         if compiled is None:
-            return super()._visited(order, cohort)
-        halved = self._is_small(order, cohort) and self._products(order, cohort) * order.phase.local_steps >= LARGE
-        upload, memory, value = (self._by_halves if halved else _at_once)(compiled, arguments)
-        self._remember(memory, cohort)
+            return super()._visited(download, cohort)
+        halved = (
+            self._is_small(download, cohort) and self._products(download, cohort) * download.phase.local_steps >= LARGE
+        )
+        upload, client_state, value = (self._by_halves if halved else _at_once)(compiled, arguments)
+        self._remember(client_state, cohort)
         return Visits(upload, value)
 
     def _by_halves(self, compiled: Compiled, arguments: Arguments) -> Returned:
         """Each half of a cohort on a core of its own; with the same bits if there is only one."""
-        batch, step_size, rows, memory, shares, *sent = arguments
+        batch, learning_rate, rows, client_state, shares, *sent = arguments
         middle = len(shares) // 2
         if middle < 2:
             return _at_once(compiled, arguments)
         cuts = (slice(middle), slice(middle, None))
-        given = [tree_map(lambda leaf, cut=cut: leaf[cut], (rows, memory, shares)) for cut in cuts]
-        first, second = ((batch, step_size, *part, *sent) for part in given)
+        given = [tree_map(lambda leaf, cut=cut: leaf[cut], (rows, client_state, shares)) for cut in cuts]
+        first, second = ((batch, learning_rate, *part, *sent) for part in given)
         if cores() == 1:
             return _added([compiled(*first), compiled(*second)], middle / len(shares))
         other = self._thread().submit(_quietly, compiled, second)
@@ -131,19 +133,19 @@ class CompiledEngine(StackedEngine):
             self._threads = {process: ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))}
         return self._threads[process]
 
-    def _plain(self, order: Order, cohort: Cohort, memory: Tree, rows: Rows, shares: Tensor) -> Tree:
+    def _plain(self, download: Download, cohort: Cohort, client_state: Tree, rows: Rows, shares: Tensor) -> Tree:
         """What a compiled visit must give."""
-        wide = self._widened(order, len(shares))
-        opened = Opened(wide, cohort, memory, self._algorithm.begin(wide, memory), rows)
-        return self._reduced(wide, memory, self._step_by_step(opened), shares)
+        wide = self._widened(download, len(shares))
+        opened = Opened(wide, cohort, client_state, self._algorithm.begin(wide, client_state), rows)
+        return self._reduced(wide, client_state, self._step_by_step(opened), shares)
 
     def _advance(self, opened: Opened) -> Advanced:
-        order, rows = opened.order, opened.rows
-        kind = Kind(len(rows.weights) == 1, order.phase.local_steps == 1, order.phase.batch)
-        if order.phase.scoring or self._loops.get(kind, self) is None:
+        download, rows = opened.download, opened.rows
+        kind = Kind(len(rows.weights) == 1, download.phase.local_steps == 1, download.phase.batch)
+        if download.phase.scoring or self._loops.get(kind, self) is None:
             return self._step_by_step(opened)
-        trees = _apart((order.shared, order.anchor, opened.local))
-        arguments = (kind.batch, self._step_size(order), rows, *trees)
+        trees = _apart((download.shared, download.anchor, opened.local))
+        arguments = (kind.batch, self._learning_rate(download), rows, *trees)
         if kind not in self._loops:
             plain = self._step_by_step(opened)
             _let_vary((rows, trees), rows, kind)
@@ -151,29 +153,36 @@ class CompiledEngine(StackedEngine):
         compiled = self._loops[kind]
         return self._step_by_step(opened) if compiled is None else compiled(*arguments)
 
-    def _step_size(self, order: Order) -> Tensor:
-        return torch.tensor(order.phase.step_size, dtype=self._network.dtype, device=self._network.device)
+    def _learning_rate(self, download: Download) -> Tensor:
+        return torch.tensor(download.phase.learning_rate, dtype=self._network.dtype, device=self._network.device)
 
     def _visit(
-        self, batch: BatchSize, step_size: Tensor, rows: Rows, memory: Tree, shares: Tensor, shared: Tree, anchor: Tree
+        self,
+        batch: BatchSize,
+        learning_rate: Tensor,
+        rows: Rows,
+        client_state: Tree,
+        shares: Tensor,
+        shared: Tree,
+        anchor: Tree,
     ) -> tuple[Upload, Tree, Tensor]:
         """From what is sent to what comes back."""
-        order = self._widened(Order(_phase(batch, step_size, rows), shared, anchor), len(shares))
-        local = self._algorithm.begin(order, memory)
-        advanced = self._steps(batch, step_size, rows, order.shared, order.anchor, local)
-        return self._reduced(order, memory, advanced, shares)
+        download = self._widened(Download(_phase(batch, learning_rate, rows), shared, anchor), len(shares))
+        local = self._algorithm.begin(download, client_state)
+        advanced = self._steps(batch, learning_rate, rows, download.shared, download.anchor, local)
+        return self._reduced(download, client_state, advanced, shares)
 
     def _steps(
-        self, batch: BatchSize, step_size: Tensor, rows: Rows, shared: Tree, anchor: Tree, local: Tree
+        self, batch: BatchSize, learning_rate: Tensor, rows: Rows, shared: Tree, anchor: Tree, local: Tree
     ) -> Advanced:
         """Every local step, traced once whatever their number."""
         # What goes into a loop or comes out of it must not share memory; where it does not, the copy is compiled away.
         shared, anchor, local = (tree_map(_copy, tree) for tree in (shared, anchor, local))
-        order = Order(_phase(batch, step_size, rows), shared, anchor)
+        download = Download(_phase(batch, learning_rate, rows), shared, anchor)
         drawn = tree_map(lambda leaf: leaf.transpose(0, 1), (rows.rows, rows.own, rows.moves))
 
         def step(local: Tree, drawn: Tree) -> tuple[Tree, Tree]:
-            return self._algorithm.step(self._stacked, order, local, self._batch(drawn, rows.weights))
+            return self._algorithm.step(self._stacked, download, local, self._batch(drawn, rows.weights))
 
         # Vectors go from step to step in parts: joined and cut again, they would be written down twice more.
         lengths = self.lengths
@@ -183,7 +192,7 @@ class CompiledEngine(StackedEngine):
             return [*map(_copy, _leaves(after, lengths))], [*map(_copy, tree_leaves(emitted))]
 
         first = tree_at(drawn, 0)
-        losses = self._algorithm.monitor(self._stacked, order, local, self._batch(first, rows.weights))
+        losses = self._algorithm.monitor(self._stacked, download, local, self._batch(first, rows.weights))
         # For its shape alone: the compiler drops the numbers.
         shape = step(local, first)[1]
         last, emitted = scan(flat_step, [*map(_copy, _leaves(local, lengths))], tree_leaves(drawn))
@@ -210,14 +219,14 @@ def _quietly(compiled: Compiled, arguments: Arguments) -> Returned:
 def _added(halves: Sequence[Returned], share: float) -> Returned:
     """What a cohort returns, from its halves: each brings its clients' part of the mean."""
     (one, left, first), (two, right, second) = halves
-    pool, memory = tree_map(lambda *leaves: torch.cat(leaves), (one.pool, left), (two.pool, right))
-    return Upload(tree_add(one.mean, two.mean), pool), memory, share * first + (1 - share) * second
+    pool, client_state = tree_map(lambda *leaves: torch.cat(leaves), (one.pool, left), (two.pool, right))
+    return Upload(tree_add(one.mean, two.mean), pool), client_state, share * first + (1 - share) * second
 
 
-def _phase(batch: BatchSize, step_size: Tensor, rows: Rows) -> Phase:
+def _phase(batch: BatchSize, learning_rate: Tensor, rows: Rows) -> Phase:
     """What compiled code may know of a round."""
-    known = Phase(UNKNOWN, UNKNOWN, UNKNOWN, step_size, rows.rows.shape[1], batch)
-    return known._replace(starts_stage=UNKNOWN, ends_cycle=UNKNOWN, ends_stage=UNKNOWN, learned=UNKNOWN)
+    known = Phase(UNKNOWN, UNKNOWN, UNKNOWN, learning_rate, rows.rows.shape[1], batch)
+    return known._replace(starts_stage=UNKNOWN, ends_cycle=UNKNOWN, ends_stage=UNKNOWN, learning_cycles=UNKNOWN)
 
 
 def _trusted(method: Any, arguments: Arguments, plain: Tree) -> Compiled | None:

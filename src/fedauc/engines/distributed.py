@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedauc.interfaces import Cohort, Engine, Order, Upload, Visits
+from fedauc.interfaces import Cohort, Download, Engine, Upload, Visits
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map, tree_stack
 
 
@@ -28,26 +28,28 @@ class DistributedEngine(Engine):
         self._inner = inner
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Visit this rank's clients, then share."""
         mine = [place for place, client in enumerate(cohort.clients) if client % self._ranks == self._rank]
-        visits = self._inner.visit(_share(order, mine), _part(cohort, mine)) if mine else Visits(Upload(), None)
+        visits = self._inner.visit(_share(download, mine), _part(cohort, mine)) if mine else Visits(Upload(), None)
         pool = self._pool(visits.upload.pool, mine)
-        if order.phase.scoring:
+        if download.phase.scoring:
             return Visits(Upload((), pool), None)
-        mean, losses = _sum(order.shared, visits, len(mine))
+        mean, losses = _sum(download.shared, visits, len(mine))
         return Visits(Upload(mean, pool), losses / len(cohort.clients))
 
-    def memories(self) -> dict[int, Tree]:
+    def client_states(self) -> dict[int, Tree]:
         """Every rank's clients, on every rank; each must ask."""
         found: dict[int, Tree] = {}
-        for part in _gather(self._inner.memories()):
+        for part in _gather(self._inner.client_states()):
             found |= part
         return found
 
-    def restore(self, memories: dict[int, Tree]) -> None:
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Keep this rank's clients."""
-        self._inner.restore({c: memory for c, memory in memories.items() if c % self._ranks == self._rank})
+        self._inner.restore_client_states(
+            {c: client_state for c, client_state in client_states.items() if c % self._ranks == self._rank}
+        )
 
     def _pool(self, pool: Tree, mine: list[int]) -> Tree:
         """Every client's part, in the cohort's order."""
@@ -58,8 +60,8 @@ class DistributedEngine(Engine):
         return tree_stack([parts[place] for place in sorted(parts)]) if parts else ()
 
 
-def _share(order: Order, places: list[int]) -> Order:
-    return order._replace(own=tree_map(lambda leaf: leaf[places], order.own))
+def _share(download: Download, places: list[int]) -> Download:
+    return download._replace(per_client=tree_map(lambda leaf: leaf[places], download.per_client))
 
 
 def _part(cohort: Cohort, places: list[int]) -> Cohort:
@@ -74,7 +76,7 @@ def _sum(shared: Tree, visits: Visits, count: int) -> tuple[Tree, Tensor]:
     leaves = tree_leaves(mean)
     # One buffer, so one message: in the widest type, since buffers may be wider than weights.
     like = torch.zeros(1, dtype=_widest(leaves), device=leaves[0].device)
-    losses = like if visits.value is None else visits.value.detach().to(like).reshape(1) * count
+    losses = like if visits.loss is None else visits.loss.detach().to(like).reshape(1) * count
     flat = torch.cat([*(leaf.reshape(-1).to(like) for leaf in leaves), losses])
     dist.all_reduce(flat)
     *parts, total = torch.split(flat, [*(leaf.numel() for leaf in leaves), 1])

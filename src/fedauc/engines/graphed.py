@@ -20,7 +20,7 @@ from fedauc.engines.capture import Compiled, Taking, kept, ready
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.lanes import Data, Lanes, Step, Unshared, make_lanes
 from fedauc.engines.simulator import Simulator
-from fedauc.interfaces import Algorithm, Cohort, Order, Setting, Visits
+from fedauc.interfaces import Algorithm, Cohort, Download, Setting, Visits
 from fedauc.network import ModuleNetwork, signature
 from fedauc.trees import tree_leaves, tree_map
 
@@ -59,7 +59,7 @@ class GraphedEngine(StackedEngine):
         self.compiled = compiled
         self.widest = 1
         # A proxy, so that lanes, which are whole models, go when the engine goes.
-        self._alone = Together([weakref.proxy(self)])
+        self._alone = SharedGraph([weakref.proxy(self)])
 
     @property
     def data(self) -> Data:
@@ -71,7 +71,7 @@ class GraphedEngine(StackedEngine):
         """Engines with the same may share a graph."""
         network, rows = self._network, self._inputs
         ways = (network.dtype, network.mixed, network.device, network.channels_last)
-        algorithm = self._algorithm.at_clients()
+        algorithm = self._algorithm.without_server_settings()
         return algorithm, signature(network.plain), *ways, rows.dtype, rows.shape[1:], self._setting.augment
 
     def steps(self, scoring: bool) -> Steps:
@@ -81,9 +81,9 @@ class GraphedEngine(StackedEngine):
         fast = [self._kept(step) for step in (stacked, single)] if self.compiled and not scoring else []
         return Steps(single, (*fast, stacked, single))
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Visit the cohort side by side."""
-        (visits,) = self._alone.visit([(order, cohort)])
+        (visits,) = self._alone.visit([(download, cohort)])
         assert visits is not None
         return visits
 
@@ -96,8 +96,8 @@ class GraphedEngine(StackedEngine):
         return advanced
 
 
-class Together:
-    """Runs whose clients share a graph: one step and model; seeds, step sizes, cycles and data may differ."""
+class SharedGraph:
+    """Runs whose clients share a graph: one step and model; seeds, learning rates, cycles and data may differ."""
 
     def __init__(self, engines: Sequence[GraphedEngine]) -> None:
         self._engines = list(engines)
@@ -113,7 +113,7 @@ class Together:
                 raise ValueError(f"runs cannot share a graph; {bound}")
 
     @torch.no_grad()
-    def visit(self, visits: Sequence[tuple[Order, Cohort] | None]) -> list[Visits | None]:
+    def visit(self, visits: Sequence[tuple[Download, Cohort] | None]) -> list[Visits | None]:
         """One visit of every run that has one, all at once; the others wait."""
         pairs = zip(self._engines, visits, strict=True)
         opened = [None if visit is None else engine.open(*visit) for engine, visit in pairs]
@@ -144,7 +144,7 @@ class Together:
         if self._kind == kind:
             return
         found = [mine for mine in opened if mine is not None]
-        phase = found[0].order.phase
+        phase = found[0].download.phase
         # The old lanes go first: they hold whole models. Nothing fits until all is ready: compiling may be interrupted.
         self._stacks, self._taking, self._kind = [], None, None
         widest = max(engine.widest for engine in self._engines)
@@ -202,7 +202,7 @@ def _draws(network: ModuleNetwork, rows: Tensor) -> bool:
 
 def _kind(opened: Opened) -> object:
     """Visits of one kind fit the same lanes."""
-    phase = opened.order.phase
+    phase = opened.download.phase
     shapes = tuple(leaf.shape[1:] for leaf in tree_leaves((opened.local, opened.rows)))
     return phase.scoring, phase.local_steps, phase.batch, shapes
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from fedauc.data.augment import move
 from fedauc.engines.batched import Advanced, Opened, Rows, gather
 from fedauc.engines.convolve import stackable
-from fedauc.engines.simulator import Once
+from fedauc.engines.simulator import CachedForward
 from fedauc.engines.windows import windows
-from fedauc.interfaces import Algorithm, Batch, Model, Network, Order, Phase, Scored
+from fedauc.interfaces import Algorithm, Batch, Download, ForwardPass, Model, Network, Phase
 from fedauc.network import ModuleNetwork
-from fedauc.pieces import Cut, Each, Pieces, is_large
+from fedauc.pieces import Cut, PerClientScalar, SplitVector, is_large
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
 
 
@@ -36,12 +36,12 @@ class Lanes(NamedTuple):
 
     Leaves have a leading lane dimension, L, but for what runs are sent, which has an entry per run. `rows` hold a whole
     visit's draws, and `emitted` and `losses` have room for every step's, `[L, I, ...]`. Vectors of the model's length
-    are in pieces, as `cut` says; `light` holds bfloat16 copies of some of the model's pieces. The step size is one
+    are in pieces, as `cut` says; `light` holds bfloat16 copies of some of the model's pieces. The learning rate is one
     number for one run, and one per lane for several.
     """
 
     data: tuple[Data, ...]
-    order: Order
+    download: Download
     local: Tree
     rows: Rows
     emitted: Tree = ()
@@ -62,12 +62,12 @@ class Lanes(NamedTuple):
         self.lighten(self.local)
 
     def _fill(self, run: int, opened: Opened) -> None:
-        start, count, step_size = run * self.width, len(opened.cohort.clients), self.order.phase.step_size
-        assert isinstance(step_size, Tensor)
-        mine = step_size[start : start + self.width] if step_size.ndim else step_size
-        mine.fill_(opened.order.phase.step_size)
-        sent = self.cut.apart((opened.order.shared, opened.order.anchor), 1)
-        tree_map(lambda old, new: old[run].copy_(new[0]), (self.order.shared, self.order.anchor), sent)
+        start, count, learning_rate = run * self.width, len(opened.cohort.clients), self.download.phase.learning_rate
+        assert isinstance(learning_rate, Tensor)
+        mine = learning_rate[start : start + self.width] if learning_rate.ndim else learning_rate
+        mine.fill_(opened.download.phase.learning_rate)
+        sent = self.cut.apart((opened.download.shared, opened.download.anchor), 1)
+        tree_map(lambda old, new: old[run].copy_(new[0]), (self.download.shared, self.download.anchor), sent)
         given = (self.cut.apart(opened.local, 1), opened.rows)
         tree_map(lambda old, new: old[start : start + count].copy_(new), (self.local, self.rows), given)
 
@@ -89,25 +89,29 @@ class Lanes(NamedTuple):
         return [self._one(lane) for lane in range(len(self.losses))]
 
     def _one(self, lane: int) -> Lanes:
-        run, (phase, shared, anchor, own) = lane // self.width, self.order
+        run, (phase, shared, anchor, own) = lane // self.width, self.download
         mine = (self.local, self.rows, self.emitted, self.losses, self.light)
         part = tree_map(lambda leaf: leaf[lane : lane + 1], mine)
         shared, anchor = tree_map(lambda leaf: leaf[run : run + 1], (shared, anchor))
-        if isinstance(phase.step_size, Tensor) and phase.step_size.ndim:
-            phase = phase._replace(step_size=phase.step_size[lane])
-        return Lanes((self.data[run],), Order(phase, shared, anchor, own), *part)._replace(cut=self.cut)
+        if isinstance(phase.learning_rate, Tensor) and phase.learning_rate.ndim:
+            phase = phase._replace(learning_rate=phase.learning_rate[lane])
+        return Lanes((self.data[run],), Download(phase, shared, anchor, own), *part)._replace(cut=self.cut)
 
-    def sent(self) -> Order:
+    def sent(self) -> Download:
         """What each lane's client was sent."""
-        count, width, (phase, shared, anchor, _) = len(self.data), self.width, self.order
+        count, width, (phase, shared, anchor, _) = len(self.data), self.width, self.download
 
         def spread(leaf: Tensor) -> Tensor:
             wide = leaf[:, None].expand(count, width, *leaf.shape[1:])
             return wide.flatten(0, 1) if count > 1 else wide[0]
 
-        each: Any = Each(phase.step_size) if isinstance(phase.step_size, Tensor) and phase.step_size.ndim else None
-        own = phase if each is None else phase._replace(step_size=each)
-        return Order(own, *tree_map(spread, (shared, anchor)))
+        each: Any = (
+            PerClientScalar(phase.learning_rate)
+            if isinstance(phase.learning_rate, Tensor) and phase.learning_rate.ndim
+            else None
+        )
+        own = phase if each is None else phase._replace(learning_rate=each)
+        return Download(own, *tree_map(spread, (shared, anchor)))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor but the data's."""
@@ -115,14 +119,14 @@ class Lanes(NamedTuple):
 
     def holding(self, tensors: Sequence[Tensor]) -> Lanes:
         """The same lanes with other tensors."""
-        given, phase = iter(tensors), self.order.phase
-        step_size, shared, anchor, *rest = tree_map(lambda leaf: next(given), self._trees())
-        order = Order(phase._replace(step_size=step_size), shared, anchor, self.order.own)
-        return Lanes(self.data, order, *rest)._replace(cut=self.cut)
+        given, phase = iter(tensors), self.download.phase
+        learning_rate, shared, anchor, *rest = tree_map(lambda leaf: next(given), self._trees())
+        download = Download(phase._replace(learning_rate=learning_rate), shared, anchor, self.download.per_client)
+        return Lanes(self.data, download, *rest)._replace(cut=self.cut)
 
     def _trees(self) -> tuple[Tree, ...]:
         _, (phase, shared, anchor, _), *rest, _ = self
-        return phase.step_size, shared, anchor, *rest
+        return phase.learning_rate, shared, anchor, *rest
 
 
 class LaneNetwork(Network):
@@ -131,14 +135,14 @@ class LaneNetwork(Network):
     def __init__(self, step: Step, lanes: Lanes) -> None:
         self._step, self._lanes = step, lanes
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """One forward pass in training mode; the pullback is its transposed derivative.
 
         The numbers are those of casting the weights; other weights than the lanes' own are cast.
         """
         light, own, step = self._lanes.light, _model(self._lanes.local), self._step
         if light and own is not None and model.weights is own.weights:
-            mixed: Any = Pieces(*light, *itertools.islice(own.weights, len(light), None))
+            mixed: Any = SplitVector(*light, *itertools.islice(own.weights, len(light), None))
             model = model._replace(weights=mixed)
         return step.network.trace(step.module, model, inputs, step.stacked, self._lanes.cut)
 
@@ -172,11 +176,11 @@ class Step:
         """The state after step `at`, what the step emits, and the losses before it."""
         (inputs, labels), (moves, own) = drawn, (_at(tree, at) for tree in (lanes.rows.moves, lanes.rows.own))
         batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
-        order, network = lanes.sent(), Once(LaneNetwork(self, lanes))
+        download, network = lanes.sent(), CachedForward(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
-        if not order.phase.scoring:
-            losses = self._algorithm.monitor(network, order, lanes.local, batch)
-        return *self._algorithm.step(network, order, lanes.local, batch), losses
+        if not download.phase.scoring:
+            losses = self._algorithm.monitor(network, download, lanes.local, batch)
+        return *self._algorithm.step(network, download, lanes.local, batch), losses
 
 
 def take(lanes: Lanes, at: Tensor) -> Data:
@@ -193,14 +197,14 @@ class Unshared(Exception):
 def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Step) -> Lanes:
     """Lanes of the right shapes, filled from the runs' visits; in pieces, if the algorithm can take that.
 
-    Only then can several runs share them (Unshared otherwise): a step size per lane must meet vectors in pieces, or
+    Only then can several runs share them (Unshared otherwise): a learning rate per lane must meet vectors in pieces, or
     numbers, one per lane.
     """
     network = step.network
     # Statistics of the same length would be taken for weights.
     if len(network.cut.lengths) > 1 and sum(network.cut.lengths) != network.state().buffers.numel():
         try:
-            cut = network.cut._replace(windows=windows(network, data[0].inputs, opened[0].order.phase.batch.total))
+            cut = network.cut._replace(windows=windows(network, data[0].inputs, opened[0].download.phase.batch.total))
             return _lightened(_lanes(data, opened, width, step, cut), network)
         except (TypeError, AttributeError):
             # The rule does more with a vector than add and scale it.
@@ -214,13 +218,13 @@ def _lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step: Ste
     local, rows = tree_map(lambda *leaves: torch.cat([_spread(leaf, width) for leaf in leaves]), *given)
     if len(data) > 1 and not _by_number(local):
         raise Unshared
-    sent = [cut.apart((mine.order.shared, mine.order.anchor), 1) for mine in opened]
+    sent = [cut.apart((mine.download.shared, mine.download.anchor), 1) for mine in opened]
     shared, anchor = tree_map(lambda *leaves: torch.stack([leaf[0] for leaf in leaves]), *sent)
-    phase, weights = opened[0].order.phase, rows.weights
-    step_size = weights.new_zeros(len(weights)) if len(data) > 1 else weights.new_zeros(())
-    constant = Phase(0, 0, 0, step_size, phase.local_steps, phase.batch, phase.scoring)
+    phase, weights = opened[0].download.phase, rows.weights
+    learning_rate = weights.new_zeros(len(weights)) if len(data) > 1 else weights.new_zeros(())
+    constant = Phase(0, 0, 0, learning_rate, phase.local_steps, phase.batch, phase.scoring)
     losses = weights.new_zeros(len(weights), phase.local_steps)
-    lanes = Lanes(tuple(data), Order(constant, shared, anchor), local, rows, (), losses, (), cut)
+    lanes = Lanes(tuple(data), Download(constant, shared, anchor), local, rows, (), losses, (), cut)
     first, at = lanes.single()[0], torch.zeros(1, dtype=torch.int64, device=weights.device)
     _, emitted, _ = step.look(first, at, take(first, at))
     room = tree_map(lambda leaf: leaf.new_zeros(len(losses), phase.local_steps, *leaf.shape[1:]), emitted)
@@ -232,8 +236,8 @@ def _by_number(local: Tree) -> bool:
     if isinstance(local, Tensor):
         return local.ndim == 1
     if isinstance(local, Model):
-        return isinstance(local.weights, Pieces)
-    return isinstance(local, Pieces) or all(map(_by_number, local))
+        return isinstance(local.weights, SplitVector)
+    return isinstance(local, SplitVector) or all(map(_by_number, local))
 
 
 def _lightened(lanes: Lanes, network: ModuleNetwork) -> Lanes:

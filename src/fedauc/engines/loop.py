@@ -15,8 +15,8 @@ from fedauc import keys
 from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.crew import Crew
-from fedauc.engines.simulator import Once, Simulator
-from fedauc.interfaces import Algorithm, Batch, Cohort, Network, Order, Setting, Upload, Visits
+from fedauc.engines.simulator import CachedForward, Simulator
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send, tree_add, tree_at, tree_map, tree_stack
 
@@ -29,7 +29,7 @@ class Visited(NamedTuple):
 
     upload: Upload
     value: Tensor
-    memory: Tree
+    client_state: Tree
     pace: float
 
 
@@ -48,54 +48,61 @@ class LoopEngine(Simulator):
         self._crew = Crew(network)
         self._shareable = False
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Visit the cohort, keeping a running mean, so that memory does not grow with the cohort."""
         mean, pools, values = (), [], []
-        visits = zip(cohort.clients, cohort.weights, self._visits(order, cohort), strict=True)
-        for client, weight, (upload, value, memory, _) in visits:
+        visits = zip(cohort.clients, cohort.weights, self._visits(download, cohort), strict=True)
+        for client, weight, (upload, value, client_state, _) in visits:
             share = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
             mean = share if is_empty(mean) else tree_add(mean, share)
             pools.append(upload.pool)
             values.append(value)
-            if not is_empty(memory):
-                self._memories[client] = memory
-        loss = None if order.phase.scoring else torch.stack(values).mean()
+            if not is_empty(client_state):
+                self._client_states[client] = client_state
+        loss = None if download.phase.scoring else torch.stack(values).mean()
         return Visits(Upload(mean, tree_stack(pools)), loss)
 
-    def _visits(self, order: Order, cohort: Cohort) -> Iterator[Visited]:
+    def _visits(self, download: Download, cohort: Cohort) -> Iterator[Visited]:
         """The cohort's visits in order: one by one until they turn out to be worth sharing."""
-        tasks = [(order._replace(own=tree_at(order.own, place)), client) for place, client in enumerate(cohort.clients)]
+        tasks = [
+            (download._replace(per_client=tree_at(download.per_client, place)), client)
+            for place, client in enumerate(cohort.clients)
+        ]
         while tasks and not (self._shareable and self._crew.size > 1):
             yield self._alone(*tasks.pop(0))
         if tasks:
             yield from self._crew.visits(lambda network, task: self._visit(network, *task), tasks)
 
-    def _alone(self, order: Order, client: int) -> Visited:
-        with self._keyed(order.phase.round, client):
+    def _alone(self, download: Download, client: int) -> Visited:
+        with self._keyed(download.phase.round, client):
             before = torch.get_rng_state()
-            visited = self._visit(self._network, order, client)
+            visited = self._visit(self._network, download, client)
             # The generator is keyed for one client at a time, so a module that draws from it cannot be shared.
             self._shareable = visited.pace > WORTH and torch.equal(before, torch.get_rng_state())
         return visited
 
-    def _visit(self, network: Network, order: Order, client: int) -> Visited:
-        memory = self._memories[client] if client in self._memories else self._algorithm.blank(order)
-        local, emitted, batches = self._algorithm.begin(order, memory), [], self._batches(order, client)
-        once, pace = Once(network), math.inf
-        value = self._value(once, order, local, batches[0])
+    def _visit(self, network: Network, download: Download, client: int) -> Visited:
+        client_state = (
+            self._client_states[client]
+            if client in self._client_states
+            else self._algorithm.initial_client_state(download)
+        )
+        local, emitted, batches = self._algorithm.begin(download, client_state), [], self._batches(download, client)
+        once, pace = CachedForward(network), math.inf
+        value = self._value(once, download, local, batches[0])
         for batch in batches:
             start = time.thread_time()
-            local, scores = self._algorithm.step(once, order, local, batch)
+            local, scores = self._algorithm.step(once, download, local, batch)
             pace = min(pace, time.thread_time() - start)
             emitted.append(scores)
-        upload, memory = self._algorithm.finish(order, memory, local, tree_stack(emitted))
-        return Visited(upload, value, memory, pace)
+        upload, client_state = self._algorithm.finish(download, client_state, local, tree_stack(emitted))
+        return Visited(upload, value, client_state, pace)
 
-    def _value(self, network: Network, order: Order, local: Tree, batch: Batch) -> Tensor:
+    def _value(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
         """The loss before the first step; a scoring visit has none."""
-        if order.phase.scoring:
+        if download.phase.scoring:
             return torch.full((), torch.nan)
-        return self._algorithm.monitor(network, order, local, batch)
+        return self._algorithm.monitor(network, download, local, batch)
 
     @contextmanager
     def _keyed(self, round: int, client: int) -> Iterator[None]:
@@ -108,8 +115,8 @@ class LoopEngine(Simulator):
                 torch.cuda.manual_seed(seed)
             yield
 
-    def _batches(self, order: Order, client: int) -> list[Batch]:
-        drawn = self._draws.cohort((client,), order.phase)
+    def _batches(self, download: Download, client: int) -> list[Batch]:
+        drawn = self._draws.cohort((client,), download.phase)
         index = send(drawn.rows[0], self._inputs.device)
         weights = send(drawn.weights[0], self._inputs.device).to(self._labels)
         moves = None if drawn.moves is None else send(drawn.moves[0], self._inputs.device)
@@ -117,5 +124,5 @@ class LoopEngine(Simulator):
         for step, chosen in enumerate(index):
             rows = self._inputs[chosen]
             inputs = rows if moves is None else move(rows, moves[step])
-            batches.append(Batch(inputs, self._labels[chosen], weights, tree_at(order.own, step)))
+            batches.append(Batch(inputs, self._labels[chosen], weights, tree_at(download.per_client, step)))
         return batches

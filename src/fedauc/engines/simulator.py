@@ -6,19 +6,19 @@ from torch import Tensor
 
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import Algorithm, Engine, Model, Network, Scored, Setting
+from fedauc.interfaces import Algorithm, Engine, ForwardPass, Model, Network, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree
 
 
-class Once(Network):
+class CachedForward(Network):
     """A network that keeps its last pass, so that a step and its loss, asked for in turn, share one."""
 
     def __init__(self, inner: Network) -> None:
         self._inner = inner
-        self._last: tuple[Tensor, Tensor, Scored] | None = None
+        self._last: tuple[Tensor, Tensor, ForwardPass] | None = None
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """The last pass if it was this one, a new pass otherwise."""
         if self._last is not None and self._last[0] is model.weights and self._last[1] is inputs:
             return self._last[2]
@@ -35,12 +35,12 @@ class Simulator(Engine):
         self._inputs = network.cast(clients.inputs)
         self._labels = clients.labels.to(network.device, network.dtype)
         self._draws = Draws(clients, setting, algorithm.objective.draw)
-        self._memories: dict[int, Tree] = {}
+        self._client_states: dict[int, Tree] = {}
 
-    def memories(self) -> dict[int, Tree]:
+    def client_states(self) -> dict[int, Tree]:
         """Every visited client's memory."""
-        return dict(self._memories)
+        return dict(self._client_states)
 
-    def restore(self, memories: dict[int, Tree]) -> None:
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Put memories back."""
-        self._memories = dict(memories)
+        self._client_states = dict(client_states)

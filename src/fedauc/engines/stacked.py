@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedauc.engines.kernels import Unsupported, kernels
-from fedauc.interfaces import Model, Network, Scored
+from fedauc.interfaces import ForwardPass, Model, Network
 from fedauc.network import ModuleNetwork
 
 
@@ -19,7 +19,7 @@ class KernelNetwork(Network):
         self.lengths = [length for kernel in self._kernels for length in kernel.lengths]
         self._first = next(place for place, kernel in enumerate(self._kernels) if kernel.lengths)
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """Layer by layer forward; the pullback goes back through what each layer saved."""
         left = iter(torch.split(model.weights, self.lengths, dim=1))
         parts = [[next(left) for _ in kernel.lengths] for kernel in self._kernels]
@@ -39,7 +39,7 @@ class KernelNetwork(Network):
                 gradients = found + gradients
             return torch.cat(gradients, dim=1)
 
-        return Scored(outputs[..., 0] if single else outputs, model.buffers, pullback)
+        return ForwardPass(outputs[..., 0] if single else outputs, model.buffers, pullback)
 
 
 class VmapNetwork(Network):
@@ -51,7 +51,7 @@ class VmapNetwork(Network):
         self._network = network
         self._mapped = vmap(network.call, randomness="error")
 
-    def score(self, model: Model, inputs: Tensor) -> Scored:
+    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
         """The gradient of all clients' outputs at once is each client's own, since no client's depend on another's."""
         weights = model.weights.detach().requires_grad_()
         with torch.enable_grad():
@@ -61,4 +61,4 @@ class VmapNetwork(Network):
             (gradient,) = torch.autograd.grad(outputs, weights, cotangent)
             return gradient
 
-        return Scored(outputs.detach(), model.buffers, pullback)
+        return ForwardPass(outputs.detach(), model.buffers, pullback)

@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
     """The training state, every client's memory, the ledger, and the losses since the last record."""
 
     state: State
-    memories: dict[int, Tree]
+    client_states: dict[int, Tree]
     ledger: Ledger
     losses: list[float]
 
@@ -76,12 +76,12 @@ def _alive(process: int) -> bool:
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint."""
-    state, memories, ledger, losses = checkpoint
+    state, client_states, ledger, losses = checkpoint
     content = {
         "round": state.round,
         "server": _pack(state.server),
         "average": _pack(state.average),
-        "memories": {client: _pack(memory) for client, memory in memories.items()},
+        "memories": {client: _pack(client_state) for client, client_state in client_states.items()},
         "traffic": list(ledger.traffic),
         "stage": ledger.stage,
         "anchored": sorted(ledger.anchored),
@@ -101,9 +101,9 @@ def load(path: Path, device: str) -> Checkpoint:
         raise ValueError(f"checkpoint {path} is damaged: its {len(payload)} bytes do not match its checksum; {remedy}")
     content: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
     state = State(content["round"], _unpack(content["server"]), _unpack(content["average"]))
-    memories = {client: _unpack(memory) for client, memory in content["memories"].items()}
+    client_states = {client: _unpack(client_state) for client, client_state in content["memories"].items()}
     ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
-    return Checkpoint(state, memories, ledger, content["losses"])
+    return Checkpoint(state, client_states, ledger, content["losses"])
 
 
 def _pack(tree: Tree) -> Any:

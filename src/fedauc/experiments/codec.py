@@ -30,7 +30,7 @@ class Family(typing.NamedTuple):
     members: Mapping[str, type]
 
 
-class Lacking(ValueError):
+class MissingFields(ValueError):
     """Fields that have no default were not given."""
 
     def __init__(self, where: str, names: list[str]) -> None:
@@ -128,5 +128,5 @@ def _dataclass(kind: type, data: Any, where: str) -> Any:
         lookup(f"field of {where}", key, known)
     required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - set(given)):
-        raise Lacking(where, missing)
+        raise MissingFields(where, missing)
     return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})

@@ -53,7 +53,7 @@ def fit(
 ) -> Fitted:
     """Train `module` on the clients' data; evaluate on `test` (examples, or a pair of arrays) after every cycle.
 
-    `settings` are fields of the recipe, the algorithm or the schedule, such as `cycles`, `step_size`, `objective`,
+    `settings` are fields of the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`,
     `groups` or `seed`. The module itself is left as it was; the trained one is in the result.
     """
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)

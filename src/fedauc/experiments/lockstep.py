@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
-from fedauc.engines.graphed import RUNS, WIDTH, GraphedEngine, Together
+from fedauc.engines.graphed import RUNS, WIDTH, GraphedEngine, SharedGraph
 from fedauc.experiments.config import Config
 from fedauc.experiments.runner import Loader, Observer, Run, assembled
-from fedauc.guards import TrainingStopped, Watch
+from fedauc.guards import DivergenceMonitor, TrainingStopped
 from fedauc.interfaces import Algorithm, Visits
-from fedauc.training import Opened, Training
+from fedauc.training import PendingRound, Training
 
 
 def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
@@ -29,7 +29,7 @@ def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
         # Other engines' runs are alone anyway.
         widest = training.engine.widest if isinstance(training.engine, GraphedEngine) else WIDTH
         room = max(1, WIDTH // widest)
-        heavy = type(training.algorithm).blank is not Algorithm.blank
+        heavy = type(training.algorithm).initial_client_state is not Algorithm.initial_client_state
         most[key] = min(most.get(key, WIDTH), min(room, RUNS) if heavy else room)
     return [part for key, names in found.items() for part in _parts(names, most[key])]
 
@@ -60,8 +60,8 @@ class Lockstep:
     def __init__(self, runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> None:
         self._runs = dict(runs)
         self._observers = {name: observer(name) for name in runs}
-        self._watches = {name: Watch(self._training(name).algorithm) for name in runs}
-        self._together = Together([_graphed(self._training(name)) for name in runs])
+        self._watches = {name: DivergenceMonitor(self._training(name).algorithm) for name in runs}
+        self._together = SharedGraph([_graphed(self._training(name)) for name in runs])
         self._going = list(runs)
         self._kind: Hashable = None
         self._stopped: dict[str, str] = {}
@@ -88,12 +88,12 @@ class Lockstep:
 
     def _round(self, turn: list[str]) -> None:
         begin = time.perf_counter()
-        opened = {name: self._training(name).open(self._runs[name].state) for name in turn}
+        opened = {name: self._training(name).open_round(self._runs[name].state) for name in turn}
         visits = self._visit(opened)
-        finished = {name: self._training(name).close(opened[name], visits[name]) for name in turn}
+        finished = {name: self._training(name).close_round(opened[name], visits[name]) for name in turn}
         for name, done in finished.items():
             with self._stopping(name):
-                self._watches[name].see(done.phase, done.state.server.shared, done.marks)
+                self._watches[name].check_round(done.phase, done.state.server.shared, done.diagnostics)
         # The watch has waited for the device where a cycle ends: no run's evaluation has to wait for the others' work.
         seconds = (time.perf_counter() - begin) / len(turn)
         for name in [name for name in turn if name in self._going]:
@@ -102,9 +102,9 @@ class Lockstep:
                 self._observers[name](self._runs[name].progress)
                 self._leave_if_over(name)
 
-    def _visit(self, opened: Mapping[str, Opened]) -> dict[str, Visits | None]:
+    def _visit(self, opened: Mapping[str, PendingRound]) -> dict[str, Visits | None]:
         """The visits of one round; there are none where nobody comes."""
-        due = {name: (each.order, each.cohort) for name, each in opened.items() if each.order is not None}
+        due = {name: (each.download, each.cohort) for name, each in opened.items() if each.download is not None}
         if not due:
             return dict.fromkeys(opened)
         return dict(zip(self._runs, self._together.visit([due.get(name) for name in self._runs]), strict=True))

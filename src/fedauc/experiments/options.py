@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedauc.data.prepare import Preparation
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import Family, Lacking, convert, encode, families, type_hints
+from fedauc.experiments.codec import Family, MissingFields, convert, encode, families, type_hints
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 
@@ -36,7 +36,7 @@ DEFAULT = "cycp-pairwise"
 """The method of a configuration that names none."""
 
 
-class Foreign(ValueError):
+class InapplicableOption(ValueError):
     """An option that the chosen member has no parameter for."""
 
     def __init__(self, option: str, message: str) -> None:
@@ -88,7 +88,7 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
         _place(tree, given[name], texts[name])
     try:
         return Config.from_json(json.dumps(tree), "options")
-    except Lacking as error:
+    except MissingFields as error:
         family = error.where.rpartition(".")[2]
         needed = ", ".join(f"--{family}.{_dashed(name)}" for name in error.names)
         raise ValueError(f"{family} lacks {', '.join(error.names)}; give {needed}") from error
@@ -226,5 +226,7 @@ def _kind_of(family: Family, member: str, option: str, parameter: str) -> Any:
     known = {found.name: found.kind for found in parameters(lookup(family.kind, member, family.members))}
     if parameter not in known:
         has = ", ".join(known) or "none"
-        raise Foreign(option, f"{option} is not a parameter of the {family.kind} {member!r}, which has: {has}")
+        raise InapplicableOption(
+            option, f"{option} is not a parameter of the {family.kind} {member!r}, which has: {has}"
+        )
     return known[parameter]

@@ -46,7 +46,7 @@ class Recipe:
     """An algorithm, a schedule, and the numbers of a run.
 
     >>> recipe = Recipe.of("cycp-pairwise", cycles=5, groups=4, per_round=2)
-    >>> recipe.participation.groups, recipe.step_size
+    >>> recipe.participation.groups, recipe.learning_rate
     (4, 0.1)
     """
 
@@ -54,9 +54,9 @@ class Recipe:
     algorithm: Algorithm
     participation: Participation
     stages: StageRule = Milestones()
-    output: StageOutput = "last"
+    stage_output: StageOutput = "last"
     cycles: int = 30
-    step_size: float = 0.1
+    learning_rate: float = 0.1
     local_steps: int = 16
     positives: int = 16
     negatives: int = 16
@@ -73,15 +73,15 @@ class Recipe:
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
         for name in ("cycles", "local_steps", "positives", "negatives"):
             _check_count(name, getattr(self, name))
-        if not isinstance(self.step_size, (int, float)) or not 0 < self.step_size < math.inf:
-            raise ValueError(f"step_size is {self.step_size!r}; it must be a number above 0 and finite")
+        if not isinstance(self.learning_rate, (int, float)) or not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate is {self.learning_rate!r}; it must be a number above 0 and finite")
         lookup("dtype", self.dtype, DTYPES)
         lookup("precision", self.precision, dict.fromkeys(("full", "mixed")))
         if self.precision == "mixed" and self.dtype != "float32":
             raise ValueError(
                 f"precision is 'mixed', but dtype is {self.dtype!r}; mixed precision keeps float32 weights"
             )
-        lookup("stage output", self.output, dict.fromkeys(("last", "cycle_mean", "round_mean")))
+        lookup("stage output", self.stage_output, dict.fromkeys(("last", "cycle_mean", "round_mean")))
         check_engine(self.engine)
         lookup("weighting", self.weighting, WEIGHTINGS)
         lookup("augment", self.augment, AUGMENTS)
@@ -107,8 +107,10 @@ class Recipe:
             name = next(iter(settings))
             known = own | _names(algorithm) | _names(participation)
             lookup(f"setting of {method}", name, dict.fromkeys(known))
-        step_size = recipe.pop("step_size", found.step_size)
-        return Recipe(method=method, algorithm=algorithm, participation=participation, step_size=step_size, **recipe)
+        learning_rate = recipe.pop("learning_rate", found.learning_rate)
+        return Recipe(
+            method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
+        )
 
     @property
     def batch(self) -> BatchSize:
@@ -130,9 +132,9 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
     setting = Setting(*numbers, clients.census, recipe.weighting, _augment(recipe, clients))
     per_round = max(1, len(schedule.cohort(0).clients))
-    budget = Budget(recipe.cycles, recipe.step_size, recipe.local_steps, schedule.cycle_length, per_round)
+    budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.stages(budget), _with_prox(recipe)
-    averaged = recipe.output != "last"
+    averaged = recipe.stage_output != "last"
     scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
@@ -149,7 +151,7 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
         engine.widest = max(1, *(len(schedule.cohort(number).clients) for number in first))
     if dist.is_available() and dist.is_initialized():
         engine = DistributedEngine(engine)
-    training = Training(algorithm, engine, schedule, plan, setting, recipe.output, Ledger())
+    training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
     return Assembly(training, network, training.start(network.state()))
 
 
@@ -177,9 +179,9 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
         shape, reason = tuple(rows.shape[1:]), " ".join(str(error).split())
         raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {reason}") from error
-    if (outputs.ndim == 2) != objective.vectors:
+    if (outputs.ndim == 2) != objective.takes_embeddings:
         found = outputs.shape[1] if outputs.ndim == 2 else 1
-        needs = "at least 2 (an embedding)" if objective.vectors else "1 (a score), or objective 'contrastive'"
+        needs = "at least 2 (an embedding)" if objective.takes_embeddings else "1 (a score), or objective 'contrastive'"
         raise ValueError(f"the model gives {found} numbers per row; objective {objective.name!r} needs {needs}")
 
 

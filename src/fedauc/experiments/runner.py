@@ -72,8 +72,8 @@ class Run:
         folder.check_data(data.fingerprint)
         if folder.done:
             return Run(config, folder, data, assembly, assembly.start)
-        state, memories, ledger, losses = folder.rewind(config.recipe.device)
-        assembly.training.engine.restore(memories)
+        state, client_states, ledger, losses = folder.rewind(config.recipe.device)
+        assembly.training.engine.restore_client_states(client_states)
         assembly.training.ledger.resume(ledger)
         kept = [torch.tensor(loss, dtype=torch.float64) for loss in losses]
         return Run(config, folder, data, assembly, state, kept, folder.seconds())
@@ -120,12 +120,12 @@ class Run:
         """Whether the round ends a learning cycle that is due; the last one always is."""
         phase = finished.phase
         last = phase.round == self.assembly.training.plan.rounds - 1
-        return last or (phase.ends_cycle and not phase.scoring and phase.learned % every == 0)
+        return last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
     def _checkpoint(self) -> None:
         training = self.assembly.training
         losses = [float(loss) for loss in self.losses]
-        self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger, losses))
+        self.folder.checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, losses))
 
     def _record(self, finished: Round) -> dict[str, Any]:
         phase, quality = finished.phase, self._evaluate(self._model, finished)
@@ -133,10 +133,10 @@ class Run:
             "round": phase.round,
             "cycle": phase.cycle,
             "stage": phase.stage,
-            "step_size": phase.step_size,
+            "learning_rate": phase.learning_rate,
             "loss": float(np.mean([float(loss) for loss in self.losses])) if self.losses else None,
             **quality,
-            **finished.vitals,
+            **finished.diagnostic_values,
             **finished.traffic._asdict(),
         }
 

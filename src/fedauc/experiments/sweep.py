@@ -1,8 +1,8 @@
 """The runs of a sweep: every method with every combination of the varied options, and every seed.
 
->>> varied = read_varied(["step-size=0.01,0.1"], {})
+>>> varied = read_varied(["learning-rate=0.01,0.1"], {})
 >>> list(expand(["cycp-fedavg"], [0], varied, {"cycles": "5"}))
-['cycp-fedavg/step-size-0.01/seed-0', 'cycp-fedavg/step-size-0.1/seed-0']
+['cycp-fedavg/learning-rate-0.01/seed-0', 'cycp-fedavg/learning-rate-0.1/seed-0']
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedauc.experiments.config import Config
-from fedauc.experiments.options import Foreign, build
+from fedauc.experiments.options import InapplicableOption, build
 
 
 class Built(NamedTuple):
     """A configuration, and the options it has no place for."""
 
     config: Config
-    refused: dict[str, Foreign]
+    refused: dict[str, InapplicableOption]
 
 
 def expand(
@@ -40,7 +40,7 @@ def expand(
         raise ValueError(f"{option} is {texts[option]} and varied too; give it once")
     runs: dict[str, Config] = {}
     used: set[str] = set()
-    refused: dict[str, Foreign] = {}
+    refused: dict[str, InapplicableOption] = {}
     for method, values in itertools.product(methods, itertools.product(*varied.values())):
         chosen = dict(zip(varied, values, strict=True))
         built = _fitting(method, base, {**texts, **chosen})
@@ -58,13 +58,13 @@ def expand(
 
 
 def read_varied(texts: Sequence[str], short: Mapping[str, str]) -> dict[str, list[str]]:
-    """Varied options from texts such as `step-size=0.01,0.1`; `short` maps other names of an option to its own."""
+    """Varied options from texts such as `learning-rate=0.01,0.1`; `short` maps other names of an option to its own."""
     found: dict[str, list[str]] = {}
     for text in texts:
         given, equals, values = text.partition("=")
         option = short.get(given, given)
         if not equals or not option:
-            raise ValueError(f"vary is {text!r}; it must be option=value,value, such as step-size=0.01,0.1")
+            raise ValueError(f"vary is {text!r}; it must be option=value,value, such as learning-rate=0.01,0.1")
         if option in ("seed", "method"):
             raise ValueError(f"vary is {text!r}, but a sweep takes --{option}s; use --{option}s {values}")
         if option in found:
@@ -95,19 +95,19 @@ def read_seeds(text: str) -> list[int]:
 def setting_of(place: str) -> str:
     """What the runs of a place's seeds have in common.
 
-    >>> setting_of("cycp-fedavg/step-size-0.1/seed-3")
-    'cycp-fedavg/step-size-0.1'
+    >>> setting_of("cycp-fedavg/learning-rate-0.1/seed-3")
+    'cycp-fedavg/learning-rate-0.1'
     """
     return place.rpartition("/")[0]
 
 
 def _fitting(method: str, base: Config | None, texts: Mapping[str, str]) -> Built:
     """The configuration of the options that have a place."""
-    mine, refused = dict(texts), dict[str, Foreign]()
+    mine, refused = dict(texts), dict[str, InapplicableOption]()
     while True:
         try:
             return Built(build(method, base, mine), refused)
-        except Foreign as foreign:
+        except InapplicableOption as foreign:
             refused[foreign.option] = foreign
             del mine[foreign.option]
 

@@ -15,7 +15,7 @@ from fedauc.federation import orders
 from fedauc.federation.exchange import LOG, Exchange, Outcome, Refused, present
 from fedauc.federation.wire import Parcel, rebuild, unpack
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Census, Cohort, Engine, Order, Phase, Upload, Visits
+from fedauc.interfaces import Census, Cohort, Download, Engine, Phase, Upload, Visits
 from fedauc.trees import Tree, is_empty, tree_add, tree_leaves, tree_map
 
 NEVER = -1
@@ -62,12 +62,12 @@ class FederatedEngine(Engine):
         self._skipped = 0
         self.attended: Callable[[Attendance], None] = lambda attendance: None
 
-    def visit(self, order: Order, cohort: Cohort) -> Visits:
+    def visit(self, download: Download, cohort: Cohort) -> Visits:
         """The mean over the sites that answered in time; the others are marked absent, below the quorum all are."""
-        like = self._like(order)
+        like = self._like(download)
         outcome = self._exchange.ask(
-            {client: self._letter(order, place, client) for place, client in enumerate(cohort.clients)},
-            lambda client, parcel: self._read(client, parcel, order.phase, like),
+            {client: self._letter(download, place, client) for place, client in enumerate(cohort.clients)},
+            lambda client, parcel: self._read(client, parcel, download.phase, like),
             self._lacks,
         )
         self._refuse_outliers(outcome)
@@ -77,24 +77,24 @@ class FederatedEngine(Engine):
             return self._skip(cohort, len(came))
         self._skipped = 0
         for client in came:
-            self._held[client] = Held(torch.tensor(cohort.round), torch.tensor(order.phase.stage))
+            self._held[client] = Held(torch.tensor(cohort.round), torch.tensor(download.phase.stage))
         there = _those(cohort, came)
         return Visits(_reduce([outcome.came[client] for client in came], there.weights), None, there)
 
-    def memories(self) -> dict[int, Tree]:
+    def client_states(self) -> dict[int, Tree]:
         """What each site is known to hold; the memories themselves stay at the sites."""
         return dict(self._held)
 
-    def restore(self, memories: dict[int, Tree]) -> None:
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Put back what is known."""
-        self._held = dict(memories)
+        self._held = dict(client_states)
 
-    def _letter(self, order: Order, place: int, client: int) -> Callable[[], Parcel]:
+    def _letter(self, download: Download, place: int, client: int) -> Callable[[], Parcel]:
         def write() -> Parcel:
             known = self._held.get(client)
             accepted = NEVER if known is None else int(known.visit)
-            anchored = known is not None and int(known.stage) == order.phase.stage
-            return orders.visit({**self._facts, "client": client}, order, place, accepted, anchored)
+            anchored = known is not None and int(known.stage) == download.phase.stage
+            return orders.visit({**self._facts, "client": client}, download, place, accepted, anchored)
 
         return write
 
@@ -145,15 +145,15 @@ class FederatedEngine(Engine):
         LOG.warning("%s; the round is skipped", what)
         return Visits(Upload(), None, Cohort(cohort.round, (), (), (*cohort.absent, *cohort.clients)))
 
-    def _like(self, order: Order) -> Like:
+    def _like(self, download: Download) -> Like:
         """What an upload must look like, from a rehearsal with made-up rows; once per kind of round."""
-        kind = (order.phase.scoring, order.phase.local_steps, order.phase.batch)
+        kind = (download.phase.scoring, download.phase.local_steps, download.phase.batch)
         if kind not in self._likes:
-            alone = order._replace(own=tree_map(lambda leaf: leaf[:1], order.own))
-            upload = self._rehearsal.visit(alone, Cohort(order.phase.round, (0,), (1.0,))).upload
+            alone = download._replace(per_client=tree_map(lambda leaf: leaf[:1], download.per_client))
+            upload = self._rehearsal.visit(alone, Cohort(download.phase.round, (0,), (1.0,))).upload
             size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(upload))
             self._likes[kind] = Like(upload, size)
-            self._rehearsal.restore({})
+            self._rehearsal.restore_client_states({})
         return self._likes[kind]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.drawer import Drawer
 from fedauc.federation.wire import Parcel, pack, rebuild, unpack
-from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Order, Phase, Setting
+from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Download, Phase, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves
 
@@ -59,29 +59,29 @@ class Totals(NamedTuple):
         return Census(*sides)
 
 
-def visit(facts: dict[str, Any], order: Order, place: int, accepted: int, anchored: bool) -> Parcel:
+def visit(facts: dict[str, Any], download: Download, place: int, accepted: int, anchored: bool) -> Parcel:
     """The parcel for the cohort's client at a place; a stage's reference goes along unless the site has it."""
-    anchor = "none" if is_empty(order.anchor) else "kept" if anchored else "sent"
-    own: dict[str, Any] = {"kind": "visit", "phase": _plain(order.phase), "accepted": accepted, "anchor": anchor}
-    trees = {"shared": order.shared, "own": tree_at(order.own, place)}
+    anchor = "none" if is_empty(download.anchor) else "kept" if anchored else "sent"
+    own: dict[str, Any] = {"kind": "visit", "phase": _plain(download.phase), "accepted": accepted, "anchor": anchor}
+    trees = {"shared": download.shared, "own": tree_at(download.per_client, place)}
     if anchor == "sent":
-        trees["anchor"] = order.anchor
+        trees["anchor"] = download.anchor
     return pack({**facts, **own}, trees)
 
 
 def receive(
     algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, parcel: Parcel, drawer: Drawer
-) -> Order:
+) -> Download:
     """The order in a parcel. Its structure is what `dispatch` makes of a fresh server: no structure travels."""
     server = algorithm.init(setting, network.state())
     like = algorithm.dispatch(setting, server, Cohort(phase.round, (0,), (1.0,)), phase)
     found = unpack(parcel)
     shared = rebuild(found["shared"], like.shared, "shared")
-    own = rebuild(found["own"], like.own, "own", shapes=False)
+    own = rebuild(found["own"], like.per_client, "own", shapes=False)
     for leaf in tree_leaves(own):
         if leaf.ndim == 0 or len(leaf) != phase.local_steps:
             raise ValueError(f"own has shape {tuple(leaf.shape)}; it must have {phase.local_steps} local steps")
-    return Order(phase, shared, _anchor(parcel.facts()["anchor"], like.anchor, found, phase.stage, drawer), own)
+    return Download(phase, shared, _anchor(parcel.facts()["anchor"], like.anchor, found, phase.stage, drawer), own)
 
 
 def _anchor(word: str, like: Tree, found: dict[str, Any], stage: int, drawer: Drawer) -> Tree:
@@ -115,4 +115,4 @@ def phase(plain: dict[str, Any]) -> Phase:
 
 
 def _plain(phase: Phase) -> dict[str, Any]:
-    return {**phase._asdict(), "batch": list(phase.batch), "step_size": float(phase.step_size)}
+    return {**phase._asdict(), "batch": list(phase.batch), "learning_rate": float(phase.learning_rate)}

@@ -114,9 +114,9 @@ class Service:
         federation, gathered = Federation.read(out / "federation.json"), _gathered(out)
         _check_same(federation, exchange)
         assembly, folder = _assemble(federation, exchange, gathered, build), RunFolder(out)
-        state, memories, ledger, _ = folder.rewind("cpu")
+        state, client_states, ledger, _ = folder.rewind("cpu")
         journal.cut(out / ATTENDANCE, state.round)
-        assembly.training.engine.restore(memories)
+        assembly.training.engine.restore_client_states(client_states)
         assembly.training.ledger.resume(ledger)
         return Service(federation, exchange, folder, gathered, assembly, state)
 
@@ -144,14 +144,14 @@ class Service:
             attended = seen.pop() if seen else Attendance(finished.phase.round, (), {}, {})
             journal.append(self.folder.path / ATTENDANCE, self._words(attended, finished.cohort))
             # Last, since it is what a resumed run goes on from; sites repeat a visit to the same bits.
-            self.folder.checkpoint(Checkpoint(self.state, training.engine.memories(), training.ledger, []))
+            self.folder.checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, []))
             observer(finished)
 
     def _due(self, finished: Round) -> bool:
         phase = finished.phase
         last = phase.round == self.assembly.training.plan.rounds - 1
         every = self.federation.terms.evaluate_every
-        return last or (phase.ends_cycle and not phase.scoring and phase.learned % every == 0)
+        return last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
     def _record(self, finished: Round) -> dict[str, Any]:
         phase = finished.phase
@@ -161,9 +161,9 @@ class Service:
             "round": phase.round,
             "cycle": phase.cycle,
             "stage": phase.stage,
-            "step_size": phase.step_size,
+            "learning_rate": phase.learning_rate,
             **assess(self.exchange, {**facts, "round": phase.round}, model),
-            **finished.vitals,
+            **finished.diagnostic_values,
             **finished.traffic._asdict(),
         }
 
@@ -221,7 +221,7 @@ def _assemble(federation: Federation, exchange: Exchange, gathered: Gathered, bu
     """The simulator's assembly over clients without rows, with the federated engine in place of its own."""
     # The server only averages; on a GPU the flat vector would have an order of its own, which no site shares.
     recipe = dataclasses.replace(federation.recipe, engine="loop", device="cpu")
-    if recipe.algorithm.objective.vectors and federation.terms.evaluation != "none":
+    if recipe.algorithm.objective.takes_embeddings and federation.terms.evaluation != "none":
         raise ValueError(f"evaluation is {federation.terms.evaluation!r}; embeddings have no score: use 'none'")
     module = (build or federation.model.build)(gathered.shape, recipe.seed)
     groups = np.array([site.group for site in federation.sites])

@@ -28,7 +28,7 @@ from fedauc.federation.data import Load, SiteData, as_client
 from fedauc.federation.drawer import Drawer
 from fedauc.federation.scoring import histogram
 from fedauc.federation.wire import Parcel, pack, rebuild, unpack
-from fedauc.interfaces import Algorithm, Cohort, Order, Setting
+from fedauc.interfaces import Algorithm, Cohort, Download, Setting
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
@@ -104,15 +104,17 @@ class Site:
         data = self._load()
         job, phase = self._job(facts, data), orders.phase(facts["phase"])
         drawer = self._drawer(facts["run"])
-        order = orders.receive(job.algorithm, job.setting, job.network, phase, parcel, drawer)
+        download = orders.receive(job.algorithm, job.setting, job.network, phase, parcel, drawer)
         engine = LoopEngine(job.algorithm, job.network, as_client(data, job.client, job.setting.census), job.setting)
-        blank = job.algorithm.blank(order)
-        memory = () if is_empty(blank) else self._memory(drawer, facts["accepted"], blank)
-        if not is_empty(memory):
-            engine.restore({job.client: memory})
-        visits = engine.visit(_stacked(order), Cohort(phase.round, (job.client,), (1.0,)))
-        if not is_empty(blank):
-            self._keep(drawer, facts["accepted"], phase.round, engine.memories().get(job.client, ()))
+        initial_client_state = job.algorithm.initial_client_state(download)
+        client_state = (
+            () if is_empty(initial_client_state) else self._memory(drawer, facts["accepted"], initial_client_state)
+        )
+        if not is_empty(client_state):
+            engine.restore_client_states({job.client: client_state})
+        visits = engine.visit(_stacked(download), Cohort(phase.round, (job.client,), (1.0,)))
+        if not is_empty(initial_client_state):
+            self._keep(drawer, facts["accepted"], phase.round, engine.client_states().get(job.client, ()))
         trees = {"mean": visits.upload.mean, "pool": visits.upload.pool}
         return pack({"kind": "visit", "round": phase.round, "rows": data.held}, trees)
 
@@ -143,7 +145,7 @@ class Site:
         compute = Compute(mixed=recipe.precision == "mixed")
         return ModuleNetwork(build(tuple(data.inputs.shape[1:]), recipe.seed), DTYPES[recipe.dtype], compute)
 
-    def _memory(self, drawer: Drawer, accepted: int, blank: Tree) -> Tree:
+    def _memory(self, drawer: Drawer, accepted: int, initial_client_state: Tree) -> Tree:
         """What the named visit left behind; `()` before the first."""
         if accepted < 0:
             return ()
@@ -151,19 +153,19 @@ class Site:
         if kept is None:
             raise orders.Lacking("memory")
         leaves = unpack(kept)["memory"]
-        return rebuild(leaves, blank, "memory") if leaves else ()
+        return rebuild(leaves, initial_client_state, "memory") if leaves else ()
 
-    def _keep(self, drawer: Drawer, accepted: int, round: int, memory: Tree) -> None:
+    def _keep(self, drawer: Drawer, accepted: int, round: int, client_state: Tree) -> None:
         """Two versions at most: the one the server knows of, and the one it may come to know of."""
-        drawer.save(f"memory-{round}", pack({}, {"memory": memory}))
+        drawer.save(f"memory-{round}", pack({}, {"memory": client_state}))
         for name in drawer.names():
             if name.startswith("memory-") and name not in (f"memory-{accepted}", f"memory-{round}"):
                 drawer.drop(name)
 
 
-def _stacked(order: Order) -> Order:
+def _stacked(download: Download) -> Download:
     """The order of a cohort of one."""
-    return order._replace(own=tree_map(lambda leaf: leaf[None], order.own))
+    return download._replace(per_client=tree_map(lambda leaf: leaf[None], download.per_client))
 
 
 def _recipe(facts: dict[str, Any]) -> Recipe:

@@ -30,7 +30,7 @@ class Contrastive(PairObjective):
     """
 
     name: ClassVar[str] = "contrastive"
-    vectors: ClassVar[bool] = True
+    takes_embeddings: ClassVar[bool] = True
     margin: float = 1.0
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class Minimax(Objective):
 
         f = Σᵢ ωᵢ [ yᵢ c₊ ((hᵢ - a)² - 2(m + α)hᵢ) + (1 - yᵢ) c₋ ((hᵢ - b)² + 2(m + α)hᵢ) ] - c₀α²
 
-    Without `prior`, c₊ = c₋ = c₀ = 1 on a `classes` draw: the normalised form, whose step size does not depend on the
+    Without `prior`, c₊ = c₋ = c₀ = 1 on a `classes` draw: the normalised form, whose learning rate does not depend on the
     imbalance. With `prior` p, (c₊, c₋, c₀) = (1 - p, p, p(1 - p)) on a `rows` draw: the paper's form.
     At the saddle, f = L - m² (times p(1 - p)) with L = E₊E₋(m - h + h')².
 

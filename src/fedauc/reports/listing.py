@@ -13,7 +13,7 @@ def methods_table() -> Table:
     """Every method, with what it is made of."""
     table = _table("method", "algorithm", "participation", "step", "reference")
     for method in methods().values():
-        row = (method.algorithm.name, method.participation, f"{method.step_size:g}", method.reference)
+        row = (method.algorithm.name, method.participation, f"{method.learning_rate:g}", method.reference)
         table.add_row(method.name, *row)
     return table
 

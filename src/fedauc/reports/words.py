@@ -10,9 +10,9 @@ from fedauc.engines import AUTO, engines
 from fedauc.experiments.options import Option
 
 WORDS: Mapping[str, str] = {
-    "output": "the model a stage ends with",
+    "stage-output": "the model a stage ends with",
     "cycles": "visits to each group",
-    "step-size": "length of a step; 0.01 for the minimax methods, else",
+    "learning-rate": "length of a step; 0.01 for the minimax methods, else",
     "local-steps": "steps of a visit",
     "positives": "positive rows of a step",
     "negatives": "negative rows of a step",

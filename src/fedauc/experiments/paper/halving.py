@@ -1,7 +1,7 @@
 """Successive halving (Jamieson and Talwalkar 2016): many candidates for a few cycles, the best third for more.
 
 A budget of cycles is spent evenly over the rungs, so that methods with few candidates and with many cost the same. A
-rung is a run of its own, with its whole schedule of step sizes in so many cycles.
+rung is a run of its own, with its whole schedule of learning rates in so many cycles.
 
 >>> [(rung.candidates, rung.cycles) for rung in rungs(12, 120)]
 [(12, 3), (4, 10), (2, 20)]
@@ -106,19 +106,19 @@ FINE = ("1", "0.3", "0.1", "0.03", "0.01", "0.003", "0.001")
 STAGES = {"stages.initial": ("1", "10", "50"), "stages.decay": ("0.1", "0.2", "0.5"), "stages.scale": ("2", "5", "10")}
 
 GRIDS = ("none", "steps", "wide", "wider", "fine", "long", "full", "lower", "paper")
-"""No tuning; step sizes with λ or ρ; the same with a larger one, with three, or with more; those without the ends, with
+"""No tuning; learning rates with λ or ρ; the same with a larger one, with three, or with more; those without the ends, with
 two λ or ρ, for longer rungs; the method's own and the next smaller, for runs of full length; the same with one that is
 smaller still; the paper's, with its stages."""
 
 WHOLE = {"full": 2, "lower": 3}
-"""The grids for runs of full length, and how many step sizes they have."""
+"""The grids for runs of full length, and how many learning rates they have."""
 
 FULL = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
-"""The other values where only step sizes are tuned."""
+"""The other values where only learning rates are tuned."""
 
 
 def _steps(grid: str, usual: float) -> tuple[str, ...]:
-    """The step sizes of a grid, largest first; `usual` is the method's own.
+    """The learning rates of a grid, largest first; `usual` is the method's own.
 
     >>> _steps("full", 0.1), _steps("full", 0.05), _steps("full", 0.0001), _steps("lower", 0.01)
     (('0.1', '0.03'), ('0.03', '0.01'), ('0.003', '0.001'), ('0.01', '0.003', '0.001'))
@@ -131,7 +131,7 @@ def _steps(grid: str, usual: float) -> tuple[str, ...]:
 
 
 def candidates(entry: Entry, grid: str) -> list[Texts]:
-    """The paper's grid for a row: step sizes for all, λ for the sigmoid loss, ρ for the minimax methods.
+    """The paper's grid for a row: learning rates for all, λ for the sigmoid loss, ρ for the minimax methods.
 
     The paper does not define ρ; the proximal weight is nearest. Nor does it name the amplification, which its
     baselines' own papers tune. What a row settles itself is not tuned.
@@ -152,7 +152,7 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
         axes = {name: values[:2] for name, values in axes.items()}
     if grid in WHOLE:
         axes = {name: (FULL[name],) for name in axes}
-    axes = {"step-size": _steps(grid, method.step_size), **axes}
+    axes = {"learning-rate": _steps(grid, method.learning_rate), **axes}
     staged = grid == "paper" and (minimax or pairwise)
     fixed = {"stages": "geometric"} if staged else {}
     axes = {name: values for name, values in axes.items() if name not in entry.settings}

@@ -32,7 +32,7 @@ class Column:
     are not `usual` run only when named. `seeds` are its own, whatever is asked for, where cases repeat a run already.
     `overlap` is the share of test rows that two cases with other test parts have in common. `grid` is tuned over where
     no other is asked for, with a row's cycles after a colon if they are not the usual ones: a wider one off the paper's
-    data, where its step sizes may not reach far enough. Runs of columns that are not `tested` keep no ranks: a figure's
+    data, where its learning rates may not reach far enough. Runs of columns that are not `tested` keep no ranks: a figure's
     points are compared with each other, not its rows. A column with a `tuned` case has settings for itself, chosen
     there; until then it has those of its dataset.
     """

@@ -158,6 +158,20 @@ class Store:
         return self.path / "ranks" / f"{name(config)}.npz"
 
 
+RENAMED = {"learning_rate": "step_size", "stage_output": "output", "learning-rate": "step-size"}
+"""Fields that older records call otherwise. TODO: goes with the conversion of the records."""
+
+
+def with_new_names(tree: Any) -> Any:
+    """A stored configuration or choice with today's names."""
+    if isinstance(tree, list):
+        return [with_new_names(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    old = {name: new for new, name in RENAMED.items()}
+    return {old.get(key, key): with_new_names(value) for key, value in tree.items()}
+
+
 @functools.lru_cache(maxsize=8192)
 def plain(config: Config) -> Config:
     """A configuration without what does not decide its result."""
@@ -170,7 +184,10 @@ def _pair(config: Config) -> tuple[str, str]:
 
 def name(config: Config) -> str:
     """What a run's files are called."""
-    digest = hashlib.blake2b(plain(config).to_json().encode(), digest_size=6).hexdigest()
+    text = plain(config).to_json()
+    for new, old in RENAMED.items():
+        text = text.replace(f'"{new}"', f'"{old}"')
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return f"{config.data.name}-{config.recipe.method}-{digest}"
 
 
@@ -273,7 +290,7 @@ def _decode(found: Any) -> Record:
         raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     if convert(int, found.pop("format"), "format") > FORMAT:
         raise _Newer(f"a newer format than {FORMAT}: upgrade fedauc")
-    config = Config.from_json(json.dumps(found.pop("config")), "config")
+    config = Config.from_json(json.dumps(with_new_names(found.pop("config"))), "config")
     curve = tuple(_checked(Point(*point)) for point in found.pop("curve"))
     others = {key: convert(kind, found.pop(key), key) for key, kind in FIELDS.items() if key not in ("config", "curve")}
     if found:

@@ -68,14 +68,14 @@ def _built(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
 
 def _light(algorithm: Algorithm) -> bool:
     """Whether a checkpoint is one model; with a memory per client it is a hundred, and takes longer than a cycle."""
-    return type(algorithm).blank is Algorithm.blank
+    return type(algorithm).initial_client_state is Algorithm.initial_client_state
 
 
 IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
 """The datasets that have the settings of image models."""
 
 _IMAGES = {"partition": "dirichlet", "partition.clients": "100", "partition.concentration": "0.5"}
-_IMAGES |= {"precision": "mixed", "stages.decay": "1", "output": "round_mean", "algorithm.weight-decay": "0.001"}
+_IMAGES |= {"precision": "mixed", "stages.decay": "1", "stage-output": "round_mean", "algorithm.weight-decay": "0.001"}
 _PHOTOGRAPHS = _IMAGES | {"model": "resnet18", "augment": "crop-flip"}
 _LUNGS = _IMAGES | {"model": "densenet121", "remove-positives": "0.5"}
 _FEW_POSITIVES = {"positives": "4", "negatives": "28"}
@@ -120,7 +120,7 @@ PAPER = Scale(
 )
 """The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty.
 
-Image models keep their step size, and hand on the mean over each stage's rounds; `sheets.schedules` shows why, and
+Image models keep their learning rate, and hand on the mean over each stage's rounds; `sheets.schedules` shows why, and
 `sheets.batches` why the AUC methods draw few positives, and weigh rows or clients alike."""
 
 _DRAWN = {"data": "synthetic", "data.clients": "40", "data.rows-per-client": "60", "model": "linear"}

@@ -41,7 +41,7 @@ def table1(scale: Scale) -> Sheet:
     100 cycles of 10 groups, which take part whole, with 16 local steps on 32 rows: ResNet-18 with the ImageNet stem and
     GroupNorm on CIFAR, DenseNet-121 on chest images, a linear scorer on insurance data. On images, a batch's classes,
     weighting and weight decay differ by method: see `batches`. There a-fedavg and a-scaffold have CyCp-FedAvg's, and
-    rs-minimax and rs-pairwise those of the cyclic methods. There, two step sizes are tuned by row; λ, the proximal
+    rs-minimax and rs-pairwise those of the cyclic methods. There, two learning rates are tuned by row; λ, the proximal
     weight and the amplification are fixed.
     """
     columns = (*_datasets(), Column(SYNTHETIC, SYNTHETIC, usual=False, grid="wider:480"))
@@ -93,7 +93,7 @@ def table9(scale: Scale) -> Sheet:
 def figure1(scale: Scale) -> Sheet:
     """The communication interval I, at the same number of local steps in all. The paper finds no loss with a long one.
 
-    Points that are not a table's are tuned one by one, on images over three step sizes instead of two; their batches,
+    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their batches,
     weighting and weight decay are the table's.
     """
     columns = []
@@ -107,7 +107,7 @@ def figure1(scale: Scale) -> Sheet:
 def figure2(scale: Scale) -> Sheet:
     """Clients per round M, out of the same groups; the largest M is the whole group. The paper finds more to be faster.
 
-    Points that are not a table's are tuned one by one, on images over three step sizes instead of two; their batches,
+    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their batches,
     weighting and weight decay are the table's. The AUC to reach is the lowest that a point ends with, and .02 less.
     """
     columns = []
@@ -211,10 +211,10 @@ def schedules(scale: Scale) -> Sheet:
     """
     even = {"positives": "16", "negatives": "16", "weighting": "clients"}
     fixed: dict[str, tuple[str, Texts]] = {
-        "cycp-fedavg-0.1": ("cycp-fedavg", {"step-size": "0.1"}),
-        "cycp-minimax-0.01": ("cycp-minimax", {"step-size": "0.01", "algorithm.prox": "0.1"} | even),
-        "cycp-pairwise-0.03": ("cycp-pairwise", {"step-size": "0.03"} | even),
-        "cycp-pairwise-0.1": ("cycp-pairwise", {"step-size": "0.1"} | even),
+        "cycp-fedavg-0.1": ("cycp-fedavg", {"learning-rate": "0.1"}),
+        "cycp-minimax-0.01": ("cycp-minimax", {"learning-rate": "0.01", "algorithm.prox": "0.1"} | even),
+        "cycp-pairwise-0.03": ("cycp-pairwise", {"learning-rate": "0.03"} | even),
+        "cycp-pairwise-0.1": ("cycp-pairwise", {"learning-rate": "0.1"} | even),
     }
     rows = tuple(Entry(name, method, settings) for name, (method, settings) in fixed.items())
     ways = {
@@ -225,20 +225,20 @@ def schedules(scale: Scale) -> Sheet:
     }
     columns = []
     for name, (decay, output, weight_decay) in ways.items():
-        case = {"stages.decay": decay, "output": output, "algorithm.weight-decay": weight_decay}
+        case = {"stages.decay": decay, "stage-output": output, "algorithm.weight-decay": weight_decay}
         columns.append(Column(f"cifar10-{name}", "cifar10", (case,), seeds=(0,), grid="none"))
-    title = "Step sizes, stage means and weight decay, dir = 0.5"
+    title = "Learning rates, stage means and weight decay, dir = 0.5"
     return Sheet("schedules", title, rows, tuple(columns), validation=True)
 
 
 def batches(scale: Scale) -> Sheet:
-    """A batch's positives and negatives, whose data counts how much, and weight decay, at two step sizes or three.
+    """A batch's positives and negatives, whose data counts how much, and weight decay, at two learning rates or three.
 
     It decided the rest of the image columns' settings, by validation AUC: each method has what is highest in its rows.
     FedAvg draws rows of any class, 32 at a time. Nothing is tuned here; what has no number was not tried. The search
     began after `alike`, whose test AUCs were known by then.
     """
-    rows = [Entry(f"cycp-fedavg-{step}", "cycp-fedavg", {"step-size": step}) for step in ("0.3", "0.1", "0.03")]
+    rows = [Entry(f"cycp-fedavg-{step}", "cycp-fedavg", {"learning-rate": step}) for step in ("0.3", "0.1", "0.03")]
     own: dict[str, tuple[Texts, tuple[str, str]]] = {
         "cycp-minimax": ({"algorithm.prox": "0.01"}, ("0.01", "0.003")),
         "cycp-pairwise": ({}, ("0.1", "0.03")),
@@ -247,7 +247,7 @@ def batches(scale: Scale) -> Sheet:
         for positives, negatives in ("16", "16"), ("4", "28"):
             batch = {**settings, "positives": positives, "negatives": negatives}
             name = f"{method}-{positives}-{negatives}"
-            rows += [Entry(f"{name}-{step}", method, batch | {"step-size": step}) for step in steps]
+            rows += [Entry(f"{name}-{step}", method, batch | {"learning-rate": step}) for step in steps]
     columns = []
     for weighting in ("clients", "pooled"):
         for label, weight_decay in ("1e-3", "0.001"), ("3e-3", "0.003"):
@@ -260,7 +260,7 @@ def batches(scale: Scale) -> Sheet:
 def alike(scale: Scale) -> Sheet:
     """CyCp rows on CIFAR-10 with 16 positives and 16 negatives, clients that count alike and weight decay 1e-3 for all.
 
-    Their step sizes are those that were best on validation rows. This is what Table 1 would have without `batches`.
+    Their learning rates are those that were best on validation rows. This is what Table 1 would have without `batches`.
     """
     kept = ("cycp-fedavg-0.1", "cycp-minimax-16-16-0.01", "cycp-pairwise-16-16-0.03")
     rows = tuple(row for row in batches(scale).rows if row.name in kept)
@@ -327,7 +327,7 @@ def _datasets(case: Texts | None = None) -> tuple[Column, ...]:
 
 
 def _column(name: str, dataset: str, case: Texts | None = None) -> Column:
-    """Image models are tuned in whole runs: short ones put their step sizes in another order."""
+    """Image models are tuned in whole runs: short ones put their learning rates in another order."""
     return Column(name, dataset, (case or {},), grid="full" if dataset in IMAGES else "steps")
 
 

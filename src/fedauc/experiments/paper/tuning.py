@@ -17,7 +17,7 @@ from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.paper.halving import GRIDS, WHOLE, Trial, Winner, candidates, check_budget, halve
 from fedauc.experiments.paper.layout import Cell, Entry, Sheet, cells
-from fedauc.experiments.paper.records import Store
+from fedauc.experiments.paper.records import Store, with_new_names
 from fedauc.experiments.paper.running import Workshop
 from fedauc.experiments.paper.scales import Scale, Texts
 
@@ -39,7 +39,7 @@ class Tuning:
     cycles: int = 0
 
     def budget(self, scale: Scale) -> int:
-        """The cycles of a row: a whole run per step size for the grids of such, otherwise 120."""
+        """The cycles of a row: a whole run per learning rate for the grids of such, otherwise 120."""
         return self.cycles or WHOLE.get(self.grid, 0) * scale.cycles or USUAL
 
     @staticmethod
@@ -113,7 +113,7 @@ class Choices:
         if not path.is_file():
             return None
         try:
-            return Choice(**json.loads(path.read_text()))
+            return Choice(**with_new_names(json.loads(path.read_text())))
         except (ValueError, TypeError) as error:
             raise ValueError(f"choice {path} is damaged ({error}); delete it, and it is made again") from error
 

@@ -167,10 +167,10 @@ def tuned(shown: Sequence[Shown], choices: Choices, scale: Scale) -> Iterator[st
     yield prose(
         "Successive halving on validation AUC, once per dataset and row, on labels as they are; a dataset's rows "
         "that are tuned over one grid have the same cycles to spend, less what their candidates do not divide. The "
-        "grid `steps` has step sizes .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
+        "grid `steps` has learning rates .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
         " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
         " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
-        "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two step sizes, "
+        "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two learning rates, "
         "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
         "runs of full length; `lower` has one that is smaller still, for points of figures, which are tuned one by "
         f"one, on images. In all {trained} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
@@ -185,7 +185,7 @@ def tuned(shown: Sequence[Shown], choices: Choices, scale: Scale) -> Iterator[st
 
 
 def _searched(shown: Sequence[Shown], scale: Scale) -> Iterator[str]:
-    """How many whole runs each method's settings on images were found with, beside the two of its row's step sizes."""
+    """How many whole runs each method's settings on images were found with, beside the two of its row's learning rates."""
     found = set[tuple[str, Config]]()
     for sheet, filled in shown:
         for cell in cells(sheet) if sheet.name in ("schedules", "batches") else ():
@@ -203,22 +203,22 @@ def _searched(shown: Sequence[Shown], scale: Scale) -> Iterator[str]:
 
 
 def _ends(chosen: Mapping[Job, Choice]) -> str:
-    """How often the grid may have been too short; of two step sizes each is an end."""
+    """How often the grid may have been too short; of two learning rates each is an end."""
     wide, smallest, largest, lowest, two = 0, 0, dict[str, list[str]](), list[str](), list[bool]()
     for job, found in chosen.items():
-        tried = [each.get("step-size") for each in candidates(job.entry, found.grid)]
+        tried = [each.get("learning-rate") for each in candidates(job.entry, found.grid)]
         if len(set(tried)) > 2:
-            wide, smallest = wide + 1, smallest + (found.settings.get("step-size") == tried[-1])
-            if found.settings.get("step-size") == tried[0]:
+            wide, smallest = wide + 1, smallest + (found.settings.get("learning-rate") == tried[-1])
+            if found.settings.get("learning-rate") == tried[0]:
                 largest.setdefault(job.column or job.dataset, []).append(job.entry.name)
-            elif found.settings.get("step-size") == tried[-1] and job.column:
+            elif found.settings.get("learning-rate") == tried[-1] and job.column:
                 lowest.append(job.name)
         elif len(set(tried)) == 2:
-            two.append(found.settings.get("step-size") == tried[0])
+            two.append(found.settings.get("learning-rate") == tried[0])
     listed = "; ".join(f"{dataset} ({', '.join(names)})" for dataset, names in largest.items())
     more = f", so that a larger one might do better: {listed}" if listed else ""
     points = f" (points of figures: {', '.join(lowest)})" if lowest else ""
-    of = f"Of {wide} rows with more than two step sizes, {smallest} chose the smallest of their grid{points}"
+    of = f"Of {wide} rows with more than two learning rates, {smallest} chose the smallest of their grid{points}"
     pairs = f" Of {len(two)} rows with two, {sum(two)} chose the larger." if two else ""
     return f"{of} and {sum(map(len, largest.values()))} the largest{more}.{pairs}"
 
