@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedauc.experiments.config import Config
-from fedauc.experiments.paper.layout import Cell, runs
-from fedauc.experiments.paper.records import Point, Record, Store, plain
-from fedauc.experiments.paper.scales import PAPER
-from fedauc.experiments.paper.tuning import Choice, Choices, Job
+from paper.layout import Cell, runs
+from paper.records import Point, Record, Store, plain
+from paper.scales import PAPER
+from paper.tuning import Choice, Choices, Job
 
 VERSIONS = {"fedauc": "0", "python": "3", "torch": "2", "numpy": "2", "gpu": None}
 

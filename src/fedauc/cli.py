@@ -32,7 +32,6 @@ from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
 from fedauc.reports.labels import labels
 from fedauc.reports.listing import members_table, methods_table
-from fedauc.reports.paper import commands as paper_commands
 from fedauc.reports.profile import profiled
 from fedauc.reports.profile import table as spent_table
 from fedauc.reports.progress import Bars
@@ -65,20 +64,22 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
-AGAIN = {"paper": "the same command", "data": "the same command", "federation": "fedauc federation resume DIR"}
+AGAIN = {"data": "the same command", "federation": "fedauc federation resume DIR"}
 """How commands go on that `fedauc resume` does not know."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.add_typer(data_cli.app, name="data")
 app.add_typer(federation_commands.app, name="federation")
-app.add_typer(paper_commands.app, name="paper")
 
 
-def start() -> None:
-    """Run the command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3."""
+def start(application: typer.Typer = app, program: str = "fedauc", again: str = "") -> None:
+    """Run a command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3.
+
+    `again` says how an interrupted command goes on, where that is not `fedauc resume`.
+    """
     try:
         with joined(), spoken():
-            code = app(prog_name="fedauc", standalone_mode=False)
+            code = application(prog_name=program, standalone_mode=False)
     except USAGE as error:
         _fail(_usage(error), 2)
     except (ValueError, OSError) as error:
@@ -89,7 +90,7 @@ def start() -> None:
         code = 130
     # Some releases of typer turn an interrupt into this code.
     if code == 130:
-        again = AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR").replace("DIR", _folder(sys.argv[1:]))
+        again = again or AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR").replace("DIR", _folder(sys.argv[1:]))
         _fail(f"interrupted; go on with: {again}", 130)
     sys.exit(code if isinstance(code, int) else 0)
 

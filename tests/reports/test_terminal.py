@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 import data_files
-from cli_helpers import fedauc
+from cli_helpers import fedauc, paper_command
 from fedauc.cli import _bar_names
 from fedauc.data import datasets
 from fedauc.data.medicare_like import MedicareLike
 from fedauc.experiments.options import options
-from fedauc.experiments.paper.layout import cells
-from fedauc.experiments.paper.records import Store
-from fedauc.experiments.paper.scales import PAPER
-from fedauc.experiments.paper.sheets import METHODS, SHEETS
 from fedauc.experiments.runner import Progress
 from fedauc.reports.labels import foreign
-from fedauc.reports.paper.filling import Filled, Filler
-from fedauc.reports.paper.report import page
-from fedauc.reports.paper.tables import SMOKE
-from fedauc.reports.paper.terminal import show, warnings
 from fedauc.reports.progress import MOST, Bars
 from fedauc.reports.summary import Line, Spread
 from fedauc.reports.tables import caption, headers
 from fedauc.reports.words import WORDS
 from fedauc.version import VERSION
+from paper.filling import Filled, Filler
+from paper.layout import cells
+from paper.records import Store
+from paper.report import page
+from paper.scales import PAPER
+from paper.sheets import METHODS, SHEETS
+from paper.tables import SMOKE
+from paper.terminal import show, warnings
 from paper_records import by_default, keep, labelled, scored
 
 LINE = Line("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
@@ -173,7 +173,7 @@ def test_the_table_says_below_what_the_page_says_of_stand_ins(
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
     asked = ("--columns", ",".join(columns), "--methods", ",".join(rows), "--seeds", "0")
-    told = fedauc(capsys, "paper", "table1", *asked)
+    told = paper_command(capsys, "table1", *asked)
     assert told.code == 0, told.err
     warning = "`insurance-stand-in` is not the paper's data: STAND-IN for others: rows, 7 positives to test on."
     assert warning in page(store, PAPER, [0], ["table1"]).text
@@ -182,7 +182,7 @@ def test_the_table_says_below_what_the_page_says_of_stand_ins(
     assert text.count("is not the paper's data") == 1
     monkeypatch.setenv("COLUMNS", "40")
     # A name of 12 places, `.5000 [.7836]` of 13 and the other column's name of 18, two between, are 47.
-    narrow = fedauc(capsys, "paper", "table1", *asked).out.splitlines()
+    narrow = paper_command(capsys, "table1", *asked).out.splitlines()
     assert sum(line.startswith("cycp-minimax ") for line in narrow) == 2
     # Without the scores that count them, what is known is still said.
     for file in (inside / "results" / "ranks").iterdir():
@@ -196,10 +196,10 @@ def test_counts_say_whose_they_are_not(
 ) -> None:
     data_files.chest_stand_in(inside, monkeypatch)
     monkeypatch.setenv("FEDAUC_DATA", str(inside))
-    told = " ".join(fedauc(capsys, "paper", "table7", "--columns", "chest-stand-in").out.split())
+    told = " ".join(paper_command(capsys, "table7", "--columns", "chest-stand-in").out.split())
     note = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
     assert told.endswith(f"- `chest-stand-in` is not the paper's data: {note}.")
-    assert " ".join(fedauc(capsys, "paper", "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE}")
+    assert " ".join(paper_command(capsys, "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE}")
 
 
 def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +225,6 @@ def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monke
 def test_a_budget_that_cannot_be_says_what_to_write(
     inside: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    told = fedauc(capsys, "paper", "table1", "--scale", "smoke", "--columns", "cifar10", *words)
+    told = paper_command(capsys, "table1", "--scale", "smoke", "--columns", "cifar10", *words)
     assert (told.code, told.err) == (2, f"error: {message}\n")
     assert list(inside.iterdir()) == []

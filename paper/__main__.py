@@ -1,0 +1,15 @@
+"""`python -m paper`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+from fedauc.cli import start
+from paper.commands import app
+
+
+def main() -> None:
+    """Start the command line."""
+    start(app, "python -m paper", again="the same command")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The shell face of the paper's experiments: list, run (or a table's own name), report."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedauc.data.sources import Absent, writable
+from fedauc.discovery import lookup
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.sweep import read_list, read_seeds
+from fedauc.reports.progress import Bars
+from paper.filling import Filler, wanted
+from paper.layout import Sheet
+from paper.pictures import draw, panels
+from paper.records import Store
+from paper.report import overview, page
+from paper.running import OutOfTime, Workshop
+from paper.scales import SCALES, Scale
+from paper.sections import FIGURES
+from paper.sheets import PUBLISHED, SHEETS
+from paper.tables import (
+    REACHED,
+    SMOKE,
+    borrowed,
+    counts,
+    early_text,
+    legend,
+    precision_text,
+    validation_text,
+)
+from paper.terminal import counted, show, uneven, warnings
+from paper.tuning import Choices, Tuning, tune
+
+HOME = "FEDAUC_RESULTS"
+"""The environment variable that names the folder of records; `results` by default."""
+
+WORK = Path("runs") / "paper"
+"""Runs that are not finished yet."""
+
+app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", rich_markup_mode="rich")
+
+ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: minutes on drawn rows.")]
+Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
+Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds, where a column has none of its own.")]
+Minutes = Annotated[float, typer.Option("--budget-minutes", help="Stop after so long; go on by the same command.")]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Grid = Annotated[
+    str,
+    typer.Option(
+        "--tuning",
+        metavar="grid[:cycles]",
+        help="steps, wide, wider, fine, long, full, lower or paper, and cycles per row (120, for full two whole runs, "
+        "for lower three), or none, where nothing was chosen yet; by default what was chosen before.",
+    ),
+]
+
+
+@app.command("list")
+def list_(scale: ScaleName = "paper") -> None:
+    """List the tables and figures with their columns.
+
+    Example: [bold]python -m paper list[/bold]
+    """
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in ("name", "what", "columns"):
+        table.add_column(header, overflow="fold")
+    for line in overview(lookup("scale", scale, SCALES)):
+        table.add_row(*line)
+    table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
+    Console().print(table)
+
+
+@app.command()
+def report(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The Markdown file; docs/results.md, or docs/smoke.md, by default.")
+    ] = None,
+    tables: Annotated[str, typer.Option("--tables", metavar="a,b,...", help="Tables; every one by default.")] = "",
+    scale: ScaleName = "paper",
+    seeds: Seeds = "0,1,2",
+) -> None:
+    """Write a page of every table, and its figures beside it, from the records alone; nothing runs.
+
+    Example: [bold]python -m paper report --out results/report.md[/bold]
+    """
+    names, store = _names("tables", tables) or list(SHEETS), _filled()
+    _runnable(names)
+    found = lookup("scale", scale, SCALES)
+    out = out or Path("docs") / ("results.md" if found.published else f"{scale}.md")
+    made = page(store, found, read_seeds(seeds), names)
+    if not made.begun:
+        raise ValueError(
+            f"no run of {', '.join(names)} at scale {scale} has finished in {store.path}: {out} is as it was"
+        )
+    for name, mine in made.pictures.items():
+        draw(mine, out.parent / FIGURES / name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, made.text.encode())
+    figures = f"{len(made.pictures)} figure{'s' * (len(made.pictures) > 1)}"
+    print(f"wrote {out}" + (f" and {figures} beside it" if made.pictures else ""))
+
+
+@app.command()
+def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
+    """Count positives and negatives beside the paper's Table 7; nothing runs.
+
+    Example: [bold]python -m paper table7 --columns cifar10[/bold]
+    """
+    found = lookup("scale", scale, SCALES)
+    names = _names("columns", columns) or list(PUBLISHED)
+    for name in names:
+        lookup("column of table7", name, found.datasets)
+    console = Console()
+    table, absent = counts(found, names)
+    console.print(table)
+    for line in [*counted(found, names), *([] if found.published else [SMOKE])]:
+        console.print(line, highlight=False, markup=False)
+    for line in absent:
+        print(line)
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="Names from `python -m paper list`.")],
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    budget_minutes: Minutes = float("inf"),
+    device: Device = "cpu",
+    scale: ScaleName = "paper",
+    tuning: Grid = "",
+) -> None:
+    """Run several tables, whose runs then share graphs; what has a record is not run again.
+
+    Example: [bold]python -m paper run table1 table2 --columns cifar10,cifar100 --device cuda[/bold]
+    """
+    if not budget_minutes > 0:
+        raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
+    found, store = lookup("scale", scale, SCALES), _store()
+    sheets = _sheets(names, found, columns, methods)
+    filler = Filler(store, found, read_seeds(seeds))
+    plan = Tuning.read(tuning) if tuning else None
+    late, absent = False, ""
+    deadline = time.monotonic() + 60 * budget_minutes
+    if not writable(store.path):
+        remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
+        raise ValueError(f"{store.path} cannot be written: {remedy}")
+    with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
+        try:
+            tune(sheets, found, shop, plan)
+            for tested in (True, False):
+                shop.run(wanted(sheets, filler, tested), tested)
+        except OutOfTime:
+            late = True
+        except Absent as error:
+            absent = str(error)
+    _show(sheets, filler, store, found)
+    if absent:
+        raise ValueError(f"{absent}; or name columns whose data is there: --columns")
+    if late:
+        print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
+
+
+@app.command("show")
+def show_(
+    names: Annotated[list[str], typer.Argument(help="Names from `python -m paper list`.")],
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    scale: ScaleName = "paper",
+) -> None:
+    """Print tables from the records alone; nothing runs.
+
+    Example: [bold]python -m paper show table1 --columns cifar10,cifar100[/bold]
+    """
+    found, store = lookup("scale", scale, SCALES), _filled()
+    _show(_sheets(names, found, columns, methods), Filler(store, found, read_seeds(seeds)), store, found)
+
+
+def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[Sheet]:
+    _runnable(names)
+    made = [lookup("table", name, SHEETS)(scale) for name in names]
+    return [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in made]
+
+
+def _runnable(names: Sequence[str]) -> None:
+    if "table7" in names:
+        raise ValueError("table7 is counted, not run: use `python -m paper table7`")
+
+
+def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
+    console, beside = Console(), False
+    for sheet in sheets:
+        filled = filler.fill(sheet)
+        beside |= any(cell.paper for cell in filled.values())
+        console.print(sheet.title, highlight=False, markup=False)
+        show(sheet, filled)
+        if sheet.view == "traffic":
+            show(sheet, filled, early_text)
+        for asked, title, text in (
+            (sheet.validation, "Validation AUC", validation_text),
+            (sheet.precision, "Average precision", precision_text),
+        ):
+            if asked:
+                console.print(title)
+                show(sheet, filled, text)
+        for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
+            console.print(line, highlight=False, markup=False)
+        if sheet.varied and (made := panels(sheet, filled)) and writable(store.path):
+            path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
+            draw(made, path)
+            console.print(f"Curves: {path}", soft_wrap=True)
+    if any(sheet.view == "traffic" for sheet in sheets):
+        console.print(REACHED, highlight=False, markup=False)
+    if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
+        marked = not all(sheet.varied for sheet in aucs)
+        console.print(legend(beside, marked), highlight=False, markup=False)
+    if not scale.published:
+        console.print(SMOKE, highlight=False)
+
+
+def _shortcut(name: str) -> Callable[..., None]:
+    """`python -m paper table1` for `python -m paper run table1`."""
+
+    def command(**given: Any) -> None:
+        run([name], **given)
+
+    own = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name != "names"]
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in own}
+    # A terminal breaks the lines itself, wherever they are broken here.
+    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(SHEETS[name]) or "").split("\n\n"))
+    command.__doc__ = f"{about}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
+    return command
+
+
+for _name in SHEETS:
+    app.command(_name)(_shortcut(_name))
+
+
+def _store() -> Store:
+    return Store(Path(os.environ.get(HOME) or "results"))
+
+
+def _filled() -> Store:
+    """Where there is something to show."""
+    store = _store()
+    if not store.filled:
+        raise ValueError(f"{store.path} has no records: name their folder in {HOME}, or run a table first")
+    return store
+
+
+def _names(what: str, text: str) -> list[str]:
+    return read_list(what, text) if text else []

@@ -1,0 +1,142 @@
+"""Run what has no record yet, in shared graphs where that can be, within a time limit; then record it."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from fedauc.experiments.checkpoint import Checkpoint
+from fedauc.experiments.config import Config
+from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.lockstep import grouped, ride
+from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.locks import Busy, locked
+from paper.records import Store, name
+
+
+class OutOfTime(Exception):
+    """The time limit came before the end; what is unfinished goes on from its checkpoint next time."""
+
+
+class _Brief(RunFolder):
+    """A run folder without the last round's checkpoint: the result follows at once, and that is what is kept.
+
+    With a memory per client a checkpoint of an image model is gigabytes.
+    """
+
+    def __init__(self, path: Path, rounds: int) -> None:
+        super().__init__(path)
+        self._rounds = rounds
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Save a state that is not the last."""
+        if checkpoint.state.round < self._rounds:
+            super().checkpoint(checkpoint)
+
+
+@dataclass
+class Workshop:
+    """Where runs are made: their records' store, a folder for unfinished ones, a device and the moment to stop.
+
+    From its first run to its end, as a context, the folder is held: no other process may work there.
+    """
+
+    store: Store
+    work: Path
+    device: str
+    observer: Callable[[str], Observer]
+    deadline: float = float("inf")
+    _load: Loader = field(default_factory=Loader)
+    _held: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._held:
+            self._held.close()
+
+    def _hold(self) -> None:
+        if self._held is None:
+            self.work.mkdir(parents=True, exist_ok=True)
+            remedy = "wait until it has ended, or start in another folder"
+            with ExitStack() as held:
+                busy = f"{self.work} is in use by another process (pid {{pid}}); {remedy}"
+                held.enter_context(locked(self.work / ".lock", busy))
+                self._held = held.pop_all()
+
+    def run(self, configs: Iterable[Config], tested: bool = True) -> None:
+        """Give every configuration a record, and ranks if it is tested. Runs of one shape share a graph."""
+        missing, complete = list[Config](), list[Config]()
+        for config in configs:
+            (complete if self.store.complete(config, tested) else missing).append(config)
+        self._clear(complete)
+        # Runs on the same data one after another: the loader keeps the last.
+        todo = {name(config): self._placed(config) for config in sorted(missing, key=_data)}
+        if not todo:
+            return
+        self._check_time()
+        self._hold()
+        for group in grouped(todo, self._load):
+            self._check_time()
+            stopped = ride({each: self._open(each, todo[each]) for each in group}, self._watched)
+            for each in group:
+                self.store.put(RunFolder.open(self.work / each), stopped.get(each, ""), tested)
+                _remove(self.work / each)
+            # An engine and its lanes refer to each other: the next group may need their memory at once.
+            gc.collect()
+
+    def _clear(self, complete: Iterable[Config]) -> None:
+        """Remove the folders of runs that are recorded: a process that is killed may leave them."""
+        there = {path.name for path in self.work.iterdir() if path.is_dir()} if self.work.is_dir() else set()
+        left = there and there & {name(config) for config in complete}
+        # Whoever works there clears up too: it is no reason to stop, where everything has run.
+        with suppress(Busy):
+            for each in left:
+                self._hold()
+                _remove(self.work / each)
+
+    def _placed(self, config: Config) -> Config:
+        # Runs of an experiment share compiled steps, so that even short ones gain on a GPU.
+        engine = config.recipe.engine if self.device == "cpu" else "graphed"
+        return replace(config, recipe=replace(config.recipe, device=self.device, engine=engine))
+
+    def _open(self, place: str, config: Config) -> Run:
+        """A run from where it stood; one begun on another device, or half removed, starts anew."""
+        path = self.work / place
+        if path.is_dir() and not ((path / "config.json").is_file() and RunFolder.open(path).config == config):
+            _remove(path)
+        run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
+        run.folder = _Brief(path, run.progress.rounds)
+        return run
+
+    def _watched(self, place: str) -> Observer:
+        observe = self.observer(place)
+
+        def see(progress: Progress) -> None:
+            observe(progress)
+            # A run's last round is followed by its result: stopping there would lose it.
+            if progress.done < progress.rounds and not progress.stopped:
+                self._check_time()
+
+        return see
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run folder. Without a configuration it is none any more, should the rest stay behind."""
+    (folder / "config.json").unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
+def _data(config: Config) -> str:
+    return repr((config.data, config.preparation, config.data_seed))
