@@ -15,7 +15,7 @@ SRC = Path(fedauc.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"version"},
-    {"discovery", "keys", "locks", "progress", "trees"},
+    {"discovery", "fields", "keys", "locks", "progress", "trees"},
     {"interfaces", "pieces"},
     {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
     {"algorithms", "guards"},

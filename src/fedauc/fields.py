@@ -1,0 +1,179 @@
+"""Configuration fields that carry their own help text and bounds, and one check for all of them.
+
+A configuration class is a frozen dataclass. Its fields are declared with `option`, and `__post_init__` calls
+`check_fields`. The command line reads the same declarations for its options and their help.
+
+>>> @dataclass(frozen=True)
+... class Momentum:
+...     beta: float = option(0.9, "Share of the old velocity that is kept.", at_least=0, below=1)
+...     warmup: int = option(0, "Rounds without momentum.", at_least=0)
+...
+...     def __post_init__(self) -> None:
+...         check_fields(self)
+>>> Momentum(beta=1.5)
+Traceback (most recent call last):
+...
+ValueError: beta is 1.5; it must be a number of at least 0 and below 1: lower beta
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import operator
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+KEY = "fedauc"
+"""Where a field's metadata holds its `Description`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A help text, and what a value must be.
+
+    A field without an upper bound takes finite numbers only; `at_most=math.inf` allows infinity as well.
+    `choices` lists the words that a `str` field accepts; a `Literal` type lists them itself.
+    """
+
+    help: str = ""
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def bound_text(self) -> str:
+        """The bounds in words, such as `at least 0 and below 1`; empty without bounds."""
+        words = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        return " and ".join(f"{word} {bound:.12g}" for word, bound in words.items() if bound not in (None, math.inf))
+
+    def is_too_low(self, value: float) -> bool:
+        """Whether a number is not above the lower bound."""
+        return (self.above is not None and value <= self.above) or (self.at_least is not None and value < self.at_least)
+
+    def is_too_high(self, value: float) -> bool:
+        """Whether a number is not below the upper bound."""
+        return (self.below is not None and value >= self.below) or (self.at_most is not None and value > self.at_most)
+
+
+class FieldInfo(NamedTuple):
+    """A field of a dataclass: its name, type, default (`MISSING` where a value must be given) and description."""
+
+    name: str
+    type: Any
+    default: Any
+    description: Description
+
+
+def option(default: T, help: str, **bounds: Any) -> T:
+    """A dataclass field with a default, a help text, and any of the bounds of `Description`."""
+    declared: T = field(default=default, metadata=describe(help, **bounds))
+    return declared
+
+
+def describe(help: str, *, choices: Iterable[str] = (), **bounds: float) -> dict[str, Description]:
+    """The metadata of a field without a default: `path: str = field(metadata=describe("The file to read."))`."""
+    return {KEY: Description(help=help, choices=tuple(choices), **bounds)}
+
+
+@functools.cache
+def list_fields(owner: type) -> tuple[FieldInfo, ...]:
+    """Every field of a dataclass, in order; cached, because evaluating the types takes time."""
+    hints = resolve_types(owner)
+    return tuple(
+        FieldInfo(known.name, hints.get(known.name, Any), known.default, known.metadata.get(KEY, Description()))
+        for known in fields(owner)
+    )
+
+
+def resolve_types(owner: type) -> Mapping[str, Any]:
+    """The types of a class's fields. A class whose annotations name something local to a function contributes none."""
+    hints: dict[str, Any] = {}
+    for base in reversed(owner.__mro__):
+        try:
+            hints |= inspect.get_annotations(base, eval_str=True)
+        except NameError:
+            continue
+    return hints
+
+
+def check_fields(instance: Any) -> None:
+    """Check every number and word of a dataclass against its type and bounds; numpy's integers become Python's."""
+    owner: type = type(instance)
+    for known in list_fields(owner):
+        value = getattr(instance, known.name)
+        checked = _check_value(known.name, known.type, value, known.description)
+        if checked is not value:
+            object.__setattr__(instance, known.name, checked)
+
+
+def unwrap_optional(kind: Any) -> Any:
+    """The type beside None: `int` for `int | None`, any other type as it is."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(inner for inner in typing.get_args(kind) if inner is not type(None))
+    return kind
+
+
+def list_choices(known: FieldInfo) -> tuple[str, ...]:
+    """The words that a field accepts; none where any text or number will do."""
+    kind = unwrap_optional(known.type)
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else known.description.choices
+
+
+def _check_value(name: str, kind: Any, value: Any, description: Description) -> Any:
+    """The value, if it may stand; plain Python numbers in place of numpy's."""
+    if value is None and kind is not unwrap_optional(kind):
+        return None
+    kind = unwrap_optional(kind)
+    if typing.get_origin(kind) is tuple and isinstance(value, tuple):
+        inner = typing.get_args(kind)[0]
+        checked = tuple(_check_value(name, inner, item, description) for item in value)
+        return value if all(map(operator.is_, checked, value)) else checked
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else description.choices
+    if choices and value not in choices:
+        raise ValueError(f"{name} is {value!r}; use {_join_choices(choices)}")
+    if kind in (int, float):
+        return _check_number(name, kind, value, description)
+    return value
+
+
+def _check_number(name: str, kind: type, value: Any, description: Description) -> Any:
+    number = _plain_number(kind, value)
+    open_ended = description.below is None and description.at_most is None
+    if number is None or math.isnan(number):
+        remedy = f"give {name} as a plain number"
+    elif description.is_too_low(number) or number == -math.inf:
+        remedy = f"raise {name}"
+    elif description.is_too_high(number) or (open_ended and number == math.inf):
+        remedy = f"lower {name}"
+    else:
+        return number
+    noun = "whole number" if kind is int else "finite number" if open_ended else "number"
+    bounds = description.bound_text()
+    link = "" if not bounds else " of " if bounds.startswith("at") else " "
+    raise ValueError(f"{name} is {value!r}; it must be a {noun}{link}{bounds}: {remedy}")
+
+
+def _plain_number(kind: type, value: Any) -> Any:
+    """A Python number from a number of Python or numpy; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)) and (kind is float or isinstance(value, int)):
+        return value
+    try:
+        return operator.index(value) if kind is int else float(value) if isinstance(value, numbers.Real) else None
+    except TypeError:
+        return None
+
+
+def _join_choices(choices: Iterable[object]) -> str:
+    *first, last = map(repr, choices)
+    return f"{', '.join(first)} or {last}" if first else last
