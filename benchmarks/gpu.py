@@ -30,7 +30,7 @@ from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
 from fedauc.models import models
 from fedauc.version import VERSION
 
@@ -97,7 +97,7 @@ def _recipe(seed: int, **changes: Any) -> Recipe:
 
 def assembled(workload: str, data: Clients, seed: int) -> Assembly:
     """Its parts: FedAvg under the cyclic schedule, whose cohorts and draws all contenders use."""
-    return assemble(_recipe(seed), build(workload, seed), data)
+    return assemble_training(_recipe(seed), build(workload, seed), data)
 
 
 def graphed(workload: str, data: Clients, seeds: int, rounds: int) -> Timing:
@@ -218,7 +218,7 @@ def agreement(workload: str, data: Clients, device: str = "cuda") -> float:
     changes = []
     for engine in ("loop", "graphed"):
         recipe = _recipe(0, engine=engine, device=device, precision="full", dtype="float64", local_steps=1, per_round=2)
-        training, network, start = assemble(recipe, build(workload, 0), data)
+        training, network, start = assemble_training(recipe, build(workload, 0), data)
         if isinstance(training.engine, GraphedEngine):
             training.engine.compiled = False
         models = [training.algorithm.model(s.server.shared) for s in (start, next(training.rounds(start)).state)]

@@ -57,7 +57,7 @@ def many_clients(method: str, count: int) -> dict[str, Any]:
     from torch import nn
 
     from fedauc.data.clients import Clients
-    from fedauc.experiments.recipe import Recipe, assemble
+    from fedauc.experiments.recipe import Recipe, assemble_training
 
     draw = np.random.default_rng(0)
     client = np.repeat(np.arange(count, dtype=np.int32), ROWS_EACH)
@@ -66,7 +66,7 @@ def many_clients(method: str, count: int) -> dict[str, Any]:
     start = time.perf_counter()
     clients = Clients.from_arrays(inputs, labels, client)
     recipe = Recipe.of(method, groups=CYCLE_ROUNDS, per_round=10, cycles=CYCLES, assignment="random")
-    training, _, state = assemble(recipe, nn.Linear(FEATURES, 1), clients)
+    training, _, state = assemble_training(recipe, nn.Linear(FEATURES, 1), clients)
     ready = time.perf_counter()
     times = _rounds(training, state)
     return {
@@ -83,7 +83,7 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
     from torch import nn
 
     from fedauc.data.clients import Clients
-    from fedauc.experiments.recipe import Recipe, assemble
+    from fedauc.experiments.recipe import Recipe, assemble_training
 
     paths = [Path(folder) / f"{name}.npy" for name in ("inputs", "labels", "client")]
     start = time.perf_counter()
@@ -96,7 +96,7 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
     recipe = Recipe.of(
         "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, learning_rate=0.01
     )
-    training, _, state = assemble(recipe, nn.Linear(COLUMNS, 1), clients)
+    training, _, state = assemble_training(recipe, nn.Linear(COLUMNS, 1), clients)
     times = _rounds(training, state, skip=0)
     scoring, *learning = (sum(times[place : place + CYCLE_ROUNDS]) for place in range(0, len(times), CYCLE_ROUNDS))
     return {

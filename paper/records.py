@@ -132,7 +132,7 @@ class Store:
 
     def put(self, folder: RunFolder, stopped: str = "", tested: bool = True) -> Record:
         """Keep a run that is done or stopped; its ranks too, if it is to be tested. Ranks come first."""
-        scores = folder.scores() if tested and folder.done else None
+        scores = folder.read_scores() if tested and folder.done else None
         return self.keep(summarize(folder, stopped), scores)
 
     def keep(self, record: Record, scores: tuple[np.ndarray, np.ndarray] | None) -> Record:
@@ -194,7 +194,7 @@ def name(config: Config) -> str:
 
 def summarize(folder: RunFolder, stopped: str) -> Record:
     """What is kept of a run folder."""
-    records, where = folder.records(), json.loads((folder.path / "environment.json").read_text())
+    records, where = folder.read_records(), json.loads((folder.path / "environment.json").read_text())
     last = records[-1] if records else {}
     return Record(
         config=plain(folder.config),
@@ -204,8 +204,8 @@ def summarize(folder: RunFolder, stopped: str) -> Record:
         high=last.get("high"),
         average_precision=last.get("average_precision"),
         curve=tuple(_point(record) for record in records),
-        seconds=round(folder.seconds(), 3),
-        data=folder.result()["data"] if folder.done else "",
+        seconds=round(folder.training_seconds(), 3),
+        data=folder.read_result()["data"] if folder.done else "",
         versions={key: where[key] for key in VERSIONS},
         commit=_commit(),
     )

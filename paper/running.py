@@ -14,8 +14,8 @@ from typing import Self
 from fedauc.experiments.checkpoint import Checkpoint
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.lockstep import grouped, ride
-from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.experiments.run_group import plan_run_groups, train_run_group
+from fedauc.experiments.runner import DataCache, Observer, Progress, Run
 from fedauc.locks import Busy, locked
 from paper.records import Store, name
 
@@ -34,10 +34,10 @@ class _Brief(RunFolder):
         super().__init__(path)
         self._rounds = rounds
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Save a state that is not the last."""
         if checkpoint.state.round < self._rounds:
-            super().checkpoint(checkpoint)
+            super().write_checkpoint(checkpoint)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Workshop:
     device: str
     observer: Callable[[str], Observer]
     deadline: float = float("inf")
-    _load: Loader = field(default_factory=Loader)
+    _load: DataCache = field(default_factory=DataCache)
     _held: ExitStack | None = None
 
     def __enter__(self) -> Self:
@@ -83,9 +83,9 @@ class Workshop:
             return
         self._check_time()
         self._hold()
-        for group in grouped(todo, self._load):
+        for group in plan_run_groups(todo, self._load):
             self._check_time()
-            stopped = ride({each: self._open(each, todo[each]) for each in group}, self._watched)
+            stopped = train_run_group({each: self._open(each, todo[each]) for each in group}, self._watched)
             for each in group:
                 self.store.put(RunFolder.open(self.work / each), stopped.get(each, ""), tested)
                 _remove(self.work / each)

@@ -29,7 +29,7 @@ import torch
 from fedauc import keys
 from fedauc.data.clients import Clients
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.models.linear import Linear
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.square import PairwiseSquare
@@ -162,7 +162,9 @@ class Curve(NamedTuple):
 def run(problem: Problem, trial: Trial, method: str, per_round: int, seed: int) -> Curve:
     """One run, watched at the ends of its stages."""
     recipe = trial.recipe(method, problem.groups, per_round, seed)
-    training, _, start = assemble(recipe, Linear().build((problem.features,), seed), problem.clients(per_round))
+    training, _, start = assemble_training(
+        recipe, Linear().build((problem.features,), seed), problem.clients(per_round)
+    )
     shape, steps, found = bowl(problem), 0, []
     for finished in training.rounds(start):
         phase = finished.phase

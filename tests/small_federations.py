@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedauc.data.clients import Clients, Examples
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
 from fedauc.interfaces import Cohort, Download, Engine, Upload, Visits
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves
@@ -66,7 +66,7 @@ def small(method: str, **changes: Any) -> Recipe:
 
 def assembled(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> Assembly:
     """A fresh assembly on the small federation."""
-    return assemble(recipe, module or linear(), clients or federation())
+    return assemble_training(recipe, module or linear(), clients or federation())
 
 
 def run(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> list[Round]:

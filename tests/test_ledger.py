@@ -71,7 +71,7 @@ TWO = Cohort(0, (4, 7), (0.5, 0.5), absent=(1, 2, 3))
 
 def test_floats_and_bytes_follow_the_records() -> None:
     ledger = Ledger()
-    ledger.record(download(), UPLOAD, TWO)
+    ledger.record_round(download(), UPLOAD, TWO)
     # Down per client 3 shared + 2 anchored + 4 own; up per client 3 + 5.
     assert ledger.traffic == Traffic(
         rounds=1,
@@ -89,7 +89,7 @@ def test_an_anchor_is_counted_again_in_the_next_stage_and_for_a_new_client() -> 
     sent = []
     for stage, clients in [(0, (4, 7)), (0, (4, 7)), (0, (4, 5)), (1, (4, 5)), (1, (7, 5))]:
         before = ledger.traffic.floats_down
-        ledger.record(download(stage), UPLOAD, TWO._replace(clients=clients))
+        ledger.record_round(download(stage), UPLOAD, TWO._replace(clients=clients))
         sent.append((ledger.traffic.floats_down - before - 2 * (3 + 4)) // 2)
     # New clients of each stage: 4 and 7, none, 5, 4 and 5, 7.
     assert sent == [2, 0, 1, 2, 1]
@@ -97,23 +97,23 @@ def test_an_anchor_is_counted_again_in_the_next_stage_and_for_a_new_client() -> 
 
 def test_without_an_anchor_nobody_is_marked_as_having_it() -> None:
     ledger = Ledger()
-    ledger.record(download(anchor=False), UPLOAD, TWO)
+    ledger.record_round(download(anchor=False), UPLOAD, TWO)
     assert ledger.anchored == set()
     assert ledger.traffic.floats_down == 2 * (3 + 4)
 
 
 def test_a_round_that_nobody_came_to_counts_as_a_round_with_absences() -> None:
     ledger = Ledger()
-    ledger.absent(Cohort(0, (), (), absent=(1, 2)))
+    ledger.record_empty_round(Cohort(0, (), (), absent=(1, 2)))
     assert ledger.traffic == Traffic(rounds=1, absences=2)
 
 
 def test_a_ledger_goes_on_where_another_stood_without_sharing_it() -> None:
     one, two = Ledger(), Ledger()
-    one.record(download(), UPLOAD, TWO)
-    two.resume(one)
-    two.record(download(), UPLOAD, TWO)
+    one.record_round(download(), UPLOAD, TWO)
+    two.restore_from(one)
+    two.record_round(download(), UPLOAD, TWO)
     assert two.traffic.floats_down == one.traffic.floats_down + 2 * (3 + 4)
-    two.record(download(), UPLOAD, TWO._replace(clients=(8, 9)))
+    two.record_round(download(), UPLOAD, TWO._replace(clients=(8, 9)))
     assert one.anchored == {4, 7}
     assert one.traffic.rounds == 1

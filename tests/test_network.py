@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 from fedauc.interfaces import Model
 from fedauc.models.resnet import ResNet18
 from fedauc.network import Compute, ModuleNetwork
@@ -113,7 +113,7 @@ def batchnorm_twin(mean: np.ndarray, var: np.ndarray, batches: list[np.ndarray])
 
 def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
     clients, module, recipe = federation(), normed(), small("cycp-fedavg", cycles=1)
-    training, network, state = assemble(recipe, module, clients)
+    training, network, state = assemble_training(recipe, module, clients)
     draws = Draws(clients, training.setting, "rows")
     statistics = np.zeros(FEATURES), np.ones(FEATURES)
     for finished in training.rounds(state):

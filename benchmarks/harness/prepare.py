@@ -6,7 +6,7 @@ import numpy as np
 
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
 from harness import torch_models
 from harness.work import PER_ROUND, WORKLOADS, Work, examples
 
@@ -31,7 +31,7 @@ def recipe(workload: str, rounds: int, engine: str) -> Recipe:
 def assembled(workload: str, rounds: int, engine: str) -> tuple[Assembly, Clients]:
     """fedauc's training of a workload, and its clients."""
     clients = Clients.from_arrays(*examples(workload))
-    return assemble(recipe(workload, rounds, engine), torch_models.build(workload), clients), clients
+    return assemble_training(recipe(workload, rounds, engine), torch_models.build(workload), clients), clients
 
 
 def prepare(workload: str, rounds: int) -> Work:

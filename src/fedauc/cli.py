@@ -23,11 +23,11 @@ from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.lockstep import grouped
 from fedauc.experiments.options import DEFAULT, build, describe, options
-from fedauc.experiments.ranks import joined, own_folder
-from fedauc.experiments.runner import Loader, Run
-from fedauc.experiments.sweep import expand, read_list, read_seeds, read_varied
+from fedauc.experiments.ranks import join_process_group, rank_folder
+from fedauc.experiments.run_group import plan_run_groups
+from fedauc.experiments.runner import DataCache, Run
+from fedauc.experiments.sweep import expand_sweep, read_list, read_seeds, read_varied
 from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
 from fedauc.reports.labels import labels
@@ -78,7 +78,7 @@ def start(application: typer.Typer = app, program: str = "fedauc", again: str = 
     `again` says how an interrupted command goes on, where that is not `fedauc resume`.
     """
     try:
-        with joined(), spoken():
+        with join_process_group(), spoken():
             code = application(prog_name=program, standalone_mode=False)
     except USAGE as error:
         _fail(_usage(error), 2)
@@ -188,11 +188,11 @@ def run(
     Example: [bold]fedauc run --data creditcard --method cycp-pairwise --cycles 30 --seed 0 --out runs/first[/bold]
     """
     built = build(method, Config.read(config) if config else None, texts)
-    with own_folder(out) as folder:
+    with rank_folder(out) as folder:
         made = Run.create(built, folder)
         with Bars() as bars:
             observer = bars.bar(built.recipe.method)
-            spent = profiled(lambda: made.go(observer)) if profile else made.go(observer)
+            spent = profiled(lambda: made.train_to_end(observer)) if profile else made.train_to_end(observer)
         _show_run(RunFolder.open(folder))
         if isinstance(spent, list):
             Console().print(spent_table(spent))
@@ -212,7 +212,7 @@ def compare(
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
     runs = _expand(methods_, seeds, texts, config)
-    with own_folder(out) as folder:
+    with rank_folder(out) as folder:
         _go(Comparison.create(folder, runs))
 
 
@@ -242,11 +242,11 @@ def sweep(
     """
     runs = _expand(methods_, seeds, texts, config, vary)
     if plan:
-        Console().print(groups_text(grouped(runs, Loader())), markup=False, highlight=False)
+        Console().print(groups_text(plan_run_groups(runs, DataCache())), markup=False, highlight=False)
         return
     if out is None:
         raise ValueError("sweep lacks --out, the folder to make; --plan alone needs none")
-    with own_folder(out) as folder:
+    with rank_folder(out) as folder:
         _go(Comparison.create(folder, runs, sweep=True))
 
 
@@ -256,13 +256,13 @@ def resume(folder: Folder) -> None:
 
     Example: [bold]fedauc resume runs/first[/bold]
     """
-    with own_folder(folder) as mine:
-        if Comparison.is_one(mine):
+    with rank_folder(folder) as mine:
+        if Comparison.is_comparison(mine):
             _go(Comparison(mine))
             return
         run = Run.resume(mine)
         with Bars() as bars:
-            run.go(bars.bar(run.config.recipe.method))
+            run.train_to_end(bars.bar(run.config.recipe.method))
         _show_run(RunFolder.open(mine))
 
 
@@ -272,14 +272,14 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
 
     Example: [bold]fedauc show runs/first --json[/bold]
     """
-    if Comparison.is_one(folder):
+    if Comparison.is_comparison(folder):
         found = Comparison(folder)
         if as_json:
-            print(json.dumps([{"setting": name} | summarize(each) for name, each in found.folders()], indent=2))
+            print(json.dumps([{"setting": name} | summarize(each) for name, each in found.run_folders()], indent=2))
         elif found.sweep:
-            _show_sweep(rank(found.folders(), found.settings()), labels(found.folders()))
+            _show_sweep(rank(found.run_folders(), found.seeds_per_setting()), labels(found.run_folders()))
         else:
-            _show_comparison(summarize_all(found.folders()), labels(found.folders()))
+            _show_comparison(summarize_all(found.run_folders()), labels(found.run_folders()))
     elif as_json:
         print(json.dumps(summarize(RunFolder.open(folder)), indent=2))
     else:
@@ -310,9 +310,9 @@ def version() -> None:
 
 
 def _go(found: Comparison) -> None:
-    names = _bar_names(list(found.configs()))
+    names = _bar_names(list(found.read_configs()))
     with Bars() as bars:
-        stopped = found.go(lambda place: bars.bar(names[place]))
+        stopped = found.train_runs(lambda place: bars.bar(names[place]))
     (_report_sweep if found.sweep else _report_comparison)(found)
     for place, reason in stopped.items():
         print(f"{place}: {reason}", file=sys.stderr)
@@ -321,7 +321,7 @@ def _go(found: Comparison) -> None:
 
 
 def _report_sweep(found: Comparison) -> None:
-    ranked, told = rank(found.folders(), found.settings()), labels(found.folders())
+    ranked, told = rank(found.run_folders(), found.seeds_per_setting()), labels(found.run_folders())
     write_atomically(found.path / "table.md", ranking_markdown(ranked, told).encode())
     _show_sweep(ranked, told)
 
@@ -335,8 +335,8 @@ def _show_sweep(ranked: Ranking, told: list[str]) -> None:
 def _report_comparison(found: Comparison) -> None:
     from fedauc.reports.curves import draw
 
-    lines, told = summarize_all(found.folders()), labels(found.folders())
-    draw(found.folders(), found.path / "curves.png")
+    lines, told = summarize_all(found.run_folders()), labels(found.run_folders())
+    draw(found.run_folders(), found.path / "curves.png")
     (found.path / "table.md").write_text(markdown(lines, told))
     _show_comparison(lines, told)
     Console().print(f"Curves: {found.path / 'curves.png'}", soft_wrap=True)
@@ -379,7 +379,7 @@ def _expand(
     base = Config.read(config) if config else None
     found = (base.recipe.method if base else DEFAULT) if names is None else names
     varied = read_varied(vary or [], {flag.removeprefix("--"): name for name, flags in SHORT.items() for flag in flags})
-    return expand(read_list("methods", found), read_seeds(seeds), varied, texts, base)
+    return expand_sweep(read_list("methods", found), read_seeds(seeds), varied, texts, base)
 
 
 def _usage(error: Any) -> str:

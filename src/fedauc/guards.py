@@ -24,7 +24,7 @@ class TrainingStopped(RuntimeError):
     """A run that cannot go on. The message says what happened, where, and what to try."""
 
 
-class Seen(NamedTuple):
+class PendingCheck(NamedTuple):
     """What a round's end is judged by: how many weights are broken, of how many, and the vitals."""
 
     phase: Phase
@@ -38,29 +38,29 @@ class DivergenceMonitor:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._seen: list[Seen] = []
+        self._seen: list[PendingCheck] = []
 
     def check_round(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
         """Stop on the first round that diverged (buffers are not looked at: one may hold a mask of -inf)."""
         weights = self._algorithm.model(shared).weights
-        self._seen.append(Seen(phase, _broken(weights), len(weights), vitals))
+        self._seen.append(PendingCheck(phase, _count_nonfinite(weights), len(weights), vitals))
         if weights.device.type == "cpu" or phase.ends_cycle:
             seen, self._seen = self._seen, []
             for each in seen:
                 values = {name: float(value) for name, value in each.vitals.items()}
-                judge(self._algorithm, each.phase, int(each.broken), each.weights, values)
+                check_values(self._algorithm, each.phase, int(each.broken), each.weights, values)
 
 
-def judge(algorithm: Algorithm, phase: Phase, broken: int, weights: int, vitals: dict[str, float]) -> None:
+def check_values(algorithm: Algorithm, phase: Phase, broken: int, weights: int, vitals: dict[str, float]) -> None:
     """Stop on a diverging dual, then on weights or duals that are not finite."""
     alpha = vitals.get("alpha", 0.0)
     if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
         limit = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}"
-        raise TrainingStopped(f"{_where(phase)}: {limit}: it diverges; {_remedy(algorithm, phase)}")
+        raise TrainingStopped(f"{_describe_phase(phase)}: {limit}: it diverges; {_suggest_remedy(algorithm, phase)}")
     broken += sum(not math.isfinite(value) for value in vitals.values())
     if broken:
         what = f"{broken} of the {weights + len(vitals)} trained values are NaN or infinite"
-        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
 
 
 def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
@@ -68,18 +68,18 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
     if not bool(torch.isfinite(outputs).all()):
         broken = int((~torch.isfinite(outputs)).sum())
         what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
-        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
     scores = algorithm.objective.link(outputs)
     slopes = algorithm.objective.unlink(scores, torch.ones_like(scores))
     if bool((scores == scores[:1]).all()):
         what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
-        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
     if float(slopes.max()) < SATURATED:
         what = f"the scorer is dead: all {len(scores)} evaluation scores are saturated, so no gradient flows"
-        raise TrainingStopped(f"{_where(phase)}: {what}; {_remedy(algorithm, phase)}")
+        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
 
 
-def _broken(weights: Tensor) -> Tensor:
+def _count_nonfinite(weights: Tensor) -> Tensor:
     """How many are not finite. A finite sum says none, in one pass; only a sum that is not needs counting."""
     total = weights.sum()
     if weights.device.type == "cpu" and math.isfinite(total):
@@ -87,11 +87,11 @@ def _broken(weights: Tensor) -> Tensor:
     return (~torch.isfinite(weights)).sum()
 
 
-def _where(phase: Phase) -> str:
+def _describe_phase(phase: Phase) -> str:
     return f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
 
 
-def _remedy(algorithm: Algorithm, phase: Phase) -> str:
+def _suggest_remedy(algorithm: Algorithm, phase: Phase) -> str:
     smaller = f"try a smaller learning rate (now {phase.learning_rate:g}, say {phase.learning_rate / 10:g})"
     if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
         return f"{smaller} or score='sigmoid', which bounds the scores"

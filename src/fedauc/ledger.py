@@ -28,24 +28,34 @@ class Ledger:
         self.stage = stage
         self.anchored = anchored or set()
 
-    def resume(self, other: Ledger) -> None:
+    def restore_from(self, other: Ledger) -> None:
         """Go on where another ledger stood."""
         self.traffic, self.stage, self.anchored = other.traffic, other.stage, set(other.anchored)
 
-    def absent(self, cohort: Cohort) -> None:
+    def record_empty_round(self, cohort: Cohort) -> None:
         """A round that nobody came to."""
-        self._add(rounds=1, absences=len(cohort.absent))
+        self._add_totals(rounds=1, absences=len(cohort.absent))
 
-    def record(self, download: Download, upload: Upload, cohort: Cohort) -> None:
+    def record_round(self, download: Download, upload: Upload, cohort: Cohort) -> None:
         """A round: the order as dispatched, the upload as reduced; every client sent a `mean` of that size."""
         visits = len(cohort.clients)
-        fresh = self._fresh(download, cohort)
+        fresh = self._count_new_anchors(download, cohort)
         down = [
             visits * n + fresh * m + k
-            for n, m, k in zip(_size(download.shared), _size(download.anchor), _size(download.per_client), strict=True)
+            for n, m, k in zip(
+                _count_floats_and_bytes(download.shared),
+                _count_floats_and_bytes(download.anchor),
+                _count_floats_and_bytes(download.per_client),
+                strict=True,
+            )
         ]
-        up = [visits * mean + pool for mean, pool in zip(_size(upload.mean), _size(upload.pool), strict=True)]
-        self._add(
+        up = [
+            visits * mean + pool
+            for mean, pool in zip(
+                _count_floats_and_bytes(upload.mean), _count_floats_and_bytes(upload.pool), strict=True
+            )
+        ]
+        self._add_totals(
             rounds=1,
             visits=visits,
             absences=len(cohort.absent),
@@ -55,7 +65,7 @@ class Ledger:
             bytes_up=up[1],
         )
 
-    def _fresh(self, download: Download, cohort: Cohort) -> int:
+    def _count_new_anchors(self, download: Download, cohort: Cohort) -> int:
         if download.phase.stage != self.stage:
             self.stage, self.anchored = download.phase.stage, set()
         if not tree_leaves(download.anchor):
@@ -64,12 +74,12 @@ class Ledger:
         self.anchored |= new
         return len(new)
 
-    def _add(self, **amounts: int) -> None:
+    def _add_totals(self, **amounts: int) -> None:
         old = self.traffic
         self.traffic = old._replace(**{name: getattr(old, name) + amount for name, amount in amounts.items()})
 
 
-def _size(tree: Tree) -> tuple[int, int]:
+def _count_floats_and_bytes(tree: Tree) -> tuple[int, int]:
     """Floats and bytes of a tree."""
     leaves = tree_leaves(tree)
     return sum(leaf.numel() for leaf in leaves), sum(leaf.numel() * leaf.element_size() for leaf in leaves)

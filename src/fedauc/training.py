@@ -86,7 +86,7 @@ class Training:
     stage_output: StageOutput
     ledger: Ledger
 
-    def start(self, model: Model) -> State:
+    def initial_state(self, model: Model) -> State:
         """The state before the first round."""
         return State(0, self.algorithm.init(self.setting, model))
 
@@ -115,27 +115,27 @@ class Training:
         reduced, loss, came = visits or Visits(Upload(), None)
         cohort = came or cohort
         if download is None or not cohort.clients:
-            self.ledger.absent(cohort)
+            self.ledger.record_empty_round(cohort)
         else:
-            self.ledger.record(download, reduced, cohort)
+            self.ledger.record_round(download, reduced, cohort)
         server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
-        server, average = self._average(phase, server, average)
+        server, average = self._update_average(phase, server, average)
         marks = self.algorithm.diagnostics(server.shared)
         return Round(phase, cohort, loss, marks, self.ledger.traffic, State(phase.round + 1, server, average))
 
-    def _average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
+    def _update_average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
         """Collect what the stage's output needs, and put it in place of the last model when the stage ends."""
         if self.stage_output == "last" or phase.scoring:
             return server, average
         if self.stage_output == "round_mean" or phase.ends_cycle:
-            average = _add(average, server.shared)
+            average = _add_to_average(average, server.shared)
         if not phase.ends_stage:
             return server, average
         mean = tree_map(lambda total, last: (total / average.models).to(last), average.total, server.shared)
         return server._replace(shared=self.algorithm.stage_output(server.shared, mean)), ()
 
 
-def _add(average: Tree, shared: Tree) -> Average:
+def _add_to_average(average: Tree, shared: Tree) -> Average:
     one = torch.ones((), dtype=torch.int64)
     # In float64: a running sum in bfloat16 stands still after 256 rounds.
     shared = tree_map(torch.Tensor.double, shared)

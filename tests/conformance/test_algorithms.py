@@ -18,7 +18,7 @@ from fedauc.data.weighting import WEIGHTINGS
 from fedauc.engines import engines
 from fedauc.experiments import checkpoint
 from fedauc.experiments.fitting import fit
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import (
     Algorithm,
     Batch,
@@ -130,18 +130,20 @@ def test_resumes_from_any_round_with_the_same_bits(
     whole: list[tuple[Round, dict[int, Tree]]] = []
     training, _, state = assembled(recipe)
     paths = [tmp_path / f"{number}" for number in range(training.plan.rounds)]
-    checkpoint.save(paths[0], checkpoint.Checkpoint(state, training.engine.client_states(), training.ledger, []))
+    checkpoint.save_checkpoint(
+        paths[0], checkpoint.Checkpoint(state, training.engine.client_states(), training.ledger, [])
+    )
     for finished, path in zip(training.rounds(state), [*paths[1:], tmp_path / "end"], strict=True):
         whole.append((finished, training.engine.client_states()))
-        checkpoint.save(
+        checkpoint.save_checkpoint(
             path, checkpoint.Checkpoint(finished.state, training.engine.client_states(), training.ledger, [])
         )
     for number, path in enumerate(paths):
         again = assembled(recipe).training
-        loaded = checkpoint.load(path, "cpu")
+        loaded = checkpoint.load_checkpoint(path, "cpu")
         assert loaded.state.round == number
         again.engine.restore_client_states(loaded.client_states)
-        again.ledger.resume(loaded.ledger)
+        again.ledger.restore_from(loaded.ledger)
         # Equal states go on equally, so a cycle and a round from each stop covers the rest.
         for (expected, client_states), found in zip(
             whole[number : number + 4], again.rounds(loaded.state), strict=False
@@ -468,4 +470,4 @@ def test_the_linear_network_above_is_the_module_network() -> None:
 
 def test_assemble_needs_no_method_name() -> None:
     recipe = replace(small("fedavg"), method="my own")
-    assert assemble(recipe, linear(), federation()).training.plan.rounds == 6
+    assert assemble_training(recipe, linear(), federation()).training.plan.rounds == 6

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fedauc import Clients, Recipe
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 
 SETTINGS: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 3, "negatives": 3, "dtype": "float64"}
 
@@ -35,7 +35,7 @@ def model() -> nn.Module:
 def outcome(method: str, engine: str) -> dict[str, Any]:
     """Weights, losses and traffic of every round, and every client's memory."""
     recipe = Recipe.of(method, engine=engine, **SETTINGS)
-    assembly = assemble(recipe, model(), federation())
+    assembly = assemble_training(recipe, model(), federation())
     rounds = list(assembly.training.rounds(assembly.start))
     client_states = assembly.training.engine.client_states()
     return {

@@ -14,7 +14,7 @@ from fedauc import Clients, pieces
 from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
-from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.models.model import Scale
 from fedauc.network import Compute
 from fedauc.pieces import Cut, Window
@@ -52,7 +52,7 @@ def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, 
         patch.setattr(
             "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
         )
-        return assemble(settings(method, engine=engine, **more), network(), images())
+        return assemble_training(settings(method, engine=engine, **more), network(), images())
 
 
 def values(assembly: Assembly, shared: Any) -> np.ndarray:
@@ -208,7 +208,7 @@ def test_a_weight_that_anything_else_reads_has_no_window(
     torch.default_generator.manual_seed(0)
     module = Base(kind)
     recipes = [settings("cycp-fedavg", engine=engine, augment="none") for engine in ("loop", "graphed")]
-    loop, mine = (assemble(recipe, module, images()) for recipe in recipes)
+    loop, mine = (assemble_training(recipe, module, images()) for recipe in recipes)
     assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-11
     assert isinstance(mine.training.engine, GraphedEngine)
     assert len(mine.training.engine._alone._stacks[0].cut.windows) == count

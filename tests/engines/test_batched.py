@@ -17,7 +17,7 @@ from fedauc.engines import batched, engines
 from fedauc.engines.batched import BatchedEngine, Rows, VisitBatches
 from fedauc.engines.kernels import Unsupported, kernels
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 from fedauc.interfaces import Model, Network
 from fedauc.models._layers import ImageMean
 from fedauc.models.model import Scale
@@ -147,7 +147,7 @@ def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list
     if methods()[method].participation == "full":
         del chosen["groups"]
     recipe = Recipe.of(method, engine=engine, **{**chosen, **settings})
-    assembly = assemble(recipe, module, federation())
+    assembly = assemble_training(recipe, module, federation())
     return [finished.state.server for finished in assembly.training.rounds(assembly.start)]
 
 
@@ -232,7 +232,7 @@ def test_auto_stacks_what_can_be_stacked_and_leaves_convolutions_to_the_loop() -
     def chosen(module: nn.Module, shape: tuple[int, ...]) -> type:
         rows = np.random.default_rng(0).normal(size=(40, *shape))
         clients = Clients.from_arrays(rows, np.arange(40) % 4 == 0, client=np.arange(40) // 10)
-        return type(assemble(Recipe.of("fedavg"), module, clients).training.engine)
+        return type(assemble_training(Recipe.of("fedavg"), module, clients).training.engine)
 
     assert chosen(nn.Linear(FEATURES, 1), (FEATURES,)) is BatchedEngine
     assert chosen(keyed(MAPPED["layer norm"]), (FEATURES,)) is BatchedEngine

@@ -17,7 +17,7 @@ from fedauc.engines import batched, compiled
 from fedauc.engines.batched import Advanced, BatchedEngine, Rows, StackedEngine
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
-from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.interfaces import Cohort, Download, Phase
 from fedauc.stages import Geometric
 from fedauc.trees import Tree, tree_leaves
@@ -63,7 +63,7 @@ def model() -> nn.Module:
 
 def assembled(engine: str, method: str, **settings: Any) -> Assembly:
     chosen: dict[str, Any] = {"cycles": 2, "local_steps": 5, "positives": 3, "negatives": 3, "dtype": "float64"}
-    return assemble(Recipe.of(method, engine=engine, **{**chosen, **settings}), model(), federation())
+    return assemble_training(Recipe.of(method, engine=engine, **{**chosen, **settings}), model(), federation())
 
 
 def agree(method: str, **settings: Any) -> CompiledEngine:
@@ -145,7 +145,7 @@ def test_what_has_no_kernel_is_not_compiled() -> None:
     recipe = Recipe.of("cycp-fedavg", engine="compiled")
     module = nn.Sequential(nn.Linear(FEATURES, 3), nn.LayerNorm(3), nn.Linear(3, 1))
     with pytest.raises(Unsupported, match="layers without a kernel"):
-        assemble(recipe, module, federation())
+        assemble_training(recipe, module, federation())
 
 
 @pytest.mark.parametrize(("method", "own"), [("cycp-pairwise", {"groups": 1}), ("codasca", {"local_steps": 1})])

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedauc import Clients, fit
 from fedauc.algorithms import methods
-from fedauc.experiments.checkpoint import Checkpoint, load, save
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedauc.experiments.recipe import Recipe, assemble_training
 
 pytestmark = pytest.mark.gpu
 
@@ -56,15 +56,17 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
     """Stopping after every round and going on from the file gives the uninterrupted run's weights."""
     recipe = Recipe.of("a-scaffold", cycles=2, local_steps=2, device="cuda", dtype="float64")
     whole = fit(model(), federation(), recipe)
-    path, assembly = tmp_path / "state.pt", assemble(recipe, model(), federation())
+    path, assembly = tmp_path / "state.pt", assemble_training(recipe, model(), federation())
     state = assembly.start
     for _ in range(assembly.training.plan.rounds):
         finished = next(assembly.training.rounds(state))
-        save(path, Checkpoint(finished.state, assembly.training.engine.client_states(), assembly.training.ledger, []))
-        assembly = assemble(recipe, model(), federation())
-        loaded = load(path, "cuda")
+        save_checkpoint(
+            path, Checkpoint(finished.state, assembly.training.engine.client_states(), assembly.training.ledger, [])
+        )
+        assembly = assemble_training(recipe, model(), federation())
+        loaded = load_checkpoint(path, "cuda")
         assembly.training.engine.restore_client_states(loaded.client_states)
-        assembly.training.ledger.resume(loaded.ledger)
+        assembly.training.ledger.restore_from(loaded.ledger)
         state = loaded.state
     again = assembly.network.module(recipe.algorithm.model(state.server.shared))
     for one, two in zip(whole.module.state_dict().values(), again.state_dict().values(), strict=True):

@@ -18,7 +18,7 @@ from fedauc.engines import graphed, lanes
 from fedauc.engines.capture import ready
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.engines.kernels import Unsupported
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import Batch, Download, Model, Network
 from fedauc.models import models
 from fedauc.models.model import Scale
@@ -69,13 +69,13 @@ def test_every_way_gives_the_loops_result(
     """Whole runs with client memory, duals, passive scores and running statistics; some parameters are large."""
     only(monkeypatch, way)
     monkeypatch.setattr(pieces, "LARGE", 20)
-    loop = ran(assemble(settings(method, engine="loop"), network(norm), images()))
+    loop = ran(assemble_training(settings(method, engine="loop"), network(norm), images()))
     recipe = settings(method, engine="graphed")
     # The same choice that assemble makes on a GPU, whose order of weights must be undone to compare.
     monkeypatch.setattr(
         "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
     )
-    assembly = assemble(recipe, network(norm), images())
+    assembly = assemble_training(recipe, network(norm), images())
     mine = ran(assembly)
     found = _values(mine, recipe, assembly.network)
     wanted = _values(loop, recipe, ModuleNetwork(network(norm), torch.float64))
@@ -97,7 +97,9 @@ def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndar
 def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Duals have no dimension of their own in one lane, which compiled code once lost."""
     only(monkeypatch, way, compiled=True)
-    loop, mine = (ran(assemble(settled("cycp-minimax", engine=e), tiny(), table())) for e in ("loop", "graphed"))
+    loop, mine = (
+        ran(assemble_training(settled("cycp-minimax", engine=e), tiny(), table())) for e in ("loop", "graphed")
+    )
     assert distance(loop[-1], mine[-1]) < 1e-11
 
 
@@ -117,7 +119,7 @@ def test_rules_and_data_that_differ_in_numbers_alone_compile_once(monkeypatch: p
     for decay, rule, clients in zip((1e-3, 3e-2), rules, (7, 8), strict=True):
         change = {"objective": rule, "weight_decay": decay}
         runs = (settled("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
-        loop, mine = (ran(assemble(run, tiny(), table(clients))) for run in runs)
+        loop, mine = (ran(assemble_training(run, tiny(), table(clients))) for run in runs)
         assert distance(loop[-1], mine[-1]) < 1e-11
     assert len(compiled) == 1
 
@@ -136,9 +138,9 @@ def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, m
 
     plain = lanes._lightened
     monkeypatch.setattr(lanes, "_lightened", lightened)
-    mine = ran(assemble(recipe, network(group), images()))
+    mine = ran(assemble_training(recipe, network(group), images()))
     monkeypatch.setattr(lanes, "_lightened", lambda made, kind: made)
-    other = ran(assemble(recipe, network(group), images()))
+    other = ran(assemble_training(recipe, network(group), images()))
     assert distance(mine[-1], other[-1]) == 0
     assert seen[0] > 1
 
@@ -156,9 +158,9 @@ class Clipped(FedAvg):  # type: ignore[misc]
 def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
     recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
     clipped = [replace(recipe, algorithm=Clipped(weight_decay=1e-3)) for recipe in recipes]
-    loop, mine = (ran(assemble(recipe, tiny(), table())) for recipe in clipped)
+    loop, mine = (ran(assemble_training(recipe, tiny(), table())) for recipe in clipped)
     assert distance(loop[-1], mine[-1]) < 1e-11
-    plain = ran(assemble(recipes[0], tiny(), table()))
+    plain = ran(assemble_training(recipes[0], tiny(), table()))
     assert distance(loop[-1], plain[-1]) > 1e-3
 
 
@@ -167,8 +169,8 @@ def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(graphed, "WIDTH", 3)
     for method in ("cycp-pairwise", "scaffold"):
         changes = {"groups": 1, "per_round": 7}
-        loop = ran(assemble(settled(method, engine="loop", **changes), tiny(), table()))
-        mine = ran(assemble(settled(method, engine="graphed", **changes), tiny(), table()))
+        loop = ran(assemble_training(settled(method, engine="loop", **changes), tiny(), table()))
+        mine = ran(assemble_training(settled(method, engine="graphed", **changes), tiny(), table()))
         assert distance(loop[-1], mine[-1]) < 1e-11
 
 
@@ -178,18 +180,18 @@ def test_an_interrupted_first_visit_leaves_nothing_half_made(monkeypatch: pytest
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    assembly = assemble(settled("cycp-fedavg", engine="graphed"), tiny(), table())
+    assembly = assemble_training(settled("cycp-fedavg", engine="graphed"), tiny(), table())
     with monkeypatch.context() as patch:
         patch.setattr(graphed, "ready", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ran(assembly)
-    loop = ran(assemble(settled("cycp-fedavg", engine="loop"), tiny(), table()))
+    loop = ran(assemble_training(settled("cycp-fedavg", engine="loop"), tiny(), table()))
     assert distance(loop[-1], ran(assembly)[-1]) < 1e-11
 
 
 def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
     """Seven clients in two groups, in the order 3 and 4: the first visit makes four lanes."""
-    assembly = assemble(settled("cycp-fedavg", engine="graphed", groups=2), tiny(), table())
+    assembly = assemble_training(settled("cycp-fedavg", engine="graphed", groups=2), tiny(), table())
     engine, training = assembly.training.engine, assembly.training
     assert isinstance(engine, GraphedEngine)
     sizes = [len(training.schedule.cohort(number).clients) for number in range(2)]
@@ -212,8 +214,8 @@ def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypa
         {"learning_rate": 0.3},
     ]
     recipes = [_named(method, seed=seed, **change) for seed, change in enumerate(own)]
-    alone = [ran(assemble(recipe, tiny(), table(7 + run)))[-1] for run, recipe in enumerate(recipes)]
-    parts = [assemble(recipe, tiny(), table(7 + run)) for run, recipe in enumerate(recipes)]
+    alone = [ran(assemble_training(recipe, tiny(), table(7 + run)))[-1] for run, recipe in enumerate(recipes)]
+    parts = [assemble_training(recipe, tiny(), table(7 + run)) for run, recipe in enumerate(recipes)]
     engines = [part.training.engine for part in parts]
     together = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
     states = [part.start for part in parts]
@@ -244,7 +246,7 @@ def _named(method: str, **changes: Any) -> Recipe:
 
 def test_runs_of_another_shape_are_refused() -> None:
     recipes = [settled("cycp-minimax", engine="graphed"), settled("cycp-fedavg", engine="graphed")]
-    engines = [assemble(recipe, tiny(), table()).training.engine for recipe in recipes]
+    engines = [assemble_training(recipe, tiny(), table()).training.engine for recipe in recipes]
     with pytest.raises(ValueError, match="need one local step, model and shape of rows"):
         SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
 
@@ -252,9 +254,9 @@ def test_runs_of_another_shape_are_refused() -> None:
 def test_a_module_with_dropout_is_refused_and_runs_in_the_loop() -> None:
     shaky = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     with pytest.raises(Unsupported, match="it draws random numbers"):
-        assemble(settled("cycp-fedavg", engine="graphed"), shaky, table())
+        assemble_training(settled("cycp-fedavg", engine="graphed"), shaky, table())
     still = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1))
-    assemble(settled("cycp-fedavg", engine="graphed"), still, table())
+    assemble_training(settled("cycp-fedavg", engine="graphed"), still, table())
 
 
 @pytest.mark.parametrize(("name", "norm"), [("resnet18", "group"), ("resnet18", "batch"), ("densenet121", "batch")])
@@ -267,7 +269,9 @@ def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeyp
     kind: Any = models()[name]
     module = kind(norm=norm).build((3, 32, 32), 0)
     size: dict[str, Any] = {"positives": 2, "negatives": 2, "local_steps": 1, "cycles": 1, "groups": 1, "per_round": 2}
-    loop, mine = (assemble(settings("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed"))
+    loop, mine = (
+        assemble_training(settings("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed")
+    )
     # A BatchNorm over four images of one pixel magnifies rounding a thousandfold.
     assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-10
 
@@ -284,7 +288,7 @@ def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
             return self.factor * super().forward(inputs)
 
     def twin(module: nn.Module) -> object:
-        engine = assemble(settled("cycp-fedavg", engine="graphed"), module, table()).training.engine
+        engine = assemble_training(settled("cycp-fedavg", engine="graphed"), module, table()).training.engine
         assert isinstance(engine, GraphedEngine)
         return engine.twin
 
@@ -312,8 +316,8 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
 
     monkeypatch.setattr(graphed, "ready", watched)
     recipe = settings(method, engine="loop")
-    cpu = ran(assemble(recipe, network(nn.BatchNorm2d), images()))
-    part = assemble(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
+    cpu = ran(assemble_training(recipe, network(nn.BatchNorm2d), images()))
+    part = assemble_training(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
     gpu = ran(part)
     model = recipe.algorithm.model(gpu[-1].state.server.shared)
     wanted = ModuleNetwork(network(nn.BatchNorm2d), torch.float64)
@@ -330,7 +334,7 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
 def test_no_round_waits_for_the_device(method: str) -> None:
     """Once lanes are captured, torch finds no call that waits, whole cycles long; reading a result still waits."""
     recipe = settings(method, engine="graphed", device="cuda", dtype="float32", precision="mixed", cycles=4)
-    training, _, state = assemble(recipe, network(group), images())
+    training, _, state = assemble_training(recipe, network(group), images())
     warm = 2 * training.setting.cycle_length
     try:
         for number in range(training.plan.rounds):

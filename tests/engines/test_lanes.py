@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedauc import pieces
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 from fedauc.interfaces import Batch, Download, Model, Network, Upload
 from fedauc.trees import Tree
 from graphed_runs import WAYS, distance, only, ran, settled, table, tiny
@@ -50,7 +50,7 @@ def test_a_state_may_move_leaves_about_and_a_step_may_emit_vectors(way: str, mon
     only(monkeypatch, way)
     monkeypatch.setattr(pieces, "LARGE", 10)
     recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
-    loop, mine = (ran(assemble(replace(recipe, algorithm=Heavy()), tiny(), table())) for recipe in recipes)
+    loop, mine = (ran(assemble_training(replace(recipe, algorithm=Heavy()), tiny(), table())) for recipe in recipes)
     assert distance(loop[-1], mine[-1]) < 1e-11
 
 
@@ -66,7 +66,9 @@ def test_a_parameter_without_dimensions_trains() -> None:
 
     torch.default_generator.manual_seed(0)
     module = Tempered()
-    loop, mine = (ran(assemble(settled("cycp-fedavg", engine=e), module, table())) for e in ("loop", "graphed"))
+    loop, mine = (
+        ran(assemble_training(settled("cycp-fedavg", engine=e), module, table())) for e in ("loop", "graphed")
+    )
     assert distance(loop[-1], mine[-1]) < 1e-11
 
 

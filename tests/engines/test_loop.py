@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedauc import Clients, Recipe
 from fedauc.engines import crew, loop
 from fedauc.engines.loop import LoopEngine
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 from fedauc.trees import Tree, tree_leaves
 
 FEATURES = 4
@@ -54,7 +54,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
     """Every round's state and loss, and the memories at the end."""
     seen.clear()
     recipe = Recipe.of(method, engine="loop", cycles=2, local_steps=3, positives=2, negatives=3)
-    training, _, start = assemble(recipe, model(dropout), federation())
+    training, _, start = assemble_training(recipe, model(dropout), federation())
     assert isinstance(training.engine, LoopEngine)
     training.engine._crew.size = threads
     rounds = [(done.state.server, () if done.loss is None else done.loss) for done in training.rounds(start)]

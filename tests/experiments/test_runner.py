@@ -9,7 +9,7 @@ import pytest
 from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.runner import Loader, Run, assembled
+from fedauc.experiments.runner import DataCache, Run, assemble_run
 
 
 def test_a_record_holds_the_mean_loss_since_the_one_before(tmp_path: Path) -> None:
@@ -17,10 +17,10 @@ def test_a_record_holds_the_mean_loss_since_the_one_before(tmp_path: Path) -> No
     recipe = Recipe.of("cycp-minimax", cycles=3, groups=2, local_steps=2, dtype="float64")
     config = Config(recipe=recipe, data=Synthetic(clients=4, rows_per_client=30), evaluate_every=2)
     run = Run.create(config, tmp_path / "run")
-    run.go()
-    training, _, start = assembled(config, Loader())[1]
+    run.train_to_end()
+    training, _, start = assemble_run(config, DataCache())[1]
     losses = [finished.loss_value or 0.0 for finished in training.rounds(start)]
-    found = [record["loss"] for record in run.folder.records()]
+    found = [record["loss"] for record in run.folder.read_records()]
     assert found == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 2], rel=1e-12)
 
 
@@ -31,4 +31,4 @@ def test_a_runs_seconds_are_those_of_its_rounds_and_of_what_it_does_with_them(tm
     for finished in run.assembly.training.rounds(run.state):
         run.take(finished, 100)
     # Two rounds, the second of which is recorded.
-    assert 200 < run.folder.seconds() < run.spent < 201
+    assert 200 < run.folder.training_seconds() < run.spent < 201

@@ -15,9 +15,9 @@ from fedauc.engines.graphed import WIDTH, GraphedEngine, SharedGraph
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.lockstep import grouped
-from fedauc.experiments.runner import Loader, Observer, Progress, Run
-from fedauc.experiments.sweep import expand, read_varied
+from fedauc.experiments.run_group import plan_run_groups
+from fedauc.experiments.runner import DataCache, Observer, Progress, Run
+from fedauc.experiments.sweep import expand_sweep, read_varied
 
 DATA = {"data": "synthetic", "data.clients": "6", "data.rows-per-client": "30"}
 
@@ -38,7 +38,9 @@ def runs(methods: str, seeds: int, *vary: str, **changes: str) -> dict[str, Conf
     """Changes are options, with __ for the dot and _ for the dash."""
     varied = read_varied(vary, {})
     texts = DATA | SMALL | {name.replace("__", ".").replace("_", "-"): text for name, text in changes.items()}
-    return expand(methods.split(","), range(seeds), varied, {o: text for o, text in texts.items() if o not in varied})
+    return expand_sweep(
+        methods.split(","), range(seeds), varied, {o: text for o, text in texts.items() if o not in varied}
+    )
 
 
 def silent(place: str) -> Observer:
@@ -60,7 +62,7 @@ def alone(tmp_path: Path) -> Callable[[Config], dict[str, bytes]]:
 
     def go(config: Config) -> dict[str, bytes]:
         folder = tmp_path / "alone" / str(len(list(tmp_path.glob("alone/*"))))
-        Run.create(config, folder).go()
+        Run.create(config, folder).train_to_end()
         return files(folder)
 
     return go
@@ -108,7 +110,7 @@ def test_runs_that_share_a_graph_are_what_they_are_alone(
 ) -> None:
     methods, vary, changes = SHARING[case]
     found = runs(methods, 2, *vary, **changes)
-    assert Comparison.create(tmp_path / "sweep", found).go(silent) == {}
+    assert Comparison.create(tmp_path / "sweep", found).train_runs(silent) == {}
     # Two seeds of two settings: every visit is one of four; of two, where clients have memories.
     assert shared
     assert set(shared) == ({(2, 2)} if case == "client memories" else {(4, 4)})
@@ -122,10 +124,10 @@ def test_runs_that_share_a_cuda_graph_are_what_they_are_alone(tmp_path: Path, me
     """In float64; 1e-9 leaves room for sums in another order."""
     found = runs(method, 2, "learning-rate=0.03,0.1", device="cuda")
     sweep = Comparison.create(tmp_path / "sweep", found)
-    assert sweep.go(silent) == {}
+    assert sweep.train_runs(silent) == {}
     for number, (place, config) in enumerate(found.items()):
-        Run.create(config, tmp_path / str(number)).go()
-        mine, theirs = (RunFolder(path).records() for path in (sweep.path / place, tmp_path / str(number)))
+        Run.create(config, tmp_path / str(number)).train_to_end()
+        mine, theirs = (RunFolder(path).read_records() for path in (sweep.path / place, tmp_path / str(number)))
         assert len(mine) == 3
         for one, two in zip(mine, theirs, strict=True):
             assert one == pytest.approx(two, rel=1e-9)
@@ -141,8 +143,8 @@ def test_rounds_that_nobody_comes_to_are_waited_out(
     texts = {option: text for option, text in (DATA | SMALL).items() if option != "participation.groups"}
     texts |= {"participation": "trace", "participation.cycle-length": "2"}
     varied = {"participation.path": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]}
-    found = expand(["cycp-minimax"], [0], varied, texts)
-    Comparison.create(tmp_path / "sweep", found).go(silent)
+    found = expand_sweep(["cycp-minimax"], [0], varied, texts)
+    Comparison.create(tmp_path / "sweep", found).train_runs(silent)
     assert shared == [(2, 2), (2, 1), (2, 1), (2, 2), (2, 2)]
     for place, config in found.items():
         assert files(tmp_path / "sweep" / place) == alone(config)
@@ -155,7 +157,7 @@ def test_nobody_may_come_to_the_first_rounds(tmp_path: Path, empty: int) -> None
     (tmp_path / "late.csv").write_text("round,client\n" + rows)
     texts = {option: text for option, text in (DATA | SMALL).items() if option != "participation.groups"}
     texts |= {"participation": "trace", "participation.cycle-length": "2", "participation.path": f"{tmp_path}/late.csv"}
-    assert places(grouped(expand(["cycp-minimax"], range(2), {}, texts), Loader())) == [2]
+    assert places(plan_run_groups(expand_sweep(["cycp-minimax"], range(2), {}, texts), DataCache())) == [2]
 
 
 def test_other_cycles_of_as_many_rounds_share_and_wait_for_each_others_scores(
@@ -175,8 +177,8 @@ def test_other_cycles_of_as_many_rounds_share_and_wait_for_each_others_scores(
             "cycp-pairwise", 1, cycles=str(12 // groups), participation__groups=str(groups), **changes
         ).items()
     }
-    assert len(grouped(found, Loader())) == 1
-    Comparison.create(tmp_path / "sweep", found).go(silent)
+    assert len(plan_run_groups(found, DataCache())) == 1
+    Comparison.create(tmp_path / "sweep", found).train_runs(silent)
     assert shared == ([(3, 3), (3, 2), (3, 1)] + [(3, 3)] * 6) * 2
     for place, config in found.items():
         assert files(tmp_path / "sweep" / place) == alone(config)
@@ -202,9 +204,9 @@ def test_an_interrupted_sweep_resumes_to_the_same_bits(
         return observe
 
     with pytest.raises(Stop):
-        sweep.go(observer)
+        sweep.train_runs(observer)
     before = len(shared)
-    assert Comparison(sweep.path).go(silent) == {}
+    assert Comparison(sweep.path).train_runs(silent) == {}
     if moment == (1, 9):
         # Two runs have saved round 9, the third goes on from round 6: three rounds together, then three by itself.
         assert shared[before:] == [(3, 3)] * 3 + [(3, 1)] * 3
@@ -222,7 +224,7 @@ def test_a_run_that_stops_leaves_the_others_going(
     def observer(place: str) -> Observer:
         return lambda progress: told.setdefault(place, []).append(progress.stopped)
 
-    stopped = Comparison.create(tmp_path / "sweep", found).go(observer)
+    stopped = Comparison.create(tmp_path / "sweep", found).train_runs(observer)
     wild = {place for place in found if "learning-rate-0.3" in place}
     assert set(stopped) == wild
     # Whoever watches is told, at last and once.
@@ -241,9 +243,9 @@ def test_a_run_that_stops_leaves_the_others_going(
 
 def test_the_seconds_of_runs_that_share_add_up_to_the_clock(tmp_path: Path) -> None:
     sweep, begin = Comparison.create(tmp_path / "sweep", runs("cycp-fedavg", 3)), time.perf_counter()
-    sweep.go(silent)
+    sweep.train_runs(silent)
     whole = time.perf_counter() - begin
-    seconds = [folder.seconds() for _, folder in sweep.folders()]
+    seconds = [folder.training_seconds() for _, folder in sweep.run_folders()]
     # Each run is charged at least some of it; none all of it, as it would be if each counted the others' time.
     assert 0 < sum(seconds) < whole
 
@@ -290,7 +292,7 @@ GROUPS = {
 def test_who_shares_a_graph(case: str) -> None:
     (methods, seeds, *vary), changes, expected = GROUPS[case]
     found = runs(str(methods), int(seeds), *map(str, vary), **changes)
-    groups = grouped(found, Loader())
+    groups = plan_run_groups(found, DataCache())
     assert places(groups) == expected
     assert sorted(place for group in groups for place in group) == sorted(found)
 
@@ -306,7 +308,7 @@ def test_the_seeds_of_a_comparison_share_a_graph(
 
 def test_runs_share_the_rows_they_train_on(tmp_path: Path) -> None:
     """Each split is there once, in the recipe's type, and is let go when no run uses it."""
-    load, held = Loader(), []
+    load, held = DataCache(), []
     for number, config in enumerate(runs("cycp-fedavg", 2, "data-seed=0,1").values()):
         held.append(Run.create(config, tmp_path / str(number), load))
     rows = []
@@ -451,11 +453,11 @@ def test_what_the_server_alone_reads_does_not_part_runs(
 ) -> None:
     """Two amplifications and plain FedAvg take one step at the clients, and keep their own servers."""
     configs = {**runs("a-fedavg", 1, "algorithm.amplify=1.5,3"), **runs("cycp-fedavg", 1)}
-    Comparison.create(tmp_path / "both", configs).go(silent)
+    Comparison.create(tmp_path / "both", configs).train_runs(silent)
     assert set(shared) == {(3, 3)}
     for name, config in configs.items():
         assert files(tmp_path / "both" / name) == alone(config)
     pools = {**runs("cycp-pairwise", 1), **runs("rs-pairwise", 1)}
-    assert len(grouped(pools, Loader())) == 1
+    assert len(plan_run_groups(pools, DataCache())) == 1
     scales = runs("cycp-pairwise", 1, "objective.scale=1,0.5")
-    assert len(grouped(scales, Loader())) == 2
+    assert len(plan_run_groups(scales, DataCache())) == 2

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.federation import journal
 from fedauc.federation.apps import make_app
 from fedauc.federation.credentials import make_key
@@ -51,7 +51,7 @@ def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
     owner = np.repeat(list(SITES), [len(parts[name][1]) for name in SITES])
     clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
     recipe = Recipe.of(method, engine="loop", **settings)
-    training, _, state = assemble(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients)
+    training, _, state = assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients)
     *_, last = training.rounds(state)
     return np.asarray(recipe.algorithm.model(last.state.server.shared).weights)
 

@@ -38,11 +38,11 @@ class Brittle(RunFolder):
         super().__init__(path)
         self._left = survives
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         if self._left == 0:
             raise Killed
         self._left -= 1
-        super().checkpoint(checkpoint)
+        super().write_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "scaffold"])

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from fedauc.algorithms import methods
 from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.experiments.runner import Run
 from fedauc.federation.server import Service
 from fedauc.models.mlp import MLP
@@ -73,7 +73,7 @@ def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any)
         config = Config(recipe=recipe, data=Synthetic(clients=12, rows_per_client=40), model=MLP())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            Run.create(config, path).go()
+            Run.create(config, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
             weights = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
             found[name] = digest(lines, {key: value.numpy() for key, value in weights.items()})
@@ -113,7 +113,7 @@ def run_rank(path: str, names: list[str]) -> None:
     found = {}
     for name in names:
         recipe = Recipe.of(name, cycles=2, local_steps=3, positives=3, negatives=3, dtype="float64", engine="batched")
-        assembly = assemble(recipe, linear(), federation())
+        assembly = assemble_training(recipe, linear(), federation())
         rounds = list(assembly.training.rounds(assembly.start))
         lines = [{"value": done.loss_value, **done.traffic._asdict()} for done in rounds]
         model = recipe.algorithm.model(rounds[-1].state.server.shared)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
 from fedauc.objectives.kinds import PointObjective
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves
@@ -86,7 +86,7 @@ def optima_of(optima: Sequence[float], spread: float = 1.0) -> Clients:
 
 def rounds_of(recipe: Recipe, module: nn.Module, clients: Clients) -> list[Round]:
     """Every round of a run."""
-    training, _, start = assemble(recipe, module, clients)
+    training, _, start = assemble_training(recipe, module, clients)
     return list(training.rounds(start))
 
 

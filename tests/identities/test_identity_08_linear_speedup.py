@@ -12,7 +12,7 @@ import pytest
 
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Assembly, Recipe, assemble
+from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
 from fedauc.stages import Constant
 from identities.identity_runs import Offset, Quadratic, Rows, clients_of, path, stepped
 
@@ -51,7 +51,7 @@ def assembly(clients: int) -> Assembly:
         dtype="float64",
         seed=8,
     )
-    return assemble(recipe, Offset(CENTRE), federation(clients))
+    return assemble_training(recipe, Offset(CENTRE), federation(clients))
 
 
 def stationary(clients: int) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import Participation
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.uniform import Uniform
@@ -57,7 +57,7 @@ def run(method: str, participation: Participation, **own: Any) -> tuple[list[Rou
         "negatives": 2,
     }
     recipe = Recipe.of(method, participation=participation, dtype="float64", seed=10, **{**settings, **own})
-    training, _, start = assemble(recipe, linear([0.2, -0.1, 0.3, 0.0]), clients())
+    training, _, start = assemble_training(recipe, linear([0.2, -0.1, 0.3, 0.0]), clients())
     rounds, client_states = [], []
     for finished in training.rounds(start):
         rounds.append(finished)
@@ -213,7 +213,7 @@ def test_a_scaffold_on_the_logistic_loss_is_its_twin_step_by_step(participation:
         dtype="float64",
     )
     start = np.array([0.2, -0.1, 0.3, 0.0])
-    rounds = stepped(assemble(recipe, linear(start), clients()))
+    rounds = stepped(assemble_training(recipe, linear(start), clients()))
     twin = a_scaffold_twin(start, [finished.cohort.clients for finished in rounds], amplify)
     # Sums of 5544 terms of order 1e-4.
     np.testing.assert_allclose(path(rounds), twin, rtol=1e-10, atol=1e-12)

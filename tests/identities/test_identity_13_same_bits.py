@@ -19,7 +19,7 @@ from fedauc.algorithms import methods
 from fedauc.data.clients import Clients
 from fedauc.engines import engines as all_engines
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import Cohort, Download, Engine, Participation, Visits
 from fedauc.ledger import Traffic
 from fedauc.participation.cyclic import Cyclic
@@ -84,7 +84,7 @@ def recipe_of(method: str, participation: Participation | None = None, **own: An
 
 
 def outcome(recipe: Recipe, module: nn.Module) -> Outcome:
-    training, _, start = assemble(recipe, module, clients())
+    training, _, start = assemble_training(recipe, module, clients())
     rounds = list(training.rounds(start))
     client_states = {client: flat(client_state) for client, client_state in training.engine.client_states().items()}
     values, vitals = [finished.loss_value for finished in rounds], [finished.diagnostic_values for finished in rounds]
@@ -228,7 +228,7 @@ def drawn_from(passive: np.ndarray, pool: np.ndarray) -> bool:
 def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> None:
     data, start = clients(), np.array([0.4, -0.2, 0.1])
     recipe = recipe_of(method, engine=engine, seed=6)
-    training, _, state = assemble(recipe, linear(start), data)
+    training, _, state = assemble_training(recipe, linear(start), data)
     recorder = Recorder(training.engine)
     rounds = list(replace(training, engine=recorder).rounds(state))
     draws, inputs = Draws(data, training.setting, "classes"), data.inputs.numpy()

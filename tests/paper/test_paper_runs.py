@@ -14,8 +14,8 @@ import pytest
 from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.lockstep import grouped
-from fedauc.experiments.runner import Loader, Observer, Progress, Run
+from fedauc.experiments.run_group import plan_run_groups
+from fedauc.experiments.runner import DataCache, Observer, Progress, Run
 from fedauc.metrics import auc, delong_interval
 from paper.layout import Cell, Column, Entry, Sheet, runs
 from paper.records import MOST_ROWS, Record, Store, name
@@ -47,7 +47,7 @@ def known(store: Store, asked: Config) -> Record:
 
 def finished(folder: Path, asked: Config) -> RunFolder:
     run = Run.create(asked, folder)
-    run.go()
+    run.train_to_end()
     return run.folder
 
 
@@ -57,7 +57,7 @@ def finished(folder: Path, asked: Config) -> RunFolder:
 def test_a_record_says_what_the_run_folder_says(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", config("cycp-pairwise"))
     Store(tmp_path / "results").put(folder)
-    found, last = known(Store(tmp_path / "results"), config("cycp-pairwise")), folder.records()[-1]
+    found, last = known(Store(tmp_path / "results"), config("cycp-pairwise")), folder.read_records()[-1]
     assert found.final is not None
     assert (found.auc, found.low, found.high) == (last["auc"], last["low"], last["high"])
     assert found.final.auc == last["auc"]
@@ -80,7 +80,7 @@ def test_ranks_keep_auc_and_interval_to_the_last_digit(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", config())
     store = Store(tmp_path / "results")
     store.put(folder)
-    kept, (labels, scores) = store.ranks(config()), folder.scores()
+    kept, (labels, scores) = store.ranks(config()), folder.read_scores()
     assert kept is not None
     assert kept.ranks.dtype == np.uint16
     assert auc(kept.labels, kept.ranks) == auc(labels, scores)
@@ -97,7 +97,7 @@ def test_a_records_files_are_small(tmp_path: Path, rows: int) -> None:
     sizes = [path.stat().st_size for path in store.path.rglob("*.*")]
     assert len(sizes) == 2
     assert max(sizes) < 50_000
-    kept, (labels, scores) = store.ranks(asked), folder.scores()
+    kept, (labels, scores) = store.ranks(asked), folder.read_scores()
     assert kept is not None
     assert len(kept.labels) == MOST_ROWS
     assert kept.labels.sum() == labels.sum() == rows // 10
@@ -226,7 +226,7 @@ def test_seeds_and_steps_share_a_graph(tmp_path: Path) -> None:
     """Lanes on a CPU give what the stacked engine gives, up to rounding, and all runs are one group."""
     asked = [config(seed=str(seed), learning_rate=step) for seed in range(2) for step in ("0.1", "0.01")]
     lanes = [config(seed=str(s), learning_rate=step, engine="graphed") for s in range(2) for step in ("0.1", "0.01")]
-    assert len(grouped({name(each): each for each in lanes}, Loader())) == 1
+    assert len(plan_run_groups({name(each): each for each in lanes}, DataCache())) == 1
     shop(tmp_path / "alone").run(asked)
     shop(tmp_path / "lanes").run(lanes)
     for each in asked:

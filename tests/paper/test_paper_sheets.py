@@ -11,7 +11,7 @@ from fedauc.data.cifar import Cifar10
 from fedauc.data.creditcard_full import CreditCardFull
 from fedauc.data.partitions import IID, Dirichlet
 from fedauc.experiments.config import Config
-from fedauc.experiments.runner import Loader, assembled
+from fedauc.experiments.runner import DataCache, assemble_run
 from fedauc.models.mlp import MLP
 from fedauc.models.resnet import ResNet18
 from fedauc.participation.cyclic import Cyclic
@@ -196,13 +196,13 @@ def test_a_row_of_one_name_is_one_row_everywhere() -> None:
 
 def test_every_cell_fits_its_data() -> None:
     """Groups, cohorts and models agree with the drawn rows of the smoke scale; every seed makes other groups."""
-    load, seen = Loader(), set[Config]()
+    load, seen = DataCache(), set[Config]()
     for make in SHEETS.values():
         for cell in cells(make(SMOKE)):
             seen |= {config for case in runs(SMOKE, cell, {}, [0]) for config in case}
     # Runs on the same data one after another, since the loader keeps the last.
     for config in sorted(seen, key=lambda config: str((config.data, config.preparation, config.data_seed))):
-        assembled(config, load)
+        assemble_run(config, load)
 
 
 def test_what_was_tuned_is_used_and_a_column_wins_over_it() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedauc.experiments.recipe import assemble
+from fedauc.experiments.recipe import assemble_training
 from fedauc.models.linear import Linear
 from paper import theory, theory_figure
 from paper.theory import COHORTS, METHODS, Curve, Findings, Problem, Trial, bowl, curve
@@ -75,7 +75,7 @@ def test_a_cohort_that_does_not_divide_the_shards_is_refused() -> None:
 def test_the_plan_is_the_theorems(per_round: int) -> None:
     """I_s ∝ 1/√(Mη_s) and η_s E_s K I_s is constant: 3.2, as the first stage has 2 whole cycles, not 1.9 (M = 4: 4)."""
     recipe = Trial().recipe("cycp-minimax", 4, per_round, seed=0)
-    stages = assemble(recipe, Linear().build((4,), seed=0), Problem().clients(per_round)).training.plan.stages
+    stages = assemble_training(recipe, Linear().build((4,), seed=0), Problem().clients(per_round)).training.plan.stages
     for cycles, learning_rate, local_steps in stages:
         assert local_steps == pytest.approx(8 * np.sqrt(0.05 / (per_round * learning_rate)), abs=0.5)
         travel = learning_rate * cycles * 4 * local_steps

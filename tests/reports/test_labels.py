@@ -113,7 +113,7 @@ def test_comparisons_and_sweeps_begin_with_the_note(
 def test_curves_have_the_short_note_as_their_title(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, data, title in (("drawn", DRAWN, KIND), ("own", own_rows(tmp_path), "")):
         assert fedauc(capsys, "compare", *METHODS, *data, "--out", str(tmp_path / name)).code == 0
-        assert picture(list(Comparison(tmp_path / name).folders())).get_suptitle() == title
+        assert picture(list(Comparison(tmp_path / name).run_folders())).get_suptitle() == title
 
 
 def test_other_data_have_no_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ def test_beside_another_dataset_a_label_says_whose_it_is(capsys: pytest.CaptureF
     _, _, *own = own_rows(tmp_path)
     both = ("--vary", "data=medicare-like,table", "--data.rows", "2000")
     assert fedauc(capsys, "sweep", *both, *own, "--out", str(tmp_path / "both")).code == 0
-    assert labels(Comparison(tmp_path / "both").folders()) == [f"{NOTE} (data medicare-like)"]
+    assert labels(Comparison(tmp_path / "both").run_folders()) == [f"{NOTE} (data medicare-like)"]
 
 
 def test_each_kind_of_rows_has_its_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ("--data", "medicare-like", "--vary", "data.rows=2000,2100")
     assert fedauc(capsys, "sweep", *sizes, *SHORT, "--out", str(tmp_path / "sizes")).code == 0
-    assert labels(Comparison(tmp_path / "sizes").folders()) == [NOTE, NOTE.replace("2000", "2100")]
+    assert labels(Comparison(tmp_path / "sizes").run_folders()) == [NOTE, NOTE.replace("2000", "2100")]
 
 
 def test_runs_that_differ_in_their_counts_share_a_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ class Evaluator:
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork) -> None:
         self._algorithm, self._network = algorithm, network
 
-    def outputs(self, model: Model, examples: Examples) -> np.ndarray:
+    def score_examples(self, model: Model, examples: Examples) -> np.ndarray:
         """Raw outputs in float64; AUC does not change under the monotone link, and raw outputs do not saturate."""
         return _array(self._network.predict(model, examples.inputs))
 
-    def check(self, model: Model, inputs: Tensor, phase: Phase) -> Tensor:
+    def check_outputs(self, model: Model, inputs: Tensor, phase: Phase) -> Tensor:
         """Raw outputs, if they are finite and alive."""
         outputs = self._network.predict(model, inputs)
         check_scores(self._algorithm, phase, outputs)
@@ -41,7 +41,7 @@ class Evaluator:
 
     def __call__(self, model: Model, examples: Examples, phase: Phase) -> Quality:
         """The quality of a model after a phase."""
-        outputs = self.check(model, examples.inputs, phase)
+        outputs = self.check_outputs(model, examples.inputs, phase)
         labels = examples.labels.cpu().numpy()
         if outputs.ndim == 2:
             return Quality(pair_auc(_array(outputs), labels), None, None, None)

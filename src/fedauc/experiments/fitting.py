@@ -12,7 +12,7 @@ from torch import nn
 from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, Examples, examples
 from fedauc.experiments.evaluation import Evaluator, Quality
-from fedauc.experiments.recipe import Recipe, assemble
+from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import Model, Phase
 from fedauc.ledger import Traffic
 from fedauc.network import ModuleNetwork
@@ -60,7 +60,7 @@ def fit(
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
     held = examples(*test) if isinstance(test, tuple) and not isinstance(test, Examples) else test
-    training, network, state = assemble(recipe, module, clients)
+    training, network, state = assemble_training(recipe, module, clients)
     evaluate, history = Evaluator(recipe.algorithm, network), []
     for finished in training.rounds(state):
         state, quality = finished.state, None
@@ -79,5 +79,5 @@ def _look(evaluate: Evaluator, model: Model, test: Examples | None, clients: Cli
     if test is not None:
         return evaluate(model, test, phase)
     stride = max(1, len(clients.inputs) // SAMPLE)
-    evaluate.check(model, clients.inputs[::stride], phase)
+    evaluate.check_outputs(model, clients.inputs[::stride], phase)
     return None

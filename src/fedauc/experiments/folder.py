@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedauc.experiments.checkpoint import Checkpoint, load, save, write_atomically
+from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.version import VERSION
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 """Checkpoints kept: a damaged last one still leaves one to resume from."""
 
 
@@ -44,8 +44,10 @@ class RunFolder:
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
         write_atomically(part / "config.json", config.to_json().encode())
-        write_atomically(part / "environment.json", _json({**environment(), "data": fingerprint, "note": note}))
-        RunFolder(part).checkpoint(first)
+        write_atomically(
+            part / "environment.json", _encode_json({**describe_environment(), "data": fingerprint, "note": note})
+        )
+        RunFolder(part).write_checkpoint(first)
         part.rename(path)
         return RunFolder(path)
 
@@ -65,7 +67,7 @@ class RunFolder:
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than the run began with."""
-        began = self._environment()["data"]
+        began = self._read_environment()["data"]
         if began != fingerprint:
             found = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
             raise ValueError(f"{found}: put the old data back, or start a new run")
@@ -73,9 +75,9 @@ class RunFolder:
     @property
     def note(self) -> str:
         """What the run was trained on; empty in unfinished folders that did not say it yet."""
-        return str(self.result()["data"] if self.done else self._environment().get("note", ""))
+        return str(self.read_result()["data"] if self.done else self._read_environment().get("note", ""))
 
-    def _environment(self) -> dict[str, Any]:
+    def _read_environment(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
         return found
 
@@ -84,55 +86,57 @@ class RunFolder:
         """Whether the run has finished."""
         return (self.path / "result.json").is_file()
 
-    def result(self) -> dict[str, Any]:
+    def read_result(self) -> dict[str, Any]:
         """The finished run's result."""
         found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
         return found
 
-    def records(self) -> list[dict[str, Any]]:
+    def read_records(self) -> list[dict[str, Any]]:
         """Every whole record; a line torn by a crash is left out."""
-        return _lines(self.path / "records.jsonl")
+        return _read_lines(self.path / "records.jsonl")
 
-    def seconds(self) -> float:
+    def training_seconds(self) -> float:
         """Training seconds up to the last evaluated round, over all sittings."""
-        lines = _lines(self.path / "timing.jsonl")
+        lines = _read_lines(self.path / "timing.jsonl")
         return float(lines[-1]["seconds"]) if lines else 0.0
 
-    def append(self, record: dict[str, Any], seconds: float) -> None:
+    def append_record(self, record: dict[str, Any], seconds: float) -> None:
         """Add an evaluated round."""
-        _append(self.path / "records.jsonl", record)
-        _append(self.path / "timing.jsonl", {"round": record["round"], "seconds": seconds})
+        _append_line(self.path / "records.jsonl", record)
+        _append_line(self.path / "timing.jsonl", {"round": record["round"], "seconds": seconds})
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Save a state and drop all but the last two."""
         folder = self.path / "checkpoints"
-        save(folder / f"round-{checkpoint.state.round:08d}.pt", checkpoint)
-        for old in sorted(folder.glob("round-*.pt"))[:-KEPT]:
+        save_checkpoint(folder / f"round-{checkpoint.state.round:08d}.pt", checkpoint)
+        for old in sorted(folder.glob("round-*.pt"))[:-CHECKPOINTS_KEPT]:
             old.unlink()
 
-    def rewind(self, device: str) -> Checkpoint:
+    def rewind_to_checkpoint(self, device: str) -> Checkpoint:
         """The last checkpoint, with the records cut back to it."""
         found = sorted((self.path / "checkpoints").glob("round-*.pt"))
         if not found:
             raise ValueError(
                 f"{self.path} holds 0 checkpoints; resuming needs at least 1: start the run again elsewhere"
             )
-        checkpoint = load(found[-1], device)
+        checkpoint = load_checkpoint(found[-1], device)
         for name in ("records.jsonl", "timing.jsonl"):
-            kept = [line for line in _lines(self.path / name) if line["round"] < checkpoint.state.round]
-            write_atomically(self.path / name, b"".join(_json(line, indent=None) for line in kept))
+            kept = [line for line in _read_lines(self.path / name) if line["round"] < checkpoint.state.round]
+            write_atomically(self.path / name, b"".join(_encode_json(line, indent=None) for line in kept))
         return checkpoint
 
-    def finish(self, result: dict[str, Any], weights: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]) -> None:
+    def write_result(
+        self, result: dict[str, Any], weights: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]
+    ) -> None:
         """Write the model and the test scores, then the result that marks the run as done."""
         model, scores = io.BytesIO(), io.BytesIO()
         torch.save(weights, model)
         np.savez(scores, allow_pickle=False, **arrays)
         write_atomically(self.path / "model.pt", model.getvalue())
         write_atomically(self.path / "scores.npz", scores.getvalue())
-        write_atomically(self.path / "result.json", _json(result))
+        write_atomically(self.path / "result.json", _encode_json(result))
 
-    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+    def read_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels and raw scores of the test rows, from a finished run."""
         stored = np.load(self.path / "scores.npz", allow_pickle=False)
         return stored["labels"], stored["scores"]
@@ -144,7 +148,7 @@ def refuse_existing(path: Path) -> None:
         raise ValueError(f"{path} exists already; choose another --out, or go on with `fedauc resume {path}`")
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Versions and hardware that a result may depend on."""
     return {
         "fedauc": VERSION,
@@ -158,25 +162,25 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _json(value: Any, indent: int | None = 2) -> bytes:
+def _encode_json(value: Any, indent: int | None = 2) -> bytes:
     return (json.dumps(value, indent=indent) + "\n").encode()
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
+def _append_line(path: Path, line: dict[str, Any]) -> None:
     with path.open("ab") as file:
-        file.write(_json(line, indent=None))
+        file.write(_encode_json(line, indent=None))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]
-    return [_line(path, number, line) for number, line in enumerate(whole, 1)]
+    return [_parse_line(path, number, line) for number, line in enumerate(whole, 1)]
 
 
-def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(line)
     except ValueError as error:

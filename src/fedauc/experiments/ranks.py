@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def join_process_group() -> Iterator[None]:
     """Join the process group that `torchrun` names, if it started us; other ranks than 0 stay silent."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
@@ -26,14 +26,14 @@ def joined() -> Iterator[None]:
     # Each tensor goes by its own device: a run on the CPU uses gloo also where there are GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
     try:
-        with _silent():
+        with _silence_other_ranks():
             yield
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def own_folder(path: Path) -> Iterator[Path]:
+def rank_folder(path: Path) -> Iterator[Path]:
     """The folder itself for rank 0; a throw-away copy (or a path, if there is none yet) for the others."""
     if not dist.is_initialized():
         yield path
@@ -48,7 +48,7 @@ def own_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silence_other_ranks() -> Iterator[None]:
     if dist.get_rank() == 0:
         yield
         return

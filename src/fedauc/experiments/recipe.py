@@ -70,7 +70,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("cycles", "local_steps", "positives", "negatives", "seed"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+            object.__setattr__(self, name, _as_whole_number(name, getattr(self, name)))
         for name in ("cycles", "local_steps", "positives", "negatives"):
             _check_count(name, getattr(self, name))
         if not isinstance(self.learning_rate, (int, float)) or not 0 < self.learning_rate < math.inf:
@@ -98,14 +98,14 @@ class Recipe:
         found = lookup("method", method, methods())
         own = {field.name for field in fields(Recipe)}
         recipe = {name: settings.pop(name) for name in own & set(settings)}
-        _name_members(recipe, settings)
+        _resolve_member_names(recipe, settings)
         participation = recipe.pop("participation", None) or participations()[found.participation]()
-        participation = _replace(participation, settings)
+        participation = _replace_fields(participation, settings)
         algorithm = recipe.pop("algorithm", None) or found.algorithm(**dict(found.parameters))
-        algorithm = _replace(algorithm, settings)
+        algorithm = _replace_fields(algorithm, settings)
         if settings:
             name = next(iter(settings))
-            known = own | _names(algorithm) | _names(participation)
+            known = own | _field_names(algorithm) | _field_names(participation)
             lookup(f"setting of {method}", name, dict.fromkeys(known))
         learning_rate = recipe.pop("learning_rate", found.learning_rate)
         return Recipe(
@@ -126,11 +126,11 @@ class Assembly(NamedTuple):
     start: State
 
 
-def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
+def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     """Check the recipe against the clients and put the parts together."""
     schedule = recipe.participation.bind(clients.roster, recipe.seed)
     numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
-    setting = Setting(*numbers, clients.census, recipe.weighting, _augment(recipe, clients))
+    setting = Setting(*numbers, clients.census, recipe.weighting, _check_augment(recipe, clients))
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.stages(budget), _with_prox(recipe)
@@ -152,10 +152,10 @@ def assemble(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     if dist.is_available() and dist.is_initialized():
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
-    return Assembly(training, network, training.start(network.state()))
+    return Assembly(training, network, training.initial_state(network.state()))
 
 
-def _augment(recipe: Recipe, clients: Clients) -> str:
+def _check_augment(recipe: Recipe, clients: Clients) -> str:
     """Only images can be cropped and mirrored."""
     shape = tuple(clients.inputs.shape[1:])
     if recipe.augment != "none" and len(shape) != 3:
@@ -194,7 +194,7 @@ def check_device(device: str) -> None:
         raise ValueError(f"device is {device!r}, but torch sees no CUDA device here; use 'cpu'")
 
 
-def _whole(name: str, value: Any) -> int:
+def _as_whole_number(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError as error:
@@ -208,7 +208,7 @@ def _check_count(name: str, value: int) -> None:
         raise ValueError(f"{name} is {value}; it must be at least 1{bound}")
 
 
-def _name_members(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
+def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
     """Members given by name become members with their defaults."""
     folders: dict[str, Mapping[str, type]] = {
         "participation": participations(),
@@ -221,13 +221,13 @@ def _name_members(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
                 given[name] = lookup(name, given[name], members)()
 
 
-def _names(member: Any) -> set[str]:
+def _field_names(member: Any) -> set[str]:
     return {field.name for field in fields(member)}
 
 
-def _replace(member: Any, settings: dict[str, Any]) -> Any:
+def _replace_fields(member: Any, settings: dict[str, Any]) -> Any:
     """The member with those settings that are its fields, which are taken off the list."""
     if not dataclasses.is_dataclass(member) or isinstance(member, type):
         return member
-    mine = {name: settings.pop(name) for name in _names(member) & set(settings)}
+    mine = {name: settings.pop(name) for name in _field_names(member) & set(settings)}
     return dataclasses.replace(member, **mine)

@@ -21,7 +21,7 @@ from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
 from fedauc.experiments.folder import RunFolder, refuse_existing
-from fedauc.experiments.recipe import DTYPES, Assembly, Recipe, assemble
+from fedauc.experiments.recipe import DTYPES, Assembly, Recipe, assemble_training
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Model
 from fedauc.ledger import Ledger
@@ -47,7 +47,7 @@ class Run:
 
     config: Config
     folder: RunFolder
-    data: Prepared
+    data: PreparedData
     assembly: Assembly
     state: State
     losses: list[Tensor] = field(default_factory=list)
@@ -55,33 +55,33 @@ class Run:
     record: dict[str, Any] | None = None
 
     @staticmethod
-    def create(config: Config, path: Path, load: Loader | None = None) -> Run:
+    def create(config: Config, path: Path, load: DataCache | None = None) -> Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         refuse_existing(path)
-        data, assembly = assembled(config, load or Loader())
+        data, assembly = assemble_run(config, load or DataCache())
         first = Checkpoint(assembly.start, {}, Ledger(), [])
         folder = RunFolder.create(path, config, first, data.fingerprint, data.split.note)
         return Run(config, folder, data, assembly, assembly.start)
 
     @staticmethod
-    def resume(path: Path, load: Loader | None = None) -> Run:
+    def resume(path: Path, load: DataCache | None = None) -> Run:
         """Go on from the last checkpoint of a folder; a finished run is left as it is."""
         folder = RunFolder.open(path)
         config = folder.config
-        data, assembly = assembled(config, load or Loader())
+        data, assembly = assemble_run(config, load or DataCache())
         folder.check_data(data.fingerprint)
         if folder.done:
             return Run(config, folder, data, assembly, assembly.start)
-        state, client_states, ledger, losses = folder.rewind(config.recipe.device)
+        state, client_states, ledger, losses = folder.rewind_to_checkpoint(config.recipe.device)
         assembly.training.engine.restore_client_states(client_states)
-        assembly.training.ledger.resume(ledger)
+        assembly.training.ledger.restore_from(ledger)
         kept = [torch.tensor(loss, dtype=torch.float64) for loss in losses]
-        return Run(config, folder, data, assembly, state, kept, folder.seconds())
+        return Run(config, folder, data, assembly, state, kept, folder.training_seconds())
 
-    def go(self, observer: Observer | None = None) -> dict[str, Any]:
+    def train_to_end(self, observer: Observer | None = None) -> dict[str, Any]:
         """Train to the end, and return the result."""
         if self.folder.done:
-            return self.folder.result()
+            return self.folder.read_result()
         observer = observer or (lambda progress: None)
         observer(self.progress)
         try:
@@ -107,7 +107,7 @@ class Run:
         self.losses += [] if finished.loss is None else [finished.loss]
         if self._due(finished, self.config.evaluate_every):
             self.record, self.losses = self._record(finished), []
-            self.folder.append(self.record, self.spent + time.perf_counter() - begin)
+            self.folder.append_record(self.record, self.spent + time.perf_counter() - begin)
         if self._due(finished, self.config.checkpoint_every):
             self._checkpoint()
         self.spent += time.perf_counter() - begin
@@ -125,7 +125,7 @@ class Run:
     def _checkpoint(self) -> None:
         training = self.assembly.training
         losses = [float(loss) for loss in self.losses]
-        self.folder.checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, losses))
+        self.folder.write_checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, losses))
 
     def _record(self, finished: Round) -> dict[str, Any]:
         phase, quality = finished.phase, self._evaluate(self._model, finished)
@@ -155,11 +155,15 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Write the result of the last state, and return it."""
         network, (_, test) = self.assembly.network, self.data.held(self.config.recipe.device)
-        outputs = Evaluator(self.config.recipe.algorithm, network).outputs(self._model, test)
+        outputs = Evaluator(self.config.recipe.algorithm, network).score_examples(self._model, test)
         labels = test.labels.cpu().numpy()
-        result = {"data": self.data.split.note, "final": self.folder.records()[-1], **self._by_group(labels, outputs)}
+        result = {
+            "data": self.data.split.note,
+            "final": self.folder.read_records()[-1],
+            **self._by_group(labels, outputs),
+        }
         weights = network.module(self._model).state_dict()
-        self.folder.finish(result, weights, {"labels": labels, "scores": outputs})
+        self.folder.write_result(result, weights, {"labels": labels, "scores": outputs})
         return result
 
     def _by_group(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
@@ -180,7 +184,7 @@ class Run:
         return found
 
 
-class Prepared:
+class PreparedData:
     """Prepared data that runs share: as loaded, and once for each device and float type that trains on it."""
 
     def __init__(self, split: Split) -> None:
@@ -217,26 +221,26 @@ class Prepared:
         return self._held[device]
 
 
-class Loader:
+class DataCache:
     """Prepares data, and keeps the last and what runs still use: runs side by side share each split."""
 
     def __init__(self) -> None:
-        self._used: WeakValueDictionary[object, Prepared] = WeakValueDictionary()
-        self._last: Prepared | None = None
+        self._used: WeakValueDictionary[object, PreparedData] = WeakValueDictionary()
+        self._last: PreparedData | None = None
 
-    def __call__(self, config: Config) -> Prepared:
+    def __call__(self, config: Config) -> PreparedData:
         """The prepared data of a configuration."""
         key = (config.data, config.preparation, config.data_seed)
-        self._last = self._used.get(key) or Prepared(_load(config))
+        self._last = self._used.get(key) or PreparedData(_load(config))
         self._used[key] = self._last
         return self._last
 
 
-def assembled(config: Config, load: Loader) -> tuple[Prepared, Assembly]:
+def assemble_run(config: Config, load: DataCache) -> tuple[PreparedData, Assembly]:
     """A run's data and parts, or what does not fit, before anything is written."""
     data = load(config)
     module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
-    return data, assemble(config.recipe, module, data.clients(config.recipe))
+    return data, assemble_training(config.recipe, module, data.clients(config.recipe))
 
 
 def _load(config: Config) -> Split:

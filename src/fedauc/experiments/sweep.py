@@ -17,14 +17,14 @@ from fedauc.experiments.config import Config
 from fedauc.experiments.options import InapplicableOption, build
 
 
-class Built(NamedTuple):
+class BuiltConfig(NamedTuple):
     """A configuration, and the options it has no place for."""
 
     config: Config
     refused: dict[str, InapplicableOption]
 
 
-def expand(
+def expand_sweep(
     methods: Sequence[str],
     seeds: Sequence[int],
     varied: Mapping[str, Sequence[str]],
@@ -43,17 +43,17 @@ def expand(
     refused: dict[str, InapplicableOption] = {}
     for method, values in itertools.product(methods, itertools.product(*varied.values())):
         chosen = dict(zip(varied, values, strict=True))
-        built = _fitting(method, base, {**texts, **chosen})
+        built = _build_config(method, base, {**texts, **chosen})
         refused |= built.refused
         mine = {option: value for option, value in chosen.items() if option not in built.refused}
         used |= set(mine) | set(texts) - set(built.refused)
         for seed in seeds:
             seeded = replace(built.config, recipe=replace(built.config.recipe, seed=seed))
-            _put(runs, "/".join([method, *map(_named, mine.items()), f"seed-{seed}"]), seeded)
+            _add_run(runs, "/".join([method, *map(_folder_name, mine.items()), f"seed-{seed}"]), seeded)
     for option in [*texts, *varied]:
         if option not in used:
             raise refused[option]
-    _refuse_twins(runs)
+    _refuse_duplicates(runs)
     return runs
 
 
@@ -101,28 +101,28 @@ def setting_of(place: str) -> str:
     return place.rpartition("/")[0]
 
 
-def _fitting(method: str, base: Config | None, texts: Mapping[str, str]) -> Built:
+def _build_config(method: str, base: Config | None, texts: Mapping[str, str]) -> BuiltConfig:
     """The configuration of the options that have a place."""
     mine, refused = dict(texts), dict[str, InapplicableOption]()
     while True:
         try:
-            return Built(build(method, base, mine), refused)
+            return BuiltConfig(build(method, base, mine), refused)
         except InapplicableOption as foreign:
             refused[foreign.option] = foreign
             del mine[foreign.option]
 
 
-def _named(chosen: tuple[str, str]) -> str:
+def _folder_name(chosen: tuple[str, str]) -> str:
     """A folder's name; what a path cannot hold becomes a dash."""
     return re.sub(r"[^\w.+-]+", "-", "-".join(chosen))
 
 
-def _put(runs: dict[str, Config], place: str, config: Config) -> None:
+def _add_run(runs: dict[str, Config], place: str, config: Config) -> None:
     if runs.setdefault(place, config) != config:
         raise ValueError(f"two runs would share the folder {place}; give values that differ in letters or digits")
 
 
-def _refuse_twins(runs: Mapping[str, Config]) -> None:
+def _refuse_duplicates(runs: Mapping[str, Config]) -> None:
     places: dict[str, str] = {}
     for place, config in runs.items():
         other = places.setdefault(config.to_json(), place)

@@ -28,8 +28,8 @@ from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.codec import encode
-from fedauc.experiments.folder import RunFolder, environment
-from fedauc.experiments.recipe import Assembly, assemble
+from fedauc.experiments.folder import RunFolder, describe_environment
+from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.federation import journal
 from fedauc.federation.assess import assess
 from fedauc.federation.engine import Attendance, FederatedEngine, answer
@@ -114,16 +114,16 @@ class Service:
         federation, gathered = Federation.read(out / "federation.json"), _gathered(out)
         _check_same(federation, exchange)
         assembly, folder = _assemble(federation, exchange, gathered, build), RunFolder(out)
-        state, client_states, ledger, _ = folder.rewind("cpu")
+        state, client_states, ledger, _ = folder.rewind_to_checkpoint("cpu")
         journal.cut(out / ATTENDANCE, state.round)
         assembly.training.engine.restore_client_states(client_states)
-        assembly.training.ledger.resume(ledger)
+        assembly.training.ledger.restore_from(ledger)
         return Service(federation, exchange, folder, gathered, assembly, state)
 
     def go(self, observer: Callable[[Round], None] | None = None) -> dict[str, Any]:
         """Train to the end, and return the result; what stops a run is written down."""
         if self.folder.done:
-            return self.folder.result()
+            return self.folder.read_result()
         stopped = self.folder.path / "stopped.txt"
         stopped.unlink(missing_ok=True)
         try:
@@ -134,17 +134,17 @@ class Service:
         return self._finish()
 
     def _train(self, observer: Callable[[Round], None]) -> None:
-        training, spent, since = self.assembly.training, self.folder.seconds(), time.perf_counter()
+        training, spent, since = self.assembly.training, self.folder.training_seconds(), time.perf_counter()
         seen: list[Attendance] = []
         _federated(training).attended = seen.append
         for finished in training.rounds(self.state):
             self.state = finished.state
             if self._due(finished):
-                self.folder.append(self._record(finished), spent + time.perf_counter() - since)
+                self.folder.append_record(self._record(finished), spent + time.perf_counter() - since)
             attended = seen.pop() if seen else Attendance(finished.phase.round, (), {}, {})
             journal.append(self.folder.path / ATTENDANCE, self._words(attended, finished.cohort))
             # Last, since it is what a resumed run goes on from; sites repeat a visit to the same bits.
-            self.folder.checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, []))
+            self.folder.write_checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, []))
             observer(finished)
 
     def _due(self, finished: Round) -> bool:
@@ -190,7 +190,7 @@ class Service:
             site.name: {word: sum(site.name in line[word] for line in lines) for word in ("came", "away", "refused")}
             for site in self.exchange.sites
         }
-        result = {"final": self.folder.records()[-1], "attendance": counts}
+        result = {"final": self.folder.read_records()[-1], "attendance": counts}
         write_atomically(path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
         return result
 
@@ -226,7 +226,7 @@ def _assemble(federation: Federation, exchange: Exchange, gathered: Gathered, bu
     module = (build or federation.model.build)(gathered.shape, recipe.seed)
     groups = np.array([site.group for site in federation.sites])
     ghosts = _ghosts(gathered, gathered.census, groups if groups[0] else None)
-    assembly = assemble(recipe, module, ghosts)
+    assembly = assemble_training(recipe, module, ghosts)
     training = assembly.training
     facts = _facts(federation, training, gathered)
     one = Census(np.array([1]), np.array([1]))
@@ -272,8 +272,10 @@ def _make(out: Path, federation: Federation, gathered: Gathered, assembly: Assem
     rows = {"shape": list(gathered.shape), "dtype": gathered.dtype}
     known = {"run": gathered.run, "rounds": assembly.training.plan.rounds, **counts, **rows}
     write_atomically(part / "federation.json", federation.to_json().encode())
-    write_atomically(part / "gathered.json", (json.dumps({**known, **environment()}, indent=2) + "\n").encode())
-    RunFolder(part).checkpoint(Checkpoint(assembly.start, {}, Ledger(), []))
+    write_atomically(
+        part / "gathered.json", (json.dumps({**known, **describe_environment()}, indent=2) + "\n").encode()
+    )
+    RunFolder(part).write_checkpoint(Checkpoint(assembly.start, {}, Ledger(), []))
     part.rename(out)
     LOG.info("the run %s is in %s", gathered.run, out)
     return RunFolder(out)

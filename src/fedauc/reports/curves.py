@@ -39,7 +39,7 @@ def picture(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
         figure.suptitle(title)
     looks: dict[str, dict[str, Any]] = {}
     for method, folder in folders:
-        records = folder.records()
+        records = folder.read_records()
         fresh = method not in looks
         look = looks.setdefault(method, _look(len(looks)))
         aucs = [record["auc"] for record in records]

@@ -22,7 +22,7 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
     The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
     number is for looking at a curve, not for reporting.
     """
-    records, config = folder.records(), folder.config
+    records, config = folder.read_records(), folder.config
     found: dict[str, Any] = {"data": folder.note} if foreign(folder.note) else {}
     found |= {"method": config.recipe.method, "seed": config.recipe.seed, "status": _status(folder)}
     if not records:
@@ -37,7 +37,7 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
         "best": {key: best[key] for key in QUALITY if key in best},
         "best_by": by,
         **{key: last[key] for key in counts},
-        "seconds": round(folder.seconds(), 3),
+        "seconds": round(folder.training_seconds(), 3),
     }
 
 
@@ -102,7 +102,7 @@ def compare(folders: Iterable[tuple[str, RunFolder]]) -> list[Line]:
     """One line per method, in order; each is tested against the first by a paired DeLong test."""
     runs: dict[str, list[RunFolder]] = {}
     for method, folder in folders:
-        if folder.records():
+        if folder.read_records():
             runs.setdefault(method, []).append(folder)
     reference = next(iter(runs.values()), [None])[0]
     return [_line(method, found, reference) for method, found in runs.items()]
@@ -151,7 +151,7 @@ def _p_value(folder: RunFolder, reference: RunFolder | None) -> float | None:
     """Against the reference, if both are done and scored the same rows."""
     if reference is None or folder.path == reference.path or not (folder.done and reference.done):
         return None
-    (labels, scores), (others, theirs) = folder.scores(), reference.scores()
+    (labels, scores), (others, theirs) = folder.read_scores(), reference.read_scores()
     if scores.ndim != 1 or not np.array_equal(labels, others):
         return None
     return delong_test(labels, scores, theirs).p_value

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 from fedauc.engines.graphed import RUNS, WIDTH, GraphedEngine, SharedGraph
 from fedauc.experiments.config import Config
-from fedauc.experiments.runner import Loader, Observer, Run, assembled
+from fedauc.experiments.runner import DataCache, Observer, Run, assemble_run
 from fedauc.guards import DivergenceMonitor, TrainingStopped
 from fedauc.interfaces import Algorithm, Visits
 from fedauc.training import PendingRound, Training
 
 
-def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
+def plan_run_groups(configs: Mapping[str, Config], load: DataCache) -> list[list[str]]:
     """Which runs share a graph, by name: those of one shape, as many as have lanes; the others are alone.
 
     Of runs that keep a memory per client there is one stack at most: six of ResNet-18 with 100 clients took 94 GB. What
@@ -23,33 +23,33 @@ def grouped(configs: Mapping[str, Config], load: Loader) -> list[list[str]]:
     found: dict[Hashable, list[str]] = {}
     most: dict[Hashable, int] = {}
     for name, config in configs.items():
-        training = assembled(config, load)[1].training
-        key = _shape(training) or name
+        training = assemble_run(config, load)[1].training
+        key = _graph_shape(training) or name
         found.setdefault(key, []).append(name)
         # Other engines' runs are alone anyway.
         widest = training.engine.widest if isinstance(training.engine, GraphedEngine) else WIDTH
         room = max(1, WIDTH // widest)
         heavy = type(training.algorithm).initial_client_state is not Algorithm.initial_client_state
         most[key] = min(most.get(key, WIDTH), min(room, RUNS) if heavy else room)
-    return [part for key, names in found.items() for part in _parts(names, most[key])]
+    return [part for key, names in found.items() for part in _split_names(names, most[key])]
 
 
-def ride(runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> dict[str, str]:
+def train_run_group(runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> dict[str, str]:
     """Take a group of runs to their ends; say which could not go on, and why."""
     going = {name: run for name, run in runs.items() if not run.folder.done}
     if len(going) > 1:
-        return Lockstep(going, observer).go()
+        return RunGroup(going, observer).go()
     for name, run in going.items():
         observe = observer(name)
         try:
-            run.go(observe)
+            run.train_to_end(observe)
         except TrainingStopped as reason:
             observe(run.progress._replace(stopped=True))
             return {name: str(reason)}
     return {}
 
 
-class Lockstep:
+class RunGroup:
     """Unfinished runs that share a graph; one that stops leaves its lanes empty.
 
     Rounds of one kind are taken together, whatever their numbers: lanes are made anew for another kind, so a run that
@@ -129,7 +129,7 @@ class Lockstep:
         return self._runs[name].assembly.training
 
 
-def _shape(training: Training) -> Hashable:
+def _graph_shape(training: Training) -> Hashable:
     """What runs that share a graph have in common: the engine's shape and their rounds' kinds; None for other engines.
 
     They have as many rounds without those that score, and cohorts of about the same size: smaller ones leave lanes
@@ -148,7 +148,7 @@ def _graphed(training: Training) -> GraphedEngine:
     return training.engine
 
 
-def _parts(names: list[str], most: int) -> list[list[str]]:
+def _split_names(names: list[str], most: int) -> list[list[str]]:
     """The names in parts of at most so many, whole stacks of runs as long as there are enough.
 
     None is left alone that could have company: a run by itself is compiled by itself.
