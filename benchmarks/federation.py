@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from fedauc.federation import journal
-from fedauc.federation.apps import make_app
-from fedauc.federation.demo import deal_demo
-from fedauc.federation.local import Trial
+from fedauc.federation.app_folder import create_app_folder
+from fedauc.federation.local_federation import LocalFederation, write_demo_sites
 
 HIDDEN = {"1e4": "322", "1e6": "985,985", "1.1e7": "3300,3300"}
 """Layers of a perceptron on 29 features with about so many parameters."""
@@ -29,7 +28,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 class Meter:
     """CPU seconds of every process of a trial and all they start, by looking at them often."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: LocalFederation) -> None:
         self._trial, self._spent, self._over = trial, dict[int, float](), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -45,7 +44,7 @@ class Meter:
 
     def _watch(self) -> None:
         while not self._over.wait(0.1):
-            for number in self._trial.family():
+            for number in self._trial.process_ids():
                 try:
                     fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
                 except OSError:
@@ -56,19 +55,19 @@ class Meter:
 def measure(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
     """The mean over the rounds after the first of a full-participation run."""
     folder = home / f"app-{parameters}"
-    make_app(folder, SITES)
-    deal_demo(folder / "sites", list(SITES))
-    with Trial(folder) as trial:
+    create_app_folder(folder, SITES)
+    write_demo_sites(folder / "sites", list(SITES))
+    with LocalFederation(folder) as trial:
         meter = Meter(trial)
-        trial.link()
+        trial.start_superlink()
         for name in SITES:
-            trial.register(name)
+            trial.register_site(name)
             site = folder / "sites" / name
-            trial.node(name, {"data": str(site / "rows"), "state": str(site / "state")})
+            trial.start_supernode(name, {"data": str(site / "rows"), "state": str(site / "state")})
         options = f"model.hidden={HIDDEN[parameters]} local-steps=4 participation=full"
-        trial.run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
+        trial.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
         marks: list[tuple[float, float]] = []
-        while trial.running("run"):
+        while trial.is_running("run"):
             if len(journal.read(folder / "run" / "attendance.jsonl")) > len(marks):
                 marks.append((time.perf_counter(), meter.seconds()))
             time.sleep(0.05)

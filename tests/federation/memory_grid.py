@@ -12,13 +12,12 @@ import torch
 
 from fedauc.data.clients import Clients, Examples
 from fedauc.experiments.recipe import Recipe
-from fedauc.federation.data import SiteData
-from fedauc.federation.drawer import FolderDrawer
-from fedauc.federation.exchange import Clock, Exchange
-from fedauc.federation.grid import Node, Reply
-from fedauc.federation.site import USUAL, Allows, Site
-from fedauc.federation.terms import Federation, SiteEntry, Terms
-from fedauc.federation.wire import Parcel, pack, unpack
+from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
+from fedauc.federation.exchange import Clock, Exchange, Node, Reply
+from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
+from fedauc.federation.site import DEFAULT_POLICY, Site, SitePolicy
+from fedauc.federation.site_data import SiteData
+from fedauc.federation.site_state import FolderSiteState
 from small_federations import GROUPS, federation, small
 
 NAMES = tuple(f"site-{index}" for index in range(len(GROUPS)))
@@ -62,21 +61,21 @@ class MemoryGrid:
         self.pushed: list[tuple[str, dict[str, Any]]] = []
         self._waiting: list[tuple[float, Reply]] = []
 
-    def nodes(self) -> list[Node]:
+    def online_nodes(self) -> list[Node]:
         online = [name for name in self.sites if name not in self.offline]
         return [Node(self.numbers[name], name, self.keys[name], self.since[name]) for name in online]
 
-    def push(self, node: int, parcel: Parcel, seconds: float) -> str:
+    def push_message(self, node: int, parcel: Payload, seconds: float) -> str:
         message = f"message-{len(self.pushed)}"
         name = next(name for name, number in self.numbers.items() if number == node)
-        facts = parcel.facts()
+        facts = parcel.read_header()
         self.pushed.append((name, facts))
         self._deliver(message, name, parcel, self._fault(name, facts))
         return message
 
-    def pull(self, messages: Sequence[str]) -> list[Reply]:
+    def pull_replies(self, messages: Sequence[str]) -> list[Reply]:
         # A reply stays, as in Flower, where the same one comes for as long as it is asked for.
-        return [reply for when, reply in self._waiting if when <= self.time.now and reply.message in messages]
+        return [reply for when, reply in self._waiting if when <= self.time.now and reply.message_id in messages]
 
     def _fault(self, name: str, facts: dict[str, Any]) -> str:
         if facts["kind"] != "visit":
@@ -87,7 +86,7 @@ class MemoryGrid:
                 return fault.kind
         return ""
 
-    def _deliver(self, message: str, name: str, parcel: Parcel, fault: str) -> None:
+    def _deliver(self, message: str, name: str, parcel: Payload, fault: str) -> None:
         if fault == "lost":
             return
         if fault == "error":
@@ -98,7 +97,7 @@ class MemoryGrid:
             self.numbers[name] += 1000
             self.since[name] = f"{self.time.now + 1}"
             return
-        answer = self.sites[name].answer(parcel)
+        answer = self.sites[name].answer_message(parcel)
         delay = {"late": 2 * SECONDS, "slow": 2.0}.get(fault, 0.0)
         self._later(delay, Reply(message, spoil(answer, fault)))
         if fault == "duplicate":
@@ -109,18 +108,18 @@ class MemoryGrid:
         self._waiting.append((self.time.now + seconds, reply))
 
 
-def spoil(answer: Parcel, fault: str) -> Parcel:
+def spoil(answer: Payload, fault: str) -> Payload:
     """The answer with one thing wrong."""
     if fault not in ("nan", "shape", "oversized", "huge", "dtype", "garbage", "deep", "short", "count", "stale"):
         return answer
-    facts = answer.facts()
-    layouts, trees = facts.pop("layouts"), {name: tuple(leaves) for name, leaves in unpack(answer).items()}
+    facts = answer.read_header()
+    layouts, trees = facts.pop("layouts"), {name: tuple(leaves) for name, leaves in unpack_tensors(answer).items()}
     if fault == "garbage":
-        return Parcel("{", answer.body)
+        return Payload("{", answer.body)
     if fault == "deep":
-        return Parcel("[" * 100_000, answer.body)
+        return Payload("[" * 100_000, answer.body)
     if fault == "short":
-        return Parcel(json.dumps({**facts, "layouts": layouts}), answer.body[:-1])
+        return Payload(json.dumps({**facts, "layouts": layouts}), answer.body[:-1])
     if fault == "count":
         facts["rows"] = [1000, 1000]
     if fault == "stale":
@@ -134,11 +133,11 @@ def spoil(answer: Parcel, fault: str) -> Parcel:
         "huge": first * 1e6,
         "dtype": first.float(),
     }.get(fault, first)
-    return pack(facts, {**trees, name: (changed, *rest)})
+    return pack_payload(facts, {**trees, name: (changed, *rest)})
 
 
 def sites_of(
-    clients: Clients, folder: Path, test: Examples | None = None, allows: Allows = USUAL, rows: int = 25
+    clients: Clients, folder: Path, test: Examples | None = None, allows: SitePolicy = DEFAULT_POLICY, rows: int = 25
 ) -> dict[str, Site]:
     """A real site per client, with `rows` of the test rows each."""
 
@@ -152,16 +151,16 @@ def sites_of(
     return {
         name: Site(
             lambda place=place: load(place),  # type: ignore[misc]
-            lambda run, name=name: FolderDrawer(folder / name / run),  # type: ignore[misc]
+            lambda run, name=name: FolderSiteState(folder / name / run),  # type: ignore[misc]
             allows,
         )
         for place, name in enumerate(NAMES)
     }
 
 
-def terms(**changes: Any) -> Terms:
+def terms(**changes: Any) -> ServerPolicy:
     """Ten made-up seconds per round, looked at every fifth of a second."""
-    return Terms(**{"deadline": SECONDS, "gather": SECONDS, "poll": 0.2, **changes})
+    return ServerPolicy(**{"deadline": SECONDS, "registration_deadline": SECONDS, "poll_interval": 0.2, **changes})
 
 
 def entries() -> tuple[SiteEntry, ...]:
@@ -169,10 +168,10 @@ def entries() -> tuple[SiteEntry, ...]:
     return tuple(SiteEntry(name, f"g{group}", f"key-of-{name}") for name, group in zip(NAMES, GROUPS, strict=True))
 
 
-def agreed(method: str, changes: dict[str, Any] | None = None, **settings: Any) -> Federation:
+def agreed(method: str, changes: dict[str, Any] | None = None, **settings: Any) -> FederationAgreement:
     """The small recipe among the small federation's sites."""
     recipe: Recipe = small(method, **settings)
-    return Federation(recipe=recipe, sites=entries(), terms=terms(**(changes or {})))
+    return FederationAgreement(recipe=recipe, sites=entries(), policy=terms(**(changes or {})))
 
 
 def grid_of(folder: Path, faults: Sequence[Fault] = (), test: Examples | None = None) -> MemoryGrid:
@@ -180,6 +179,6 @@ def grid_of(folder: Path, faults: Sequence[Fault] = (), test: Examples | None = 
     return MemoryGrid(sites_of(federation(), folder, test), Time(), faults)
 
 
-def exchange_of(grid: MemoryGrid, agreement: Federation) -> Exchange:
+def exchange_of(grid: MemoryGrid, agreement: FederationAgreement) -> Exchange:
     """The server's exchange over a grid."""
-    return Exchange(grid, agreement.sites, agreement.terms, grid.time.clock())
+    return Exchange(grid, agreement.sites, agreement.policy, grid.time.clock())

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fedauc.federation import flower
-from fedauc.federation.apps import make_app
-from fedauc.federation.local import Trial
-from fedauc.federation.terms import read_sites
-from fedauc.federation.wire import Parcel, pack, unpack
+from fedauc.federation.agreement import read_sites
+from fedauc.federation.app_folder import create_app_folder
+from fedauc.federation.local_federation import LocalFederation
+from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 
 # The typer that Flower asks for uses names that click is about to drop.
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")]
@@ -32,26 +32,26 @@ def an_order() -> Any:
 
 
 def test_a_parcel_survives_flowers_records() -> None:
-    parcel = pack({"kind": "visit"}, {"mean": (torch.randn(7), torch.zeros(0))})
-    found = flower.from_records(flower.to_records(parcel))
-    assert found.text == parcel.text
+    parcel = pack_payload({"kind": "visit"}, {"mean": (torch.randn(7), torch.zeros(0))})
+    found = flower.payload_from_records(flower.payload_to_records(parcel))
+    assert found.header_text == parcel.header_text
     assert np.array_equal(found.body, parcel.body)
-    assert len(flower.to_records(parcel).array_records["body"]) == 1
+    assert len(flower.payload_to_records(parcel).array_records["body"]) == 1
 
 
 def test_flowers_context_keeps_parcels() -> None:
     from flwr.app import RecordDict
 
     state = RecordDict()
-    drawer, other = flower.ContextDrawer(state, "one"), flower.ContextDrawer(state, "two")
-    drawer.save("memory-3", pack({}, {"memory": torch.arange(4.0)}))
-    assert drawer.names() == ["memory-3"]
-    assert other.names() == []
-    found = flower.ContextDrawer(state, "one").load("memory-3")
+    drawer, other = flower.ContextSiteState(state, "one"), flower.ContextSiteState(state, "two")
+    drawer.save_payload("memory-3", pack_payload({}, {"memory": torch.arange(4.0)}))
+    assert drawer.list_names() == ["memory-3"]
+    assert other.list_names() == []
+    found = flower.ContextSiteState(state, "one").load_payload("memory-3")
     assert found is not None
-    assert unpack(found)["memory"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
-    drawer.drop("memory-3")
-    assert drawer.load("memory-3") is None
+    assert unpack_tensors(found)["memory"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    drawer.delete_payload("memory-3")
+    assert drawer.load_payload("memory-3") is None
 
 
 @pytest.mark.parametrize("node", [{}, {"share": "everything"}, {"state": "unwritable\0"}])
@@ -60,8 +60,8 @@ def test_a_site_answers_an_order_of_another_make(node: dict[str, Any]) -> None:
     from flwr.app import Context, RecordDict
 
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
-    replied = flower.answer(an_order(), context, lambda node: pytest.fail("no data is read for it"))
-    assert flower.from_records(replied.content).facts()["kind"] == "unable"
+    replied = flower.answer_message(an_order(), context, lambda node: pytest.fail("no data is read for it"))
+    assert flower.payload_from_records(replied.content).read_header()["kind"] == "unable"
 
 
 def test_a_strangers_records_are_a_reply_that_will_be_refused() -> None:
@@ -69,29 +69,31 @@ def test_a_strangers_records_are_a_reply_that_will_be_refused() -> None:
 
     asked = an_order()
     for records in (RecordDict(), RecordDict({"facts": ConfigRecord({"text": 3})})):
-        reply = flower.FlowerGrid(None)._reply(Message(records, reply_to=asked))
-        assert isinstance(reply.parcel, Parcel)
+        reply = flower.FlowerGrid(None)._read_reply(Message(records, reply_to=asked))
+        assert isinstance(reply.payload, Payload)
         with pytest.raises(ValueError, match="the facts are a str"):
-            reply.parcel.facts()
+            reply.payload.read_header()
 
 
 def test_an_app_has_all_it_needs_and_ships_no_secret(tmp_path: Path) -> None:
     """The bundle that Flower sends to sites holds the four Python files and no key, certificate or table."""
     folder = tmp_path / "app"
-    make_app(folder, {"north": "day", "south": "night"}, ["fed.example.org", "10.0.0.1"])
+    create_app_folder(folder, {"north": "day", "south": "night"}, ["fed.example.org", "10.0.0.1"])
     sites = read_sites(folder / "sites.toml")
     assert [(site.name, site.group) for site in sites] == [("north", "day"), ("south", "night")]
-    assert flower.plain_key(sites[0].key) != flower.plain_key(sites[1].key)
-    assert flower.plain_key(flower.plain_key(sites[0].key)) == flower.plain_key(sites[0].key)
+    assert flower.normalize_public_key(sites[0].key) != flower.normalize_public_key(sites[1].key)
+    assert flower.normalize_public_key(flower.normalize_public_key(sites[0].key)) == flower.normalize_public_key(
+        sites[0].key
+    )
     for secret in (folder / "keys" / "north", folder / "certificates" / "server.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    trial = Trial(folder)
+    trial = LocalFederation(folder)
     shown = subprocess.run(
         ["ssh-keygen", "-l", "-f", str(folder / "keys" / "north.pub")], capture_output=True, text=True
     )
     assert shown.returncode == 0
     assert shown.stdout.startswith("384 ")
-    trial.flwr("build", "--app", str(folder))
+    trial.run_flwr("build", "--app", str(folder))
     (bundle,) = tmp_path.rglob("*.fab")
     names = zipfile.ZipFile(bundle).namelist()
     bundle.unlink()
@@ -100,11 +102,11 @@ def test_an_app_has_all_it_needs_and_ships_no_secret(tmp_path: Path) -> None:
     }
     assert not [name for name in names if "key" in name or "pem" in name or "sites" in name]
     with pytest.raises(ValueError, match="exists already"):
-        make_app(folder, {"north": "day"})
+        create_app_folder(folder, {"north": "day"})
 
 
 def test_a_run_configuration_becomes_an_agreement(tmp_path: Path) -> None:
-    make_app(tmp_path / "app", {"north": "day"})
+    create_app_folder(tmp_path / "app", {"north": "day"})
     sites = read_sites(tmp_path / "app" / "sites.toml")
     config = {
         "method": "cycp-minimax",
@@ -119,11 +121,11 @@ def test_a_run_configuration_becomes_an_agreement(tmp_path: Path) -> None:
         "evaluation": "none",
         "options": "model.hidden=8,4 algorithm.prox=0.5",
     }
-    made = flower.agreement(config, sites)
+    made = flower.read_run_config(config, sites)
     assert (made.recipe.cycles, made.recipe.seed, made.recipe.algorithm.prox) == (3, 5, 0.5)  # type: ignore[attr-defined]
     assert made.model.hidden == (8, 4)  # type: ignore[attr-defined]
-    assert (made.terms.deadline, made.terms.quorum, made.terms.evaluation) == (30.0, 2, "none")
+    assert (made.policy.deadline, made.policy.quorum, made.policy.evaluation) == (30.0, 2, "none")
     with pytest.raises(ValueError, match="options holds 'fast'; it must be name=value pairs"):
-        flower.agreement({**config, "options": "fast"}, sites)
+        flower.read_run_config({**config, "options": "fast"}, sites)
     with pytest.raises(ValueError, match="cycels"):
-        flower.agreement({**config, "cycels": 3}, sites)
+        flower.read_run_config({**config, "cycels": 3}, sites)

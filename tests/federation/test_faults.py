@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.exchange import Exchange
-from fedauc.federation.server import Service
-from fedauc.federation.site import Build
-from fedauc.federation.terms import Federation
+from fedauc.federation.server import FederatedRun
+from fedauc.federation.site import ModelBuilder
 from fedauc.guards import TrainingStopped
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.trace import Trace
@@ -39,10 +39,10 @@ def build(shape: tuple[int, ...], seed: int) -> nn.Module:
     return linear()
 
 
-def served(agreement: Federation, grid: MemoryGrid, out: Path, model: Build = build) -> list[Round]:
+def served(agreement: FederationAgreement, grid: MemoryGrid, out: Path, model: ModelBuilder = build) -> list[Round]:
     """Every round of a federated run."""
     found: list[Round] = []
-    Service.create(agreement, exchange_of(grid, agreement), out, model).go(found.append)
+    FederatedRun.create(agreement, exchange_of(grid, agreement), out, model).go(found.append)
     return found
 
 
@@ -129,14 +129,14 @@ def test_below_the_quorum_a_round_is_skipped_and_the_model_stays(tmp_path: Path)
 def test_rounds_without_a_quorum_in_a_row_stop_the_run_and_it_can_go_on(tmp_path: Path) -> None:
     grid = grid_of(tmp_path / "sites")
     agreement = agreed("cycp-fedavg", {"evaluation": "none", "patience": 2})
-    service = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
+    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
     grid.offline = set(NAMES)
     with pytest.raises(TrainingStopped, match="the quorum is 1, for 2 rounds in a row; bring sites online"):
         service.go()
     assert "2 rounds in a row" in (tmp_path / "run" / "stopped.txt").read_text()
     grid.offline = set()
     rounds: list[Round] = []
-    Service.resume(exchange_of(grid, agreement), tmp_path / "run", build).go(rounds.append)
+    FederatedRun.resume(exchange_of(grid, agreement), tmp_path / "run", build).go(rounds.append)
     assert rounds[0].phase.round == 1
     assert not (tmp_path / "run" / "stopped.txt").exists()
 
@@ -153,16 +153,16 @@ def test_a_site_that_is_offline_is_waited_for_until_it_comes(tmp_path: Path) -> 
     """It comes online four seconds into the deadline of ten, and takes part."""
     grid = grid_of(tmp_path / "sites")
     agreement = agreed("cycp-fedavg", {"evaluation": "none"})
-    service = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
+    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
     grid.offline = {NAMES[0]}
-    began, nodes = grid.time.now, grid.nodes
+    began, nodes = grid.time.now, grid.online_nodes
 
     def come() -> list:  # type: ignore[type-arg]
         if grid.time.now - began > 4:
             grid.offline = set()
         return nodes()
 
-    grid.nodes = come  # type: ignore[method-assign]
+    grid.online_nodes = come  # type: ignore[method-assign]
     rounds: list[Round] = []
     service.go(rounds.append)
     assert rounds[0].cohort.clients == (0, 1)
@@ -178,7 +178,7 @@ def test_a_node_under_a_wrong_key_or_an_unknown_name_gets_nothing(
     grid.sites["stranger"] = grid.sites[NAMES[0]]
     grid.numbers["stranger"], grid.since["stranger"], grid.keys["stranger"] = 7, "0", ""
     rounds: list[Round] = []
-    Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go(rounds.append)
+    FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go(rounds.append)
     assert {name for name, _ in grid.pushed} == set(NAMES) - {NAMES[1]}
     assert rounds[0].cohort.clients == (0,)
     assert caplog.text.count("shows another key") == 1
@@ -191,7 +191,7 @@ def test_the_stage_reference_is_sent_once_per_stage_and_again_when_lost(tmp_path
     # Slow, so that the reply that says so is there for a while.
     grid = grid_of(tmp_path / "sites", [Fault(site=0, round=6, kind="slow", times=9)])
     agreement = agreed("cycp-minimax", {"evaluation": "none"}, **settings)
-    service = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
+    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
 
     def lose(finished: Round) -> None:
         if finished.phase.round == 4:
@@ -213,7 +213,7 @@ def test_a_site_that_lost_its_memory_starts_afresh_and_is_logged(
 ) -> None:
     grid = grid_of(tmp_path / "sites")
     agreement = agreed("scaffold", {"evaluation": "none"}, participation="cyclic")
-    service = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
+    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
 
     def lose(finished: Round) -> None:
         if finished.phase.round == 2:
@@ -245,10 +245,10 @@ def test_two_nodes_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
     grid = grid_of(tmp_path / "sites")
     agreement = agreed("cycp-fedavg")
     exchange: Exchange = exchange_of(grid, agreement)
-    fresh = grid.nodes()[0]._replace(number=999, since="9")
-    nodes = grid.nodes()
+    fresh = grid.online_nodes()[0]._replace(node_id=999, online_since="9")
+    nodes = grid.online_nodes()
     for listed in ([fresh, *nodes], [*nodes, fresh]):
-        grid.nodes = lambda listed=listed: listed  # type: ignore[method-assign, misc]
-        assert exchange.online()[0].number == 999
-        assert np.count_nonzero([node.number == 999 for node in exchange.online().values()]) == 1
-    assert len(federation()) == len(exchange.online())
+        grid.online_nodes = lambda listed=listed: listed  # type: ignore[method-assign, misc]
+        assert exchange.online_sites()[0].node_id == 999
+        assert np.count_nonzero([node.node_id == 999 for node in exchange.online_sites().values()]) == 1
+    assert len(federation()) == len(exchange.online_sites())

@@ -17,11 +17,9 @@ import pytest
 from fedauc.data.clients import Clients
 from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.federation import journal
-from fedauc.federation.apps import make_app
-from fedauc.federation.credentials import make_key
-from fedauc.federation.demo import deal_demo
-from fedauc.federation.local import LINK, Trial
-from fedauc.federation.watching import summary
+from fedauc.federation.app_folder import create_app_folder, create_key_pair
+from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites
+from fedauc.federation.monitor import summarize_run
 from fedauc.models.linear import Linear
 
 pytestmark = pytest.mark.flower
@@ -33,15 +31,15 @@ SECONDS = 150.0
 """What a run of six rounds may take on a busy machine; a quiet one needs a third of it."""
 
 
-def trial_of(folder: Path) -> Trial:
-    make_app(folder, SITES)
-    deal_demo(folder / "sites", list(SITES))
-    return Trial(folder)
+def trial_of(folder: Path) -> LocalFederation:
+    create_app_folder(folder, SITES)
+    write_demo_sites(folder / "sites", list(SITES))
+    return LocalFederation(folder)
 
 
-def node(trial: Trial, name: str) -> None:
+def node(trial: LocalFederation, name: str) -> None:
     home = trial.folder / "sites" / name
-    trial.node(name, {"data": str(home / "rows"), "state": str(home / "state")})
+    trial.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
 
 
 def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
@@ -61,31 +59,31 @@ def trained(folder: Path) -> np.ndarray:
         return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
 
 
-def wait(trial: Trial, true: Callable[[], bool]) -> None:
+def wait(trial: LocalFederation, true: Callable[[], bool]) -> None:
     """For something to happen in a run, or for its end."""
     end = time.monotonic() + SECONDS
     while not true():
         log = trial.folder / "logs" / "run.log"
         assert time.monotonic() < end, f"it took too long: {log.read_text()[-2000:]}"
-        assert trial.running("run"), f"the run ended: {log.read_text()[-2000:]}"
+        assert trial.is_running("run"), f"the run ended: {log.read_text()[-2000:]}"
         time.sleep(0.1)
 
 
-def wait_for_the_end(trial: Trial) -> None:
-    wait(trial, lambda: not trial.running("run"))
+def wait_for_the_end(trial: LocalFederation) -> None:
+    wait(trial, lambda: not trial.is_running("run"))
 
 
-def received(trial: Trial, name: str) -> int:
+def received(trial: LocalFederation, name: str) -> int:
     return (trial.folder / "logs" / f"{name}.log").read_text().count("Received successfully")
 
 
-def restart_until_accepted(trial: Trial, name: str) -> None:
+def restart_until_accepted(trial: LocalFederation, name: str) -> None:
     """A SuperLink takes a node's key for online until two heartbeats (60 s) have failed, and refuses it until then."""
     activated = (trial.folder / "logs" / "superlink.log").read_text().count("Activated")
     end = time.monotonic() + 100
     while (trial.folder / "logs" / "superlink.log").read_text().count("Activated") == activated:
         assert time.monotonic() < end, "the node was not accepted again"
-        if not trial.running(name):
+        if not trial.is_running(name):
             time.sleep(8)
             node(trial, name)
         time.sleep(0.2)
@@ -95,16 +93,16 @@ def test_a_node_killed_in_mid_round_comes_back_and_the_model_is_the_simulators(t
     """CyCp-Pairwise: three scoring rounds, three learning rounds. The killed node is one of the first group's two."""
     folder = tmp_path / "trial"
     with trial_of(folder) as trial:
-        trial.link()
+        trial.start_superlink()
         for name in SITES:
-            trial.register(name)
+            trial.register_site(name)
             node(trial, name)
-        trial.run('cycles=1 deadline=120.0 method="cycp-pairwise"')
+        trial.start_run('cycles=1 deadline=120.0 method="cycp-pairwise"')
         wait(trial, lambda: received(trial, "site-3") == 2)
-        trial.stop("site-3", signal.SIGKILL)
+        trial.stop_process("site-3", signal.SIGKILL)
         restart_until_accepted(trial, "site-3")
         wait_for_the_end(trial)
-    found = summary(folder / "run")
+    found = summarize_run(folder / "run")
     assert found["status"] == "done"
     # Killed in round 0, it is back before that round's deadline and takes part in it.
     assert journal.read(folder / "run" / "attendance.jsonl")[0]["came"] == ["site-0", "site-3"]
@@ -118,24 +116,24 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
     folder = tmp_path / "trial"
     settings = 'cycles=2 deadline=120.0 method="cycp-minimax" evaluation="none" options="algorithm.prox=0.1"'
     with trial_of(folder) as trial:
-        trial.link()
+        trial.start_superlink()
         for name in SITES:
-            trial.register(name)
+            trial.register_site(name)
             node(trial, name)
-        make_key(folder / "keys" / "stranger")
-        trial.node("stranger", {"data": "none", "state": "none"})
-        trial.run(settings)
+        create_key_pair(folder / "keys" / "stranger")
+        trial.start_supernode("stranger", {"data": "none", "state": "none"})
+        trial.start_run(settings)
         wait(trial, lambda: len(journal.read(folder / "run" / "attendance.jsonl")) >= 2)
-        trial.stop("superlink", signal.SIGKILL)
+        trial.stop_process("superlink", signal.SIGKILL)
         assert not (folder / "run" / "result.json").exists()
-        trial.stop("run")
-        trial.link()
-        trial.run(f"{settings} resume=true")
+        trial.stop_process("run")
+        trial.start_superlink()
+        trial.start_run(f"{settings} resume=true")
         wait_for_the_end(trial)
-        assert not trial.running("stranger")
-        assert trial.code("stranger") != 0
-        assert "stranger" not in trial.flwr("supernode", "list", LINK)
-    found = summary(folder / "run")
+        assert not trial.is_running("stranger")
+        assert trial.exit_code("stranger") != 0
+        assert "stranger" not in trial.run_flwr("supernode", "list", SUPERLINK_NAME)
+    found = summarize_run(folder / "run")
     assert found["status"] == "done"
     assert [line["round"] for line in journal.read(folder / "run" / "attendance.jsonl")] == list(range(6))
     expected = simulated(folder, "cycp-minimax", cycles=2, prox=0.1)

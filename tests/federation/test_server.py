@@ -14,9 +14,9 @@ import torch
 from fedauc.experiments.checkpoint import Checkpoint
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation import journal
-from fedauc.federation.server import Service, gather
-from fedauc.federation.site import Allows
-from fedauc.federation.terms import Federation, SiteEntry
+from fedauc.federation.agreement import FederationAgreement, SiteEntry
+from fedauc.federation.server import FederatedRun, register_sites
+from fedauc.federation.site import SitePolicy
 from fedauc.guards import TrainingStopped
 from fedauc.metrics import auc
 from fedauc.network import ModuleNetwork
@@ -52,13 +52,13 @@ def test_killed_anywhere_and_resumed_it_ends_the_same(method: str, tmp_path: Pat
     test = held_out()
     whole = grid_of(tmp_path / "one", test=test)
     expected: list[Round] = []
-    Service.create(agreement, exchange_of(whole, agreement), tmp_path / "whole", build).go(expected.append)
+    FederatedRun.create(agreement, exchange_of(whole, agreement), tmp_path / "whole", build).go(expected.append)
 
     grid, out = grid_of(tmp_path / "two", test=test), tmp_path / "run"
-    Service.create(agreement, exchange_of(grid, agreement), out, build)
+    FederatedRun.create(agreement, exchange_of(grid, agreement), out, build)
     found: list[Round] = []
     for sitting in range(20):
-        service = Service.resume(exchange_of(grid, agreement), out, build)
+        service = FederatedRun.resume(exchange_of(grid, agreement), out, build)
         service.folder = Brittle(out, survives=sitting % 2)
         try:
             service.go(found.append)
@@ -77,32 +77,32 @@ def test_killed_anywhere_and_resumed_it_ends_the_same(method: str, tmp_path: Pat
 def test_a_torn_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg", {"evaluation": "none"})
     grid, out = grid_of(tmp_path / "sites"), tmp_path / "run"
-    Service.create(agreement, exchange_of(grid, agreement), out, build).go()
+    FederatedRun.create(agreement, exchange_of(grid, agreement), out, build).go()
     (out / "result.json").unlink()
     last = sorted((out / "checkpoints").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged"):
-        Service.resume(exchange_of(grid, agreement), out, build)
+        FederatedRun.resume(exchange_of(grid, agreement), out, build)
     last.unlink()
-    assert Service.resume(exchange_of(grid, agreement), out, build).state.round == 5
+    assert FederatedRun.resume(exchange_of(grid, agreement), out, build).state.round == 5
 
 
 def test_a_run_goes_on_with_the_sites_it_began_with(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg", {"evaluation": "none"})
     exchange = exchange_of(grid_of(tmp_path / "sites"), agreement)
-    Service.create(agreement, exchange, tmp_path / "run", build)
+    FederatedRun.create(agreement, exchange, tmp_path / "run", build)
     fewer = replace(exchange, sites=exchange.sites[1:])
     with pytest.raises(ValueError, match=r"has changed since the run began \(\['site-0'\]\); put it back"):
-        Service.resume(fewer, tmp_path / "run", build)
+        FederatedRun.resume(fewer, tmp_path / "run", build)
     rekeyed = replace(exchange, sites=tuple(replace(site, key="") for site in exchange.sites))
-    assert Service.resume(rekeyed, tmp_path / "run", build).state.round == 0
+    assert FederatedRun.resume(rekeyed, tmp_path / "run", build).state.round == 0
 
 
 def test_the_folder_says_who_came_and_why_others_did_not(tmp_path: Path) -> None:
     faults = [Fault(site=4, round=1, kind="nan", times=9), Fault(site=0, round=3, kind="lost", times=9)]
     agreement = agreed("cycp-fedavg", {"evaluation": "none"})
     grid, out = grid_of(tmp_path / "sites", faults), tmp_path / "run"
-    result = Service.create(agreement, exchange_of(grid, agreement), out, build).go()
+    result = FederatedRun.create(agreement, exchange_of(grid, agreement), out, build).go()
     lines = journal.read(out / "attendance.jsonl")
     assert lines[1] == {
         "round": 1,
@@ -116,7 +116,7 @@ def test_the_folder_says_who_came_and_why_others_did_not(tmp_path: Path) -> None
     assert result["final"]["absences"] == 2
     stored = np.load(out / "model.npz", allow_pickle=False)
     assert stored["weight"].shape == (1, 4)
-    assert Federation.read(out / "federation.json") == agreement
+    assert FederationAgreement.read_json(out / "federation.json") == agreement
 
 
 def test_a_round_that_the_schedule_leaves_empty_is_a_line_too(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_round_that_the_schedule_leaves_empty_is_a_line_too(tmp_path: Path) ->
     changes = {"evaluation": "none", "quorum": 2}
     agreement = agreed("cycp-fedavg", changes, cycles=1, participation=trace(3, away))
     out = tmp_path / "run"
-    Service.create(agreement, exchange_of(grid_of(tmp_path / "sites", faults), agreement), out, build).go()
+    FederatedRun.create(agreement, exchange_of(grid_of(tmp_path / "sites", faults), agreement), out, build).go()
     lines = journal.read(out / "attendance.jsonl")
     assert lines[1]["came"] == []
     assert lines[1]["away"] == dict.fromkeys(["site-3", "site-4"], "was away by the schedule")
@@ -137,9 +137,9 @@ def test_a_round_that_the_schedule_leaves_empty_is_a_line_too(tmp_path: Path) ->
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg")
     with pytest.raises(ValueError, match="exists already; choose another out"):
-        Service.create(agreement, exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
+        FederatedRun.create(agreement, exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
     with pytest.raises(ValueError, match=r"has no federation\.json"):
-        Service.resume(exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
+        FederatedRun.resume(exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
 
 
 # ------------------------------------------------------------------------------------------------------- gathering
@@ -147,7 +147,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 def test_the_census_is_what_the_sites_say(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg")
-    found = gather(exchange_of(grid_of(tmp_path), agreement))
+    found = register_sites(exchange_of(grid_of(tmp_path), agreement))
     assert found.census.positives.tolist() == list(POSITIVES)
     assert found.census.negatives.tolist() == list(NEGATIVES)
     assert found.shape == (4,)
@@ -159,7 +159,7 @@ def test_without_any_site_the_run_does_not_begin(tmp_path: Path) -> None:
     grid = grid_of(tmp_path)
     grid.offline = set(NAMES)
     with pytest.raises(TrainingStopped, match="no site has answered within 10 s"):
-        gather(exchange_of(grid, agreement))
+        register_sites(exchange_of(grid, agreement))
 
 
 def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
     wide._load = lambda: load()._replace(inputs=torch.zeros(4, 9))
     grid.sites["site-3"] = wide
     with pytest.raises(ValueError, match=r"site 'site-3' has rows float \(9,\), site 'site-0' has float \(4,\)"):
-        gather(exchange_of(grid, agreement))
+        register_sites(exchange_of(grid, agreement))
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -181,10 +181,10 @@ def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Pa
     """25 of the 200 held-out rows at each of 8 sites; exact from scores, within its own bounds from histograms."""
     test = held_out()
     time = Time()
-    grid = Grid(sites_of(federation(), tmp_path / "sites", test, Allows("scores")), time)
+    grid = Grid(sites_of(federation(), tmp_path / "sites", test, SitePolicy("scores")), time)
     agreement = agreed("cycp-pairwise", {"evaluation": ask})
     rounds: list[Round] = []
-    service = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
+    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
     final = service.go(rounds.append)["final"]
     network = ModuleNetwork(linear())
     model = agreement.recipe.algorithm.model(rounds[-1].state.server.shared)
@@ -203,11 +203,13 @@ def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Pa
 def test_a_sites_own_auc_comes_only_where_its_owner_allows_it(tmp_path: Path) -> None:
     test = held_out()
     sites = sites_of(federation(), tmp_path / "sites", test)
-    sites["site-1"] = sites_of(federation(), tmp_path / "sites", test, Allows("histograms", auc=True))["site-1"]
-    sites["site-3"] = sites_of(federation(), tmp_path / "sites", test, Allows("nothing"))["site-3"]
+    sites["site-1"] = sites_of(federation(), tmp_path / "sites", test, SitePolicy("histograms", share_auc=True))[
+        "site-1"
+    ]
+    sites["site-3"] = sites_of(federation(), tmp_path / "sites", test, SitePolicy("nothing"))["site-3"]
     agreement = agreed("cycp-fedavg", {"evaluation": "histograms"}, cycles=1)
     exchange = exchange_of(Grid(sites, Time()), agreement)
-    final = Service.create(agreement, exchange, tmp_path / "run", build).go()["final"]
+    final = FederatedRun.create(agreement, exchange, tmp_path / "run", build).go()["final"]
     assert set(final["site_auc"]) == {"site-1"}
     assert final["test_sites"] == 7
 
@@ -215,7 +217,7 @@ def test_a_sites_own_auc_comes_only_where_its_owner_allows_it(tmp_path: Path) ->
 def test_scores_are_not_given_to_a_server_that_only_may_have_histograms(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg", {"evaluation": "scores"}, cycles=1)
     grid = grid_of(tmp_path / "sites", test=held_out())
-    final = Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()["final"]
+    final = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()["final"]
     assert final["auc"] is None
     assert final["test_sites"] == 0
 
@@ -227,20 +229,20 @@ def test_an_agreement_survives_its_file(tmp_path: Path) -> None:
     agreement = agreed("cycp-minimax", {"quorum": 2, "norm_limit": 7.5}, prox=0.25)
     path = tmp_path / "federation.json"
     path.write_text(agreement.to_json())
-    assert Federation.read(path) == agreement
+    assert FederationAgreement.read_json(path) == agreement
     newer = json.loads(path.read_text())
     path.write_text(json.dumps({**newer, "format": 2}))
     with pytest.raises(ValueError, match="has format 2; this version reads up to 1: upgrade fedauc"):
-        Federation.read(path)
+        FederationAgreement.read_json(path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"deadline": 0}, "deadline is 0"),
-        ({"poll": float("nan")}, "poll is nan"),
-        ({"quorum": 0}, "quorum is 0; it must be at least 1"),
-        ({"norm_limit": 1.0}, "norm_limit is 1.0; it must be above 1"),
+        ({"poll_interval": float("nan")}, "poll_interval is nan"),
+        ({"quorum": 0}, "quorum is 0; it must be a whole number of at least 1: raise quorum"),
+        ({"norm_limit": 1.0}, "norm_limit is 1.0; it must be a finite number above 1: raise norm_limit"),
         ({"evaluation": "all"}, "evaluation is 'all'"),
     ],
 )
@@ -252,17 +254,17 @@ def test_bad_terms_are_refused(change: dict[str, object], message: str) -> None:
 def test_a_bad_table_is_refused() -> None:
     recipe = agreed("cycp-fedavg").recipe
     with pytest.raises(ValueError, match="site 'a' is listed 2 times"):
-        Federation(recipe=recipe, sites=(SiteEntry("a"), SiteEntry("a")))
+        FederationAgreement(recipe=recipe, sites=(SiteEntry("a"), SiteEntry("a")))
     with pytest.raises(ValueError, match="site 'b' has no group, but others have"):
-        Federation(recipe=recipe, sites=(SiteEntry("a", "x"), SiteEntry("b")))
+        FederationAgreement(recipe=recipe, sites=(SiteEntry("a", "x"), SiteEntry("b")))
     with pytest.raises(ValueError, match="sites is empty"):
-        Federation(recipe=recipe, sites=())
+        FederationAgreement(recipe=recipe, sites=())
 
 
 def test_the_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     """A half-made folder of an earlier crash is in nobody's way."""
     agreement = agreed("cycp-fedavg", {"evaluation": "none"}, cycles=1)
     (tmp_path / ".run.part").mkdir()
-    Service.create(agreement, exchange_of(grid_of(tmp_path / "sites"), agreement), tmp_path / "run", build).go()
+    FederatedRun.create(agreement, exchange_of(grid_of(tmp_path / "sites"), agreement), tmp_path / "run", build).go()
     assert not (tmp_path / ".run.part").exists()
     shutil.rmtree(tmp_path / "run")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fedauc.data.weighting import WEIGHTINGS, class_scales, row_scales
-from fedauc.federation import orders
-from fedauc.federation.data import SiteData, as_client, from_arrays, from_dataset, from_file, from_folder
-from fedauc.federation.drawer import FolderDrawer
-from fedauc.federation.orders import Totals
-from fedauc.federation.server import Service
-from fedauc.federation.site import Allows, Site
-from fedauc.federation.wire import Parcel, pack, unpack
+from fedauc.federation import visit_messages as orders
+from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
+from fedauc.federation.server import FederatedRun
+from fedauc.federation.site import Site, SitePolicy
+from fedauc.federation.site_data import SiteData, client_of_site, from_arrays, from_dataset, from_file, from_folder
+from fedauc.federation.site_state import FolderSiteState
+from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census, Phase
 from federation.memory_grid import agreed, exchange_of, grid_of, sites_of
 from federation.test_faults import build
@@ -41,7 +41,7 @@ EMPTY = np.zeros(0, np.uint8)
 )
 def test_a_site_answers_whatever_it_is_asked(text: str, tmp_path: Path) -> None:
     site = sites_of(federation(), tmp_path, held_out())["site-0"]
-    facts = site.answer(Parcel(text, EMPTY)).facts()
+    facts = site.answer_message(Payload(text, EMPTY)).read_header()
     assert facts["kind"] == "unable"
     assert "\n" not in facts["reason"]
 
@@ -50,46 +50,46 @@ def test_an_error_that_quotes_rows_does_not_leave_the_site(tmp_path: Path) -> No
     def load() -> SiteData:
         raise ValueError("row 7 holds 'Jane Doe'")
 
-    said = Site(load, lambda run: FolderDrawer(tmp_path)).answer(pack({"kind": "hello"}))
-    assert said.facts()["reason"] == "ValueError; the site's log says more"
-    assert "Jane" not in said.text
+    said = Site(load, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "hello"}))
+    assert said.read_header()["reason"] == "ValueError; the site's log says more"
+    assert "Jane" not in said.header_text
 
 
 def test_rows_that_are_not_finite_are_found_when_a_site_first_answers(tmp_path: Path) -> None:
     data = SiteData(torch.tensor([[1.0], [torch.nan]]), np.array([0, 1], np.int8))
-    said = Site(lambda: data, lambda run: FolderDrawer(tmp_path)).answer(pack({"kind": "hello"}))
-    assert said.facts()["kind"] == "unable"
+    said = Site(lambda: data, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "hello"}))
+    assert said.read_header()["kind"] == "unable"
 
 
 def test_a_bad_allowance_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share is 'rows'; use 'nothing', 'histograms', 'scores'"):
-        Site(lambda: from_arrays([[1.0]], [1]), lambda run: FolderDrawer(tmp_path), Allows("rows"))  # type: ignore[arg-type]
+        Site(lambda: from_arrays([[1.0]], [1]), lambda run: FolderSiteState(tmp_path), SitePolicy("rows"))  # type: ignore[arg-type]
 
 
 def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Path) -> None:
     """What a crash of the server makes it do: the same order twice, then the next."""
     agreement = agreed("scaffold", {"evaluation": "none"}, participation="cyclic")
     grid = grid_of(tmp_path / "sites")
-    letters: list[Parcel] = []
-    push = grid.push
+    letters: list[Payload] = []
+    push = grid.push_message
 
-    def keep(node: int, parcel: Parcel, seconds: float) -> str:
+    def keep(node: int, parcel: Payload, seconds: float) -> str:
         letters.append(parcel)
         return push(node, parcel, seconds)
 
-    grid.push = keep  # type: ignore[method-assign]
-    Service.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()
-    mine = [each for each in letters if each.facts()["kind"] == "visit" and each.facts()["client"] == 0]
+    grid.push_message = keep  # type: ignore[method-assign]
+    FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()
+    mine = [each for each in letters if each.read_header()["kind"] == "visit" and each.read_header()["client"] == 0]
     site = sites_of(federation(), tmp_path / "again")["site-0"]
-    first, again = site.answer(mine[0]), site.answer(mine[0])
-    assert first.text == again.text
+    first, again = site.answer_message(mine[0]), site.answer_message(mine[0])
+    assert first.header_text == again.header_text
     assert np.array_equal(first.body, again.body)
-    second = site.answer(mine[1])
-    repeated = site.answer(mine[1])
+    second = site.answer_message(mine[1])
+    repeated = site.answer_message(mine[1])
     assert np.array_equal(second.body, repeated.body)
     assert not np.array_equal(first.body, second.body)
     (run,) = (tmp_path / "again" / "site-0").iterdir()
-    assert FolderDrawer(run).names() == ["memory-0", "memory-3"]
+    assert FolderSiteState(run).list_names() == ["memory-0", "memory-3"]
 
 
 # ---------------------------------------------------------------------------------------------------------- totals
@@ -99,47 +99,47 @@ def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Pa
 def test_totals_weigh_a_site_as_the_true_census_does(weighting: str) -> None:
     """Eight sites, one empty, two without positives, one without negatives: every site's scales agree to the bit."""
     census = federation().census
-    totals = Totals.of(census)
+    totals = ClassTotals.from_census(census)
     for client in range(len(census.positives)):
         held = (int(census.positives[client]), int(census.negatives[client]))
         if sum(held):
-            told = totals.census(client, held)
+            told = totals.equivalent_census(client, held)
             assert np.array_equal(class_scales(told, weighting)[client], class_scales(census, weighting)[client])
             assert row_scales(told, weighting)[client] == row_scales(census, weighting)[client]
-            assert Totals.of(told) == totals
+            assert ClassTotals.from_census(told) == totals
 
 
 def test_totals_of_one_class_each() -> None:
     """Every positive at one site, every negative at another."""
     census = Census(np.array([5, 0]), np.array([0, 9]))
-    assert Totals.of(census).census(1, (0, 9)).positives.tolist() == [5, 0]
+    assert ClassTotals.from_census(census).equivalent_census(1, (0, 9)).positives.tolist() == [5, 0]
 
 
 def test_a_phase_survives_json() -> None:
     phase = Phase(3, 1, 0, 0.1 / 3, 2, agreed("cycp-fedavg").recipe.batch, learning_cycles=2, ends_cycle=True)
-    assert orders.phase(json.loads(json.dumps(orders._plain(phase)))) == phase
+    assert orders.phase_from_json(json.loads(json.dumps(orders.phase_to_json(phase)))) == phase
 
 
 # ---------------------------------------------------------------------------------------------------------- drawer
 
 
 def test_a_drawer_keeps_parcels_whole(tmp_path: Path) -> None:
-    drawer = FolderDrawer(tmp_path / "drawer")
-    assert drawer.load("memory-1") is None
-    parcel = pack({"word": "a\nb"}, {"memory": torch.arange(3.0)})
-    drawer.save("memory-1", parcel)
-    found = FolderDrawer(tmp_path / "drawer").load("memory-1")
+    drawer = FolderSiteState(tmp_path / "drawer")
+    assert drawer.load_payload("memory-1") is None
+    parcel = pack_payload({"word": "a\nb"}, {"memory": torch.arange(3.0)})
+    drawer.save_payload("memory-1", parcel)
+    found = FolderSiteState(tmp_path / "drawer").load_payload("memory-1")
     assert found is not None
-    assert found.text == parcel.text
-    assert torch.equal(unpack(found)["memory"][0], torch.arange(3.0))
-    assert drawer.names() == ["memory-1"]
+    assert found.header_text == parcel.header_text
+    assert torch.equal(unpack_tensors(found)["memory"][0], torch.arange(3.0))
+    assert drawer.list_names() == ["memory-1"]
     (file,) = (tmp_path / "drawer").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged: its \d+ bytes do not match its checksum; delete it"):
-        drawer.load("memory-1")
-    drawer.drop("memory-1")
-    drawer.drop("memory-1")
-    assert drawer.names() == []
+        drawer.load_payload("memory-1")
+    drawer.delete_payload("memory-1")
+    drawer.delete_payload("memory-1")
+    assert drawer.list_names() == []
 
 
 # ------------------------------------------------------------------------------------------------------------ data
@@ -150,7 +150,7 @@ def test_a_site_is_one_client_with_the_simulators_rows() -> None:
     for client in (0, 1, 3):
         mine = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
         data = from_arrays(clients.inputs[mine], clients.labels[mine])
-        alone = as_client(data, client, clients.census)
+        alone = client_of_site(data, client, clients.census)
         for side in ("positives", "negatives"):
             ours, theirs = getattr(alone, side)(client), getattr(clients, side)(client)
             assert torch.equal(alone.inputs[ours], clients.inputs[theirs])
@@ -161,7 +161,7 @@ def test_a_folder_is_mapped_not_read(tmp_path: Path) -> None:
     for name, array in {"x": rows, "y": labels, "test_x": rows[:2], "test_y": labels[:2]}.items():
         np.save(tmp_path / f"{name}.npy", array)
     data = from_folder(tmp_path)
-    assert data.held == (2, 4)
+    assert data.class_counts == (2, 4)
     assert data.test is not None
     assert data.test.labels.tolist() == [0.0, 1.0]
     data.inputs[0, 0] = 99.0
@@ -179,14 +179,14 @@ def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
     lines = ["age,y", *(f"{age},{int(age < 3)}" for age in range(10))]
     file.write_text("\n".join(lines) + "\n")
     data = from_file(file, cache, test_fraction=1 / 3)
-    assert data.held == (2, 5)
+    assert data.class_counts == (2, 5)
     assert data.test is not None
     assert data.test.labels.sum() == 1
     stamp = (cache / "x.npy").stat().st_mtime_ns
     from_file(file, cache, test_fraction=1 / 3)
     assert (cache / "x.npy").stat().st_mtime_ns == stamp
     file.write_text("\n".join([*lines, "10,0"]) + "\n")
-    assert from_file(file, cache, test_fraction=1 / 3).held == (2, 5)  # a third of eight negatives is three
+    assert from_file(file, cache, test_fraction=1 / 3).class_counts == (2, 5)  # a third of eight negatives is three
     assert len(np.load(cache / "test_y.npy")) == 4
     with pytest.raises(ValueError, match="no such file: check it"):
         from_file(tmp_path / "none.csv", cache)
@@ -195,7 +195,7 @@ def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
 def test_a_site_may_hold_one_class(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("age,y\n" + "".join(f"{age},0\n" for age in range(10)))
-    assert from_file(file, tmp_path / "cache").held == (0, 7)
+    assert from_file(file, tmp_path / "cache").class_counts == (0, 7)
 
 
 def test_a_dataset_of_items() -> None:
@@ -207,6 +207,6 @@ def test_a_dataset_of_items() -> None:
             return torch.full((2,), float(row)), row % 2
 
     data = from_dataset(Items(), Items())
-    assert data.held == (2, 2)
+    assert data.class_counts == (2, 2)
     assert data.test is not None
     assert data.test.inputs.shape == (4, 2)

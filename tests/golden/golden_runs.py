@@ -25,7 +25,7 @@ from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.experiments.runner import Run
-from fedauc.federation.server import Service
+from fedauc.federation.server import FederatedRun
 from fedauc.models.mlp import MLP
 from federation.memory_grid import agreed, exchange_of, grid_of
 from federation.test_faults import build
@@ -88,7 +88,7 @@ def federate(names: list[str]) -> dict[str, Digest]:
             path = Path(folder) / "run"
             agreement = agreed(name, {"evaluation": "histograms"}, participation="cyclic")
             grid = grid_of(Path(folder) / "sites", test=held_out())
-            Service.create(agreement, exchange_of(grid, agreement), path, build).go()
+            FederatedRun.create(agreement, exchange_of(grid, agreement), path, build).go()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
             found[name] = digest(lines, dict(np.load(path / "model.npz")))
     return found

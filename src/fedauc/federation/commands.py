@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from fedauc.federation.apps import make_app
-from fedauc.federation.demo import deal_demo
-from fedauc.federation.local import Trial
-from fedauc.federation.watching import follow, quality, summary
+from fedauc.federation.app_folder import create_app_folder
+from fedauc.federation.local_federation import LocalFederation, write_demo_sites
+from fedauc.federation.monitor import describe_record, print_progress, summarize_run
 from fedauc.guards import TrainingStopped
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms across machines, on Flower.")
@@ -33,7 +32,7 @@ def init(
 
     Example: [bold]fedauc federation init hospitals --sites north=day,south=night --hosts fed.example.org[/bold]
     """
-    make_app(folder, _table(sites), _list("hosts", hosts))
+    create_app_folder(folder, _table(sites), _list("hosts", hosts))
     print(f"wrote {folder}: start with {folder / 'README.md'}")
 
 
@@ -51,8 +50,8 @@ def local(
     if groups > sites:
         raise ValueError(f"groups is {groups}; it must be at most the {sites} sites")
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
-    make_app(out, names)
-    deal_demo(out / "sites", list(names))
+    create_app_folder(out, names)
+    write_demo_sites(out / "sites", list(names))
     _go(out, list(names), run_config)
 
 
@@ -76,13 +75,13 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
 
     Example: [bold]fedauc federation show trial[/bold]
     """
-    found = summary(folder / "run" if (folder / "run").is_dir() else folder)
+    found = summarize_run(folder / "run" if (folder / "run").is_dir() else folder)
     if as_json:
         print(json.dumps(found, indent=2))
         return
     print(f"{found['status']}, {found['done']} of {found['rounds']} rounds")
     for line in found["records"][-1:]:
-        print(quality(line))
+        print(describe_record(line))
     for name, counts in found["attendance"].items():
         print(f"{name}: came {counts['came']}, away {counts['away']}, refused {counts['refused']}")
 
@@ -91,16 +90,16 @@ def _go(folder: Path, names: list[str], settings: str) -> None:
     """Everything up, the run, live lines, everything down."""
     # Being told to end must stop what was started, as an interrupt from the keyboard does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Trial(folder) as trial:
-        trial.link()
+    with LocalFederation(folder) as trial:
+        trial.start_superlink()
         print(f"SuperLink on 127.0.0.1:{trial.port}, logs in {trial.folder / 'logs'}")
         for name in names:
-            trial.register(name)
+            trial.register_site(name)
             home = trial.folder / "sites" / name
-            trial.node(name, {"data": str(home / "rows"), "state": str(home / "state")})
-        trial.run(settings)
-        follow(trial.folder / "run", lambda: trial.running("run"))
-    found = summary(folder / "run") if (folder / "run" / "gathered.json").is_file() else {"status": "not started"}
+            trial.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
+        trial.start_run(settings)
+        print_progress(trial.folder / "run", lambda: trial.is_running("run"))
+    found = summarize_run(folder / "run") if (folder / "run" / "gathered.json").is_file() else {"status": "not started"}
     if found["status"] != "done":
         raise TrainingStopped(f"the run is {found['status']}; see {folder / 'logs' / 'run.log'}, then resume")
     show(folder)

@@ -18,14 +18,13 @@ import numpy as np
 from fedauc.discovery import lookup
 from fedauc.experiments.options import build as build_config
 from fedauc.experiments.options import parse
-from fedauc.federation.data import SiteData
-from fedauc.federation.drawer import Drawer, FolderDrawer
-from fedauc.federation.exchange import Exchange
-from fedauc.federation.grid import Node, Reply
-from fedauc.federation.server import Service
-from fedauc.federation.site import LOG, SHARES, USUAL, Allows, Build, Site
-from fedauc.federation.terms import Federation, Terms, read_sites
-from fedauc.federation.wire import Parcel, pack
+from fedauc.federation.agreement import FederationAgreement, ServerPolicy, read_sites
+from fedauc.federation.exchange import Exchange, Node, Reply
+from fedauc.federation.serialization import Payload, pack_payload
+from fedauc.federation.server import FederatedRun
+from fedauc.federation.site import DEFAULT_POLICY, LOG, SHARING_LEVELS, ModelBuilder, Site, SitePolicy
+from fedauc.federation.site_data import SiteData
+from fedauc.federation.site_state import FolderSiteState, SiteState
 from fedauc.locks import locked
 
 if TYPE_CHECKING:
@@ -48,80 +47,82 @@ class FlowerGrid:
     def __init__(self, grid: FlwrGrid) -> None:
         self._grid = grid
 
-    def nodes(self) -> list[Node]:
+    def online_nodes(self) -> list[Node]:
         """Every SuperNode that is online, with its registered name and key and when it was last activated."""
         return [
-            Node(node.node_id, node.name, plain_key(node.public_key), node.last_activated_at)
+            Node(node.node_id, node.name, normalize_public_key(node.public_key), node.last_activated_at)
             for node in self._grid.get_nodes()
         ]
 
-    def push(self, node: int, parcel: Parcel, seconds: float) -> str:
+    def push_message(self, node: int, parcel: Payload, seconds: float) -> str:
         """Send a parcel; after so many seconds the SuperLink drops it and its reply."""
         from flwr.app import Message
 
-        message = Message(to_records(parcel), dst_node_id=node, message_type="train", ttl=seconds)
+        message = Message(payload_to_records(parcel), dst_node_id=node, message_type="train", ttl=seconds)
         found = list(self._grid.push_messages([message]))
         return str(found[0]) if found and found[0] else ""
 
-    def pull(self, messages: Sequence[str]) -> list[Reply]:
+    def pull_replies(self, messages: Sequence[str]) -> list[Reply]:
         """Replies by the message they answer: an error for a dead node comes from the SuperLink itself."""
-        return [self._reply(message) for message in self._grid.pull_messages(list(messages))]
+        return [self._read_reply(message) for message in self._grid.pull_messages(list(messages))]
 
-    def _reply(self, message: Message) -> Reply:
+    def _read_reply(self, message: Message) -> Reply:
         asked = message.metadata.reply_to_message_id
         if message.has_error():
             return Reply(asked, None, f"Flower error {message.error.code}: {message.error.reason}")
         try:
-            return Reply(asked, from_records(message.content))
+            return Reply(asked, payload_from_records(message.content))
         except Exception as error:  # Records of a stranger may be anything.
-            return Reply(asked, Parcel(f'"{type(error).__name__}"', np.zeros(0, np.uint8)))
+            return Reply(asked, Payload(f'"{type(error).__name__}"', np.zeros(0, np.uint8)))
 
 
-class ContextDrawer:
+class ContextSiteState:
     """What Flower keeps for a node during a run. It is lost when the SuperNode or the run ends: better a folder."""
 
     def __init__(self, state: RecordDict, run: str) -> None:
         self._state, self._prefix = state, f"{run}/"
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """What is there."""
         return sorted(key.removeprefix(self._prefix) for key in self._state if key.startswith(self._prefix))
 
-    def load(self, name: str) -> Parcel | None:
+    def load_payload(self, name: str) -> Payload | None:
         """A parcel, if it is there."""
         if self._prefix + name not in self._state:
             return None
         record: Any = self._state[self._prefix + name]
-        return Parcel(record["text"], np.frombuffer(record["body"], np.uint8))
+        return Payload(record["text"], np.frombuffer(record["body"], np.uint8))
 
-    def save(self, name: str, parcel: Parcel) -> None:
+    def save_payload(self, name: str, parcel: Payload) -> None:
         """Put a parcel in."""
         from flwr.app import ConfigRecord
 
-        self._state[self._prefix + name] = ConfigRecord({"text": parcel.text, "body": parcel.body.tobytes()})
+        self._state[self._prefix + name] = ConfigRecord({"text": parcel.header_text, "body": parcel.body.tobytes()})
 
-    def drop(self, name: str) -> None:
+    def delete_payload(self, name: str) -> None:
         """Throw a parcel away."""
         self._state.pop(self._prefix + name, None)
 
 
-def to_records(parcel: Parcel) -> RecordDict:
+def payload_to_records(parcel: Payload) -> RecordDict:
     """A parcel as Flower records; numpy's own format without pickle."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    return RecordDict({FACTS: ConfigRecord({"text": parcel.text}), BODY: ArrayRecord({"flat": Array(parcel.body)})})
+    return RecordDict(
+        {FACTS: ConfigRecord({"text": parcel.header_text}), BODY: ArrayRecord({"flat": Array(parcel.body)})}
+    )
 
 
-def from_records(records: RecordDict) -> Parcel:
+def payload_from_records(records: RecordDict) -> Payload:
     """The parcel in Flower records."""
     text: Any = records[FACTS]["text"]
     flat: Any = records[BODY]["flat"]
     if not isinstance(text, str):
         raise ValueError(f"facts is a {type(text).__name__}; it must be text")
-    return Parcel(text, flat.numpy())
+    return Payload(text, flat.numpy())
 
 
-def plain_key(key: bytes | str) -> str:
+def normalize_public_key(key: bytes | str) -> str:
     """A public key in one form, whether it comes as PEM from the SuperLink or as an OpenSSH line from the table."""
     from cryptography.hazmat.primitives import serialization
 
@@ -136,29 +137,29 @@ def plain_key(key: bytes | str) -> str:
 # ---------------------------------------------------------------------------------------------------- what apps call
 
 
-def serve(grid: FlwrGrid, context: Context, build: Build | None = None) -> None:
+def run_server(grid: FlwrGrid, context: Context, build: ModelBuilder | None = None) -> None:
     """The whole of a ServerApp: start the run that the run configuration describes, or go on with it."""
     _speak()
     config = dict(context.run_config)
     out = _absolute("out", config)
-    federation = agreement(config, read_sites(_absolute("sites", config)))
-    sites = tuple(dataclasses.replace(site, key=plain_key(site.key)) for site in federation.sites)
+    federation = read_run_config(config, read_sites(_absolute("sites", config)))
+    sites = tuple(dataclasses.replace(site, key=normalize_public_key(site.key)) for site in federation.sites)
     if config.get("resume"):
-        federation = Federation.read(out / "federation.json")
-    exchange = Exchange(FlowerGrid(grid), sites, federation.terms)
+        federation = FederationAgreement.read_json(out / "federation.json")
+    exchange = Exchange(FlowerGrid(grid), sites, federation.policy)
     if not config.get("resume"):
-        Service.create(federation, exchange, out, build)
+        FederatedRun.create(federation, exchange, out, build)
     # Held before the state is read, so that nobody writes between the two.
     busy = f"{out} is in use by another server (pid {{pid}}) since {PATIENCE:g} s; stop it, or wait until it has ended"
     with locked(out / ".lock", busy, PATIENCE):
-        Service.resume(exchange, out, build).go()
+        FederatedRun.resume(exchange, out, build).go()
 
 
-def answer(
+def answer_message(
     message: Message,
     context: Context,
     load: Callable[[Mapping[str, Any]], SiteData],
-    build: Build | None = None,
+    build: ModelBuilder | None = None,
 ) -> Message:
     """The whole of a ClientApp: one order in, one answer out.
 
@@ -169,31 +170,39 @@ def answer(
 
     _speak()
     try:
-        reply = _site(context, load, build).answer(from_records(message.content))
+        reply = _site(context, load, build).answer_message(payload_from_records(message.content))
     except Exception as error:  # Whatever an order or the node's configuration holds: a site that raises stops serving.
         LOG.exception("the order could not be read")
-        reply = pack({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
-    return Message(to_records(reply), reply_to=message)
+        reply = pack_payload({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
+    return Message(payload_to_records(reply), reply_to=message)
 
 
-def _site(context: Context, load: Callable[[Mapping[str, Any]], SiteData], build: Build | None) -> Site:
+def _site(context: Context, load: Callable[[Mapping[str, Any]], SiteData], build: ModelBuilder | None) -> Site:
     node = context.node_config
 
-    def drawer(run: str) -> Drawer:
+    def drawer(run: str) -> SiteState:
         if not run.isalnum():
             raise ValueError(f"run is {run!r}; it must be letters and digits, since it names a folder")
-        return FolderDrawer(Path(str(node["state"])) / run) if "state" in node else ContextDrawer(context.state, run)
+        return (
+            FolderSiteState(Path(str(node["state"])) / run) if "state" in node else ContextSiteState(context.state, run)
+        )
 
-    share: Any = lookup("share", str(node.get("share", USUAL.share)), dict(zip(SHARES, SHARES, strict=True)))
-    return Site(lambda: load(node), drawer, Allows(share, bool(node.get("share-auc", USUAL.auc))), build)
+    share: Any = lookup(
+        "share",
+        str(node.get("share", DEFAULT_POLICY.shared_scores)),
+        dict(zip(SHARING_LEVELS, SHARING_LEVELS, strict=True)),
+    )
+    return Site(
+        lambda: load(node), drawer, SitePolicy(share, bool(node.get("share-auc", DEFAULT_POLICY.share_auc))), build
+    )
 
 
-def agreement(config: Mapping[str, Any], sites: tuple[Any, ...]) -> Federation:
+def read_run_config(config: Mapping[str, Any], sites: tuple[Any, ...]) -> FederationAgreement:
     """What a flat run configuration describes: fields of the terms, and options as on the command line.
 
     `options` holds further `name=value` pairs, for options that the app's pyproject.toml does not list.
     """
-    kinds = get_type_hints(Terms)
+    kinds = get_type_hints(ServerPolicy)
     names = {name.replace("_", "-"): name for name in kinds}
     agreed = {names[key]: parse(kinds[names[key]], str(value), key) for key, value in config.items() if key in names}
     texts = {key: str(value) for key, value in config.items() if key not in names and key not in OURS}
@@ -203,7 +212,7 @@ def agreement(config: Mapping[str, Any], sites: tuple[Any, ...]) -> Federation:
             raise ValueError(f"options holds {pair!r}; it must be name=value pairs with spaces between them")
         texts[key] = value
     built = build_config(str(config["method"]), None, texts)
-    return Federation(recipe=built.recipe, sites=sites, model=built.model, terms=Terms(**agreed))
+    return FederationAgreement(recipe=built.recipe, sites=sites, model=built.model, policy=ServerPolicy(**agreed))
 
 
 def _absolute(name: str, config: Mapping[str, Any]) -> Path:

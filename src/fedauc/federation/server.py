@@ -31,13 +31,13 @@ from fedauc.experiments.codec import encode
 from fedauc.experiments.folder import RunFolder, describe_environment
 from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.federation import journal
-from fedauc.federation.assess import assess
-from fedauc.federation.engine import Attendance, FederatedEngine, answer
+from fedauc.federation.agreement import FederationAgreement
+from fedauc.federation.engine import FederatedEngine, RoundAttendance, read_answer
+from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange
-from fedauc.federation.orders import Totals
-from fedauc.federation.site import Build
-from fedauc.federation.terms import Federation
-from fedauc.federation.wire import Parcel, pack
+from fedauc.federation.serialization import Payload, pack_payload
+from fedauc.federation.site import ModelBuilder
+from fedauc.federation.visit_messages import ClassTotals
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, Cohort, Setting
 from fedauc.ledger import Ledger
@@ -47,7 +47,7 @@ from fedauc.training import Round, State, Training
 ATTENDANCE = "attendance.jsonl"
 
 
-class Hello(NamedTuple):
+class SiteRegistration(NamedTuple):
     """What a site says of itself, once: rows per class, the shape of a row, and whether rows are bytes or floats."""
 
     rows: tuple[int, int]
@@ -55,7 +55,7 @@ class Hello(NamedTuple):
     dtype: str
 
 
-class Gathered(NamedTuple):
+class RegisteredSites(NamedTuple):
     """What the server knows of the sites' data. The run's name keeps runs apart in the sites' drawers."""
 
     run: str
@@ -64,61 +64,65 @@ class Gathered(NamedTuple):
     dtype: str
 
 
-def gather(exchange: Exchange) -> Gathered:
+def register_sites(exchange: Exchange) -> RegisteredSites:
     """Ask every site for its counts; one that does not answer holds no rows for this run."""
-    letters = {place: lambda: pack({"kind": "hello"}) for place in range(len(exchange.sites))}
-    outcome = exchange.ask(letters, _hello, seconds=exchange.terms.gather)
-    if not outcome.came:
-        reasons = {exchange.sites[place].name: why for place, why in {**outcome.away, **outcome.refused}.items()}
-        raise TrainingStopped(f"no site has answered within {exchange.terms.gather:g} s: {reasons}; start some")
-    (first, known), *others = sorted(outcome.came.items())
+    letters = {place: lambda: pack_payload({"kind": "hello"}) for place in range(len(exchange.sites))}
+    outcome = exchange.ask_sites(letters, _hello, seconds=exchange.policy.registration_deadline)
+    if not outcome.answers:
+        reasons = {exchange.sites[place].name: why for place, why in {**outcome.absent, **outcome.refused}.items()}
+        raise TrainingStopped(
+            f"no site has answered within {exchange.policy.registration_deadline:g} s: {reasons}; start some"
+        )
+    (first, known), *others = sorted(outcome.answers.items())
     for place, hello in others:
         if (hello.shape, hello.dtype) != (known.shape, known.dtype):
             one, two = (exchange.sites[each].name for each in (first, place))
             ours, theirs = f"{known.dtype} {known.shape}", f"{hello.dtype} {hello.shape}"
             raise ValueError(f"site {two!r} has rows {theirs}, site {one!r} has {ours}; give all the same features")
     counts = np.zeros((2, len(exchange.sites)), dtype=np.int64)
-    for place, hello in outcome.came.items():
+    for place, hello in outcome.answers.items():
         counts[:, place] = hello.rows
     if not counts.sum(axis=1).all():
         raise ValueError(f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed")
-    return Gathered(secrets.token_hex(8), Census(*counts), known.shape, known.dtype)
+    return RegisteredSites(secrets.token_hex(8), Census(*counts), known.shape, known.dtype)
 
 
 @dataclass
-class Service:
+class FederatedRun:
     """A federated run that is ready to go."""
 
-    federation: Federation
+    federation: FederationAgreement
     exchange: Exchange
     folder: RunFolder
-    gathered: Gathered
+    gathered: RegisteredSites
     assembly: Assembly
     state: State
 
     @staticmethod
-    def create(federation: Federation, exchange: Exchange, out: Path, build: Build | None = None) -> Service:
+    def create(
+        federation: FederationAgreement, exchange: Exchange, out: Path, build: ModelBuilder | None = None
+    ) -> FederatedRun:
         """Gather the sites, check everything, then make the folder."""
         if out.exists():
             raise ValueError(f"{out} exists already; choose another out, or go on with `fedauc federation resume`")
-        gathered = gather(exchange)
+        gathered = register_sites(exchange)
         assembly = _assemble(federation, exchange, gathered, build)
         folder = _make(out, federation, gathered, assembly)
-        return Service(federation, exchange, folder, gathered, assembly, assembly.start)
+        return FederatedRun(federation, exchange, folder, gathered, assembly, assembly.start)
 
     @staticmethod
-    def resume(exchange: Exchange, out: Path, build: Build | None = None) -> Service:
+    def resume(exchange: Exchange, out: Path, build: ModelBuilder | None = None) -> FederatedRun:
         """Go on from the last finished round of a folder."""
         if not (out / "federation.json").is_file():
             raise ValueError(f"{out} is no federated run: it has no federation.json; give the run's folder")
-        federation, gathered = Federation.read(out / "federation.json"), _gathered(out)
+        federation, gathered = FederationAgreement.read_json(out / "federation.json"), _gathered(out)
         _check_same(federation, exchange)
         assembly, folder = _assemble(federation, exchange, gathered, build), RunFolder(out)
         state, client_states, ledger, _ = folder.rewind_to_checkpoint("cpu")
         journal.cut(out / ATTENDANCE, state.round)
         assembly.training.engine.restore_client_states(client_states)
         assembly.training.ledger.restore_from(ledger)
-        return Service(federation, exchange, folder, gathered, assembly, state)
+        return FederatedRun(federation, exchange, folder, gathered, assembly, state)
 
     def go(self, observer: Callable[[Round], None] | None = None) -> dict[str, Any]:
         """Train to the end, and return the result; what stops a run is written down."""
@@ -135,13 +139,13 @@ class Service:
 
     def _train(self, observer: Callable[[Round], None]) -> None:
         training, spent, since = self.assembly.training, self.folder.training_seconds(), time.perf_counter()
-        seen: list[Attendance] = []
+        seen: list[RoundAttendance] = []
         _federated(training).attended = seen.append
         for finished in training.rounds(self.state):
             self.state = finished.state
             if self._due(finished):
                 self.folder.append_record(self._record(finished), spent + time.perf_counter() - since)
-            attended = seen.pop() if seen else Attendance(finished.phase.round, (), {}, {})
+            attended = seen.pop() if seen else RoundAttendance(finished.phase.round, (), {}, {})
             journal.append(self.folder.path / ATTENDANCE, self._words(attended, finished.cohort))
             # Last, since it is what a resumed run goes on from; sites repeat a visit to the same bits.
             self.folder.write_checkpoint(Checkpoint(self.state, training.engine.client_states(), training.ledger, []))
@@ -150,7 +154,7 @@ class Service:
     def _due(self, finished: Round) -> bool:
         phase = finished.phase
         last = phase.round == self.assembly.training.plan.rounds - 1
-        every = self.federation.terms.evaluate_every
+        every = self.federation.policy.evaluate_every
         return last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
     def _record(self, finished: Round) -> dict[str, Any]:
@@ -162,12 +166,12 @@ class Service:
             "cycle": phase.cycle,
             "stage": phase.stage,
             "learning_rate": phase.learning_rate,
-            **assess(self.exchange, {**facts, "round": phase.round}, model),
+            **evaluate_at_sites(self.exchange, {**facts, "round": phase.round}, model),
             **finished.diagnostic_values,
             **finished.traffic._asdict(),
         }
 
-    def _words(self, attendance: Attendance, cohort: Cohort) -> dict[str, Any]:
+    def _words(self, attendance: RoundAttendance, cohort: Cohort) -> dict[str, Any]:
         """Who came and who did not, by name; sites that the schedule itself left out are away as well."""
         names = [site.name for site in self.exchange.sites]
         refused = {names[place]: why for place, why in attendance.refused.items()}
@@ -195,7 +199,7 @@ class Service:
         return result
 
 
-def _check_same(federation: Federation, exchange: Exchange) -> None:
+def _check_same(federation: FederationAgreement, exchange: Exchange) -> None:
     """A site is its place in the table, so the table of a run must stay as it was; keys may change."""
     began, now = ([site.name for site in sites] for sites in (federation.sites, exchange.sites))
     if began != now:
@@ -203,26 +207,28 @@ def _check_same(federation: Federation, exchange: Exchange) -> None:
         raise ValueError(f"the table of sites has changed since the run began ({changed}); put it back, or start anew")
 
 
-def _hello(place: int, parcel: Parcel) -> Hello:
-    facts = answer(parcel, "hello")
+def _hello(place: int, parcel: Payload) -> SiteRegistration:
+    facts = read_answer(parcel, "hello")
     rows, shape, dtype = facts.get("rows", []), facts.get("shape", []), facts.get("dtype")
     if not _counts(rows, least=0) or len(rows) != 2:
         raise ValueError(f"rows is {rows!r}; it must be two counts")
     if not _counts(shape, least=1) or not shape or dtype not in ("uint8", "float"):
         raise ValueError(f"a row is {dtype!r} {shape!r}; it must be uint8 or float, with sizes of at least 1")
-    return Hello((rows[0], rows[1]), tuple(shape), dtype)
+    return SiteRegistration((rows[0], rows[1]), tuple(shape), dtype)
 
 
 def _counts(values: Any, least: int) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= least for value in values)
 
 
-def _assemble(federation: Federation, exchange: Exchange, gathered: Gathered, build: Build | None) -> Assembly:
+def _assemble(
+    federation: FederationAgreement, exchange: Exchange, gathered: RegisteredSites, build: ModelBuilder | None
+) -> Assembly:
     """The simulator's assembly over clients without rows, with the federated engine in place of its own."""
     # The server only averages; on a GPU the flat vector would have an order of its own, which no site shares.
     recipe = dataclasses.replace(federation.recipe, engine="loop", device="cpu")
-    if recipe.algorithm.objective.takes_embeddings and federation.terms.evaluation != "none":
-        raise ValueError(f"evaluation is {federation.terms.evaluation!r}; embeddings have no score: use 'none'")
+    if recipe.algorithm.objective.takes_embeddings and federation.policy.evaluation != "none":
+        raise ValueError(f"evaluation is {federation.policy.evaluation!r}; embeddings have no score: use 'none'")
     module = (build or federation.model.build)(gathered.shape, recipe.seed)
     groups = np.array([site.group for site in federation.sites])
     ghosts = _ghosts(gathered, gathered.census, groups if groups[0] else None)
@@ -236,7 +242,7 @@ def _assemble(federation: Federation, exchange: Exchange, gathered: Gathered, bu
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 
-def _ghosts(gathered: Gathered, census: Census, groups: np.ndarray | None = None) -> Clients:
+def _ghosts(gathered: RegisteredSites, census: Census, groups: np.ndarray | None = None) -> Clients:
     """Clients as the server knows them, with two made-up rows, a positive and a negative, to try the model on."""
     dtype = torch.uint8 if gathered.dtype == "uint8" else torch.float32
     inputs = torch.zeros((2, *gathered.shape), dtype=dtype)
@@ -245,7 +251,7 @@ def _ghosts(gathered: Gathered, census: Census, groups: np.ndarray | None = None
     return Clients(inputs, torch.tensor([1.0, 0.0]), np.arange(2), offsets, census, names, groups)
 
 
-def _facts(federation: Federation, training: Training, gathered: Gathered) -> dict[str, Any]:
+def _facts(federation: FederationAgreement, training: Training, gathered: RegisteredSites) -> dict[str, Any]:
     setting: Setting = training.setting
     # Who comes when is no site's business: the recipe goes out without its schedule.
     recipe = dataclasses.replace(federation.recipe, algorithm=training.algorithm, participation=Full())
@@ -253,7 +259,7 @@ def _facts(federation: Federation, training: Training, gathered: Gathered) -> di
         "run": gathered.run,
         "recipe": encode(recipe),
         "model": encode(federation.model),
-        "totals": Totals.of(gathered.census),
+        "totals": ClassTotals.from_census(gathered.census),
         "cycle_length": setting.cycle_length,
     }
 
@@ -263,7 +269,7 @@ def _federated(training: Training) -> FederatedEngine:
     return training.engine
 
 
-def _make(out: Path, federation: Federation, gathered: Gathered, assembly: Assembly) -> RunFolder:
+def _make(out: Path, federation: FederationAgreement, gathered: RegisteredSites, assembly: Assembly) -> RunFolder:
     """The run's folder, whole or not at all."""
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -281,7 +287,7 @@ def _make(out: Path, federation: Federation, gathered: Gathered, assembly: Assem
     return RunFolder(out)
 
 
-def _gathered(out: Path) -> Gathered:
+def _gathered(out: Path) -> RegisteredSites:
     known = json.loads((out / "gathered.json").read_text())
     census = Census(np.array(known["positives"]), np.array(known["negatives"]))
-    return Gathered(known["run"], census, tuple(known["shape"]), known["dtype"])
+    return RegisteredSites(known["run"], census, tuple(known["shape"]), known["dtype"])

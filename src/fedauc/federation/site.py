@@ -23,11 +23,11 @@ from fedauc.data.checks import as_inputs
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.codec import decode
 from fedauc.experiments.recipe import DTYPES, Recipe
-from fedauc.federation import orders
-from fedauc.federation.data import Load, SiteData, as_client
-from fedauc.federation.drawer import Drawer
-from fedauc.federation.scoring import histogram
-from fedauc.federation.wire import Parcel, pack, rebuild, unpack
+from fedauc.federation import visit_messages as orders
+from fedauc.federation.evaluation import count_score_bins
+from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
+from fedauc.federation.site_data import SiteData, SiteDataLoader, client_of_site
+from fedauc.federation.site_state import SiteState
 from fedauc.interfaces import Algorithm, Cohort, Download, Setting
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
@@ -36,25 +36,25 @@ from fedauc.trees import Tree, is_empty, tree_map
 
 LOG = logging.getLogger("fedauc.site")
 
-Build = Callable[[tuple[int, ...], int], nn.Module]
+ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """A model of the federation's own: rows of that shape, initialised by that seed."""
 
-SHARES = ("nothing", "histograms", "scores")
+SHARING_LEVELS = ("nothing", "histograms", "scores")
 """What a site may tell of its scores, each including those before it."""
 
 
-class Unable(Exception):
+class SiteRefusal(Exception):
     """Why a site does not do as asked; the text goes to the server, so it must not speak of rows."""
 
 
-class Allows(NamedTuple):
+class SitePolicy(NamedTuple):
     """What the site's owner allows: what to tell of held-out scores, and whether to tell the site's own AUC."""
 
-    share: Literal["nothing", "histograms", "scores"] = "histograms"
-    auc: bool = False
+    shared_scores: Literal["nothing", "histograms", "scores"] = "histograms"
+    share_auc: bool = False
 
 
-USUAL = Allows()
+DEFAULT_POLICY = SitePolicy()
 """Unless a site's owner says otherwise."""
 
 
@@ -71,41 +71,49 @@ class Site:
     """Answers orders with data that never leaves it. `drawer` gives the run's drawer."""
 
     def __init__(
-        self, load: Load, drawer: Callable[[str], Drawer], allows: Allows = USUAL, build: Build | None = None
+        self,
+        load: SiteDataLoader,
+        drawer: Callable[[str], SiteState],
+        allows: SitePolicy = DEFAULT_POLICY,
+        build: ModelBuilder | None = None,
     ) -> None:
-        if allows.share not in SHARES:
-            raise ValueError(f"share is {allows.share!r}; use {', '.join(map(repr, SHARES))}")
+        if allows.shared_scores not in SHARING_LEVELS:
+            raise ValueError(f"share is {allows.shared_scores!r}; use {', '.join(map(repr, SHARING_LEVELS))}")
         self._load, self._drawer, self._allows, self._build = load, drawer, allows, build
 
-    def answer(self, parcel: Parcel) -> Parcel:
+    def answer_message(self, parcel: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
         try:
-            facts = parcel.facts()
+            facts = parcel.read_header()
             answers = {"hello": self._hello, "visit": self._visit, "evaluate": self._evaluate}
             if facts.get("kind") not in answers:
-                raise Unable(f"the order's kind is {facts.get('kind')!r}; this site knows {', '.join(answers)}")
+                raise SiteRefusal(f"the order's kind is {facts.get('kind')!r}; this site knows {', '.join(answers)}")
             return answers[facts["kind"]](facts, parcel)
-        except orders.Lacking as lacking:
-            return pack({"kind": "lacking", "what": str(lacking)})
-        except Unable as reason:
+        except orders.MissingSiteState as lacking:
+            return pack_payload({"kind": "lacking", "what": str(lacking)})
+        except SiteRefusal as reason:
             LOG.warning("%s", reason)
-            return pack({"kind": "unable", "reason": str(reason)})
+            return pack_payload({"kind": "unable", "reason": str(reason)})
         except Exception as error:  # A client function that raises stops serving, and a message may quote rows.
             LOG.exception("the order failed")
-            return pack({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
+            return pack_payload({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
 
-    def _hello(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+    def _hello(self, facts: dict[str, Any], parcel: Payload) -> Payload:
         data = self._load()
         as_inputs(data.inputs)
         kind = "uint8" if data.inputs.dtype == torch.uint8 else "float"
-        return pack({"kind": "hello", "rows": data.held, "shape": list(data.inputs.shape[1:]), "dtype": kind})
+        return pack_payload(
+            {"kind": "hello", "rows": data.class_counts, "shape": list(data.inputs.shape[1:]), "dtype": kind}
+        )
 
-    def _visit(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+    def _visit(self, facts: dict[str, Any], parcel: Payload) -> Payload:
         data = self._load()
-        job, phase = self._job(facts, data), orders.phase(facts["phase"])
+        job, phase = self._job(facts, data), orders.phase_from_json(facts["phase"])
         drawer = self._drawer(facts["run"])
-        download = orders.receive(job.algorithm, job.setting, job.network, phase, parcel, drawer)
-        engine = LoopEngine(job.algorithm, job.network, as_client(data, job.client, job.setting.census), job.setting)
+        download = orders.unpack_download(job.algorithm, job.setting, job.network, phase, parcel, drawer)
+        engine = LoopEngine(
+            job.algorithm, job.network, client_of_site(data, job.client, job.setting.census), job.setting
+        )
         initial_client_state = job.algorithm.initial_client_state(download)
         client_state = (
             () if is_empty(initial_client_state) else self._memory(drawer, facts["accepted"], initial_client_state)
@@ -116,26 +124,26 @@ class Site:
         if not is_empty(initial_client_state):
             self._keep(drawer, facts["accepted"], phase.round, engine.client_states().get(job.client, ()))
         trees = {"mean": visits.upload.mean, "pool": visits.upload.pool}
-        return pack({"kind": "visit", "round": phase.round, "rows": data.held}, trees)
+        return pack_payload({"kind": "visit", "round": phase.round, "rows": data.class_counts}, trees)
 
-    def _evaluate(self, facts: dict[str, Any], parcel: Parcel) -> Parcel:
+    def _evaluate(self, facts: dict[str, Any], parcel: Payload) -> Payload:
         ask, data = facts["ask"], self._load()
-        if SHARES.index(ask) > SHARES.index(self._allows.share):
-            raise Unable(f"the order asks for {ask}; this site shares {self._allows.share}")
+        if SHARING_LEVELS.index(ask) > SHARING_LEVELS.index(self._allows.shared_scores):
+            raise SiteRefusal(f"the order asks for {ask}; this site shares {self._allows.shared_scores}")
         if data.test is None:
-            raise Unable("the order asks for an evaluation; this site holds no test rows")
+            raise SiteRefusal("the order asks for an evaluation; this site holds no test rows")
         network = self._network(facts, data)
-        model = rebuild(unpack(parcel)["model"], network.state(), "model")
+        model = rebuild_tree(unpack_tensors(parcel)["model"], network.state(), "model")
         scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
         own = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
         LOG.info("AUC of this site's %d test rows: %s", len(labels), own)
-        told = {"auc": own} if self._allows.auc else {}
-        tensors = (histogram(scores, labels),) if ask == "histograms" else (scores, labels)
-        return pack({"kind": "evaluate", "round": facts["round"], **told}, {ask: tensors})
+        told = {"auc": own} if self._allows.share_auc else {}
+        tensors = (count_score_bins(scores, labels),) if ask == "histograms" else (scores, labels)
+        return pack_payload({"kind": "evaluate", "round": facts["round"], **told}, {ask: tensors})
 
     def _job(self, facts: dict[str, Any], data: SiteData) -> Job:
         recipe = _recipe(facts)
-        setting = orders.setting(facts, recipe, data.held)
+        setting = orders.build_setting(facts, recipe, data.class_counts)
         return Job(recipe.algorithm, self._network(facts, data), setting, facts["client"])
 
     def _network(self, facts: dict[str, Any], data: SiteData) -> ModuleNetwork:
@@ -145,22 +153,22 @@ class Site:
         compute = Compute(mixed=recipe.precision == "mixed")
         return ModuleNetwork(build(tuple(data.inputs.shape[1:]), recipe.seed), DTYPES[recipe.dtype], compute)
 
-    def _memory(self, drawer: Drawer, accepted: int, initial_client_state: Tree) -> Tree:
+    def _memory(self, drawer: SiteState, accepted: int, initial_client_state: Tree) -> Tree:
         """What the named visit left behind; `()` before the first."""
         if accepted < 0:
             return ()
-        kept = drawer.load(f"memory-{accepted}")
+        kept = drawer.load_payload(f"memory-{accepted}")
         if kept is None:
-            raise orders.Lacking("memory")
-        leaves = unpack(kept)["memory"]
-        return rebuild(leaves, initial_client_state, "memory") if leaves else ()
+            raise orders.MissingSiteState("memory")
+        leaves = unpack_tensors(kept)["memory"]
+        return rebuild_tree(leaves, initial_client_state, "memory") if leaves else ()
 
-    def _keep(self, drawer: Drawer, accepted: int, round: int, client_state: Tree) -> None:
+    def _keep(self, drawer: SiteState, accepted: int, round: int, client_state: Tree) -> None:
         """Two versions at most: the one the server knows of, and the one it may come to know of."""
-        drawer.save(f"memory-{round}", pack({}, {"memory": client_state}))
-        for name in drawer.names():
+        drawer.save_payload(f"memory-{round}", pack_payload({}, {"memory": client_state}))
+        for name in drawer.list_names():
             if name.startswith("memory-") and name not in (f"memory-{accepted}", f"memory-{round}"):
-                drawer.drop(name)
+                drawer.delete_payload(name)
 
 
 def _stacked(download: Download) -> Download:

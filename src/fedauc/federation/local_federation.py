@@ -19,9 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
+from fedauc.data.creditcard import CreditCard
+from fedauc.data.dataset import Rows
 from fedauc.experiments.checkpoint import write_atomically
 
-LINK = "trial"
+SUPERLINK_NAME = "trial"
 """What the SuperLink is called in Flower's configuration."""
 
 READY = 60.0
@@ -31,12 +35,12 @@ GRACE = 10.0
 """Seconds between asking a process to stop and stopping it."""
 
 
-class Trial:
+class LocalFederation:
     """The processes of an app's folder. Leaving the block stops every one of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.port = free_port()
+        self.port = find_free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # Flower takes a link's name for an app's folder where there is one of that name, as `--out trial` makes.
         self._home = self.folder / "logs"
@@ -44,7 +48,7 @@ class Trial:
         (self.folder / "flower").mkdir(exist_ok=True)
         certificate = self.folder / "certificates" / "ca.pem"
         lines = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
-        text = f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n{lines}'
+        text = f'[superlink]\ndefault = "{SUPERLINK_NAME}"\n\n[superlink.{SUPERLINK_NAME}]\n{lines}'
         write_atomically(self.folder / "flower" / "config.toml", text.encode())
 
     def __enter__(self) -> Self:
@@ -52,60 +56,62 @@ class Trial:
 
     def __exit__(self, *error: object) -> None:
         for name in reversed(list(self._processes)):
-            self.stop(name)
+            self.stop_process(name)
 
-    def link(self) -> None:
+    def start_superlink(self) -> None:
         """Start the SuperLink, on the same port and database each time, and wait until it answers."""
         keys = self.folder / "certificates"
-        self.start(
+        self.start_process(
             "superlink",
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--database", str(self.folder / "flower" / "superlink.db"), "--enable-supernode-auth"),
             *("--ssl-ca-certfile", str(keys / "ca.pem"), "--ssl-certfile", str(keys / "server.pem")),
             *("--ssl-keyfile", str(keys / "server.key"), "--disable-runtime-dependency-installation"),
         )
-        self.until(self._answers, READY, "the SuperLink did not come up")
+        self._wait_until(self._answers, READY, "the SuperLink did not come up")
 
-    def register(self, name: str) -> None:
+    def register_site(self, name: str) -> None:
         """Make a site's key known to the SuperLink, under the site's name, unless it is known already."""
         try:
-            self.flwr("supernode", "register", str(self.folder / "keys" / f"{name}.pub"), LINK, "--name", name)
+            self.run_flwr(
+                "supernode", "register", str(self.folder / "keys" / f"{name}.pub"), SUPERLINK_NAME, "--name", name
+            )
         except ValueError as error:
             if "already in use" not in str(error):
                 raise
 
-    def node(self, name: str, config: Mapping[str, str], key: Path | None = None) -> None:
+    def start_supernode(self, name: str, config: Mapping[str, str], key: Path | None = None) -> None:
         """Start a site's SuperNode."""
         words = " ".join(f'{word}="{value}"' for word, value in config.items())
-        self.start(
+        self.start_process(
             name,
-            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
+            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(find_free_port())),
             *("--root-certificates", str(self.folder / "certificates" / "ca.pem")),
             *("--auth-supernode-private-key", str(key or self.folder / "keys" / name), "--node-config", words),
         )
 
-    def run(self, settings: str = "") -> None:
+    def start_run(self, settings: str = "") -> None:
         """Start the run with these `name=value` settings of the app; the process ends when the run does."""
         words = ("--run-config", settings) if settings else ()
-        self.start("run", "flwr", "run", str(self.folder), LINK, "--stream", *words)
+        self.start_process("run", "flwr", "run", str(self.folder), SUPERLINK_NAME, "--stream", *words)
 
-    def running(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether a process is there and has not ended."""
         process = self._processes.get(name)
         return process is not None and process.poll() is None
 
-    def family(self) -> set[int]:
+    def process_ids(self) -> set[int]:
         """Every process of the trial that is there now, and all they started."""
-        return {number for process in list(self._processes.values()) for number, _ in descendants(process.pid)}
+        return {number for process in list(self._processes.values()) for number, _ in list_descendants(process.pid)}
 
-    def code(self, name: str) -> int | None:
+    def exit_code(self, name: str) -> int | None:
         """How a process ended."""
         return self._processes[name].poll()
 
-    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+    def stop_process(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Stop a process and all it started; SIGKILL asks nobody."""
         process = self._processes.pop(name)
-        family = descendants(process.pid)
+        family = list_descendants(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,7 +125,7 @@ class Trial:
                     os.kill(member, signal.SIGKILL)
         process.wait()
 
-    def flwr(self, *words: str) -> str:
+    def run_flwr(self, *words: str) -> str:
         """Run a command of Flower's and return what it says."""
         command = [str(_beside("flwr")), *words]
         done = subprocess.run(
@@ -130,10 +136,10 @@ class Trial:
             raise ValueError(f"`flwr {' '.join(words[:2])}` ended with {done.returncode}: {said}")
         return done.stdout
 
-    def start(self, name: str, program: str, *words: str) -> None:
+    def start_process(self, name: str, program: str, *words: str) -> None:
         """Start a process that writes into its own log, in place of one of that name."""
         if name in self._processes:
-            self.stop(name)
+            self.stop_process(name)
         log = (self.folder / "logs" / f"{name}.log").open("ab")
         with log:
             self._processes[name] = subprocess.Popen(
@@ -146,11 +152,11 @@ class Trial:
                 start_new_session=True,
             )
 
-    def until(self, true: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    def _wait_until(self, true: Callable[[], bool], seconds: float, otherwise: str) -> None:
         """Wait for something, while the SuperLink lives."""
         end = time.monotonic() + seconds
         while not true():
-            if time.monotonic() > end or not self.running("superlink"):
+            if time.monotonic() > end or not self.is_running("superlink"):
                 raise ValueError(f"{otherwise} within {seconds:g} s; see {self.folder / 'logs'}")
             time.sleep(0.1)
 
@@ -175,7 +181,7 @@ class Trial:
         }
 
 
-def descendants(root: int) -> list[tuple[int, str]]:
+def list_descendants(root: int) -> list[tuple[int, str]]:
     """A process and all that it and they started, each with the time of its start; where there is no /proc, none."""
     known = {int(path.name): _facts(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     found = [root] if root in known else []
@@ -193,7 +199,7 @@ def _facts(number: int) -> tuple[int, str]:
     return int(fields[1]), fields[19]
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -207,3 +213,22 @@ def _beside(program: str) -> Path:
     if not found.is_file():
         raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install 'fedauc[flower]'")
     return found
+
+
+def write_demo_sites(folder: Path, names: list[str]) -> None:
+    """The demo's card transactions, dealt to sites by the hour: site i gets hours i, i + n, i + 2n, ..."""
+    table = CreditCard().load(0)
+    for place, name in enumerate(names):
+        home = folder / name / "rows"
+        home.mkdir(parents=True)
+        for prefix, rows in (("", table.train), ("test_", table.test)):
+            mine = _of(rows, place, len(names))
+            np.save(home / f"{prefix}x.npy", np.asarray(mine.inputs, np.float32))
+            np.save(home / f"{prefix}y.npy", mine.labels)
+
+
+def _of(rows: Rows, place: int, count: int) -> Rows:
+    hours = (
+        np.array([int(str(client).removeprefix("hour-")) for client in rows.client]) if rows.client is not None else 0
+    )
+    return rows.take(np.flatnonzero(hours % count == place))

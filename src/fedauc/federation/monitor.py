@@ -12,7 +12,7 @@ from fedauc.federation import journal
 from fedauc.federation.server import ATTENDANCE
 
 
-def summary(run: Path) -> dict[str, Any]:
+def summarize_run(run: Path) -> dict[str, Any]:
     """A run's folder in a few numbers, whether it is over or not."""
     if not (run / "gathered.json").is_file():
         raise ValueError(f"{run} is no federated run: it has no gathered.json; give the app's or the run's folder")
@@ -30,7 +30,7 @@ def summary(run: Path) -> dict[str, Any]:
     }
 
 
-def follow(run: Path, alive: Callable[[], bool]) -> None:
+def print_progress(run: Path, alive: Callable[[], bool]) -> None:
     """A line per round and per evaluation, as they come."""
     rounds, records, _ = _lines(run)
     while True:
@@ -41,7 +41,7 @@ def follow(run: Path, alive: Callable[[], bool]) -> None:
             tail = "; " + ", ".join(f"{name} missing: {why}" for name, why in missing.items()) if missing else ""
             print(f"round {line['round'] + 1} of {total}: {', '.join(line['came']) or 'nobody'}{tail}", flush=True)
         for line in evaluated[len(records) :]:
-            print(quality(line), flush=True)
+            print(describe_record(line), flush=True)
         rounds, records = attended, evaluated
         if not going:
             return
@@ -54,7 +54,7 @@ def _lines(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     return journal.read(run / ATTENDANCE), journal.read(run / "records.jsonl"), total
 
 
-def quality(line: dict[str, Any]) -> str:
+def describe_record(line: dict[str, Any]) -> str:
     """A record in words."""
     if line["auc"] is None:
         return f"round {line['round'] + 1}: no AUC"

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.experiments.recipe import Recipe
-from fedauc.federation.drawer import Drawer
-from fedauc.federation.wire import Parcel, pack, rebuild, unpack
+from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
+from fedauc.federation.site_state import SiteState
 from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Download, Phase, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves
 
 
-class Lacking(Exception):
+class MissingSiteState(Exception):
     """What a site no longer has ('anchor', 'memory'), and the server must send or give up."""
 
 
-class Totals(NamedTuple):
+class ClassTotals(NamedTuple):
     """What a site is told of the others: sites in all and with data, and per class the holders and the rows."""
 
     clients: int
@@ -31,14 +31,14 @@ class Totals(NamedTuple):
     rows: tuple[int, int]
 
     @staticmethod
-    def of(census: Census) -> Totals:
+    def from_census(census: Census) -> ClassTotals:
         """The totals of a census."""
         holders = (int(np.count_nonzero(census.positives)), int(np.count_nonzero(census.negatives)))
         rows = (int(census.positives.sum()), int(census.negatives.sum()))
         nonempty = int(np.count_nonzero(census.positives + census.negatives))
-        return Totals(len(census.positives), nonempty, holders, rows)
+        return ClassTotals(len(census.positives), nonempty, holders, rows)
 
-    def census(self, client: int, held: tuple[int, int]) -> Census:
+    def equivalent_census(self, client: int, held: tuple[int, int]) -> Census:
         """A census with these totals and the client's own rows: all that a weighting can tell from the true one.
 
         >>> Totals(3, 3, (2, 3), (7, 30)).census(1, (3, 10))
@@ -59,60 +59,68 @@ class Totals(NamedTuple):
         return Census(*sides)
 
 
-def visit(facts: dict[str, Any], download: Download, place: int, accepted: int, anchored: bool) -> Parcel:
+def pack_visit(facts: dict[str, Any], download: Download, place: int, accepted: int, anchored: bool) -> Payload:
     """The parcel for the cohort's client at a place; a stage's reference goes along unless the site has it."""
     anchor = "none" if is_empty(download.anchor) else "kept" if anchored else "sent"
-    own: dict[str, Any] = {"kind": "visit", "phase": _plain(download.phase), "accepted": accepted, "anchor": anchor}
+    own: dict[str, Any] = {
+        "kind": "visit",
+        "phase": phase_to_json(download.phase),
+        "accepted": accepted,
+        "anchor": anchor,
+    }
     trees = {"shared": download.shared, "own": tree_at(download.per_client, place)}
     if anchor == "sent":
         trees["anchor"] = download.anchor
-    return pack({**facts, **own}, trees)
+    return pack_payload({**facts, **own}, trees)
 
 
-def receive(
-    algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, parcel: Parcel, drawer: Drawer
+def unpack_download(
+    algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, parcel: Payload, drawer: SiteState
 ) -> Download:
     """The order in a parcel. Its structure is what `dispatch` makes of a fresh server: no structure travels."""
     server = algorithm.init(setting, network.state())
     like = algorithm.dispatch(setting, server, Cohort(phase.round, (0,), (1.0,)), phase)
-    found = unpack(parcel)
-    shared = rebuild(found["shared"], like.shared, "shared")
-    own = rebuild(found["own"], like.per_client, "own", shapes=False)
+    found = unpack_tensors(parcel)
+    shared = rebuild_tree(found["shared"], like.shared, "shared")
+    own = rebuild_tree(found["own"], like.per_client, "own", shapes=False)
     for leaf in tree_leaves(own):
         if leaf.ndim == 0 or len(leaf) != phase.local_steps:
             raise ValueError(f"own has shape {tuple(leaf.shape)}; it must have {phase.local_steps} local steps")
-    return Download(phase, shared, _anchor(parcel.facts()["anchor"], like.anchor, found, phase.stage, drawer), own)
+    return Download(
+        phase, shared, _anchor(parcel.read_header()["anchor"], like.anchor, found, phase.stage, drawer), own
+    )
 
 
-def _anchor(word: str, like: Tree, found: dict[str, Any], stage: int, drawer: Drawer) -> Tree:
+def _anchor(word: str, like: Tree, found: dict[str, Any], stage: int, drawer: SiteState) -> Tree:
     """The stage's reference: in the parcel the first time, in the drawer from then on."""
     name = f"anchor-{stage}"
     if word == "sent":
-        anchor = rebuild(found["anchor"], like, "anchor")
-        for old in [old for old in drawer.names() if old.startswith("anchor-") and old != name]:
-            drawer.drop(old)
-        drawer.save(name, pack({}, {"anchor": anchor}))
+        anchor = rebuild_tree(found["anchor"], like, "anchor")
+        for old in [old for old in drawer.list_names() if old.startswith("anchor-") and old != name]:
+            drawer.delete_payload(old)
+        drawer.save_payload(name, pack_payload({}, {"anchor": anchor}))
         return anchor
     if word == "none":
         return ()
-    kept = drawer.load(name)
+    kept = drawer.load_payload(name)
     if kept is None:
-        raise Lacking("anchor")
-    return rebuild(unpack(kept)["anchor"], like, "anchor")
+        raise MissingSiteState("anchor")
+    return rebuild_tree(unpack_tensors(kept)["anchor"], like, "anchor")
 
 
-def setting(facts: dict[str, Any], recipe: Recipe, held: tuple[int, int]) -> Setting:
+def build_setting(facts: dict[str, Any], recipe: Recipe, held: tuple[int, int]) -> Setting:
     """The run's setting as a site may know it."""
     clients, nonempty, holders, rows = facts["totals"]
-    totals = Totals(clients, nonempty, (holders[0], holders[1]), (rows[0], rows[1]))
-    census = totals.census(facts["client"], held)
+    totals = ClassTotals(clients, nonempty, (holders[0], holders[1]), (rows[0], rows[1]))
+    census = totals.equivalent_census(facts["client"], held)
     return Setting(recipe.seed, facts["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
 
 
-def phase(plain: dict[str, Any]) -> Phase:
+def phase_from_json(plain: dict[str, Any]) -> Phase:
     """A phase from its plain numbers."""
     return Phase(**{**plain, "batch": BatchSize(*plain["batch"])})
 
 
-def _plain(phase: Phase) -> dict[str, Any]:
+def phase_to_json(phase: Phase) -> dict[str, Any]:
+    """A phase as plain JSON values."""
     return {**phase._asdict(), "batch": list(phase.batch), "learning_rate": float(phase.learning_rate)}

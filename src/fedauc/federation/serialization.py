@@ -20,7 +20,7 @@ from fedauc.trees import Tree, tree_leaves, tree_map
 Layout = list[list[Any]]
 """For each tensor of a tree its dtype and shape, such as `["float32", 3, 4]`."""
 
-DTYPES = {
+ALLOWED_DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 }
@@ -31,18 +31,18 @@ MOST_FACTS = 1 << 20
 """Characters of facts that are read: ours are some thousands."""
 
 
-class Parcel(NamedTuple):
+class Payload(NamedTuple):
     """A message's content: facts as JSON text, and one flat uint8 array."""
 
-    text: str
+    header_text: str
     body: np.ndarray
 
-    def facts(self) -> dict[str, Any]:
+    def read_header(self) -> dict[str, Any]:
         """The facts, or a one-line error."""
-        if len(self.text) > MOST_FACTS:
-            raise ValueError(f"the facts have {len(self.text)} characters; at most {MOST_FACTS} are read")
+        if len(self.header_text) > MOST_FACTS:
+            raise ValueError(f"the facts have {len(self.header_text)} characters; at most {MOST_FACTS} are read")
         try:
-            found = json.loads(self.text)
+            found = json.loads(self.header_text)
         except ValueError as error:
             raise ValueError(f"the facts are not JSON ({error}); both sides must run the same fedauc") from error
         if not isinstance(found, dict):
@@ -50,16 +50,16 @@ class Parcel(NamedTuple):
         return found
 
 
-def pack(facts: Mapping[str, Any], trees: Mapping[str, Tree] | None = None) -> Parcel:
+def pack_payload(facts: Mapping[str, Any], trees: Mapping[str, Tree] | None = None) -> Payload:
     """A parcel of facts and named trees; the trees' layouts join the facts."""
     given = trees or {}
     leaves = [leaf for tree in given.values() for leaf in tree_leaves(tree)]
-    layouts = {name: layout(tree) for name, tree in given.items()}
+    layouts = {name: tensor_layouts(tree) for name, tree in given.items()}
     body = np.concatenate([np.zeros(0, np.uint8), *map(_bytes, leaves)])
-    return Parcel(json.dumps({**facts, "layouts": layouts}), body)
+    return Payload(json.dumps({**facts, "layouts": layouts}), body)
 
 
-def layout(tree: Tree) -> Layout:
+def tensor_layouts(tree: Tree) -> Layout:
     """The dtype and shape of every tensor, in order.
 
     >>> layout((torch.zeros(2, 3), torch.zeros((), dtype=torch.int64)))
@@ -68,14 +68,14 @@ def layout(tree: Tree) -> Layout:
     return [[str(leaf.dtype).removeprefix("torch."), *leaf.shape] for leaf in tree_leaves(tree)]
 
 
-def unpack(parcel: Parcel, most: int | None = None) -> dict[str, list[Tensor]]:
+def unpack_tensors(parcel: Payload, max_bytes: int | None = None) -> dict[str, list[Tensor]]:
     """Every tree's tensors by the tree's name; `most` bounds the bytes, before anything is copied."""
     body = parcel.body
     if body.dtype != np.uint8 or body.ndim != 1:
         raise ValueError(f"the body is {body.dtype} {body.shape}; it must be one flat array of uint8")
-    if most is not None and len(body) > most:
-        raise ValueError(f"the body has {len(body)} bytes; at most {most} are due")
-    layouts = parcel.facts().get("layouts")
+    if max_bytes is not None and len(body) > max_bytes:
+        raise ValueError(f"the body has {len(body)} bytes; at most {max_bytes} are due")
+    layouts = parcel.read_header().get("layouts")
     if not isinstance(layouts, dict):
         raise ValueError(f"layouts is {layouts!r}; it must be an object of lists")
     parts = [(name, *_checked(entry)) for name, entries in layouts.items() for entry in _listed(entries)]
@@ -90,10 +90,10 @@ def unpack(parcel: Parcel, most: int | None = None) -> dict[str, list[Tensor]]:
     return found
 
 
-def rebuild(leaves: list[Tensor], like: Tree, what: str, shapes: bool = True) -> Tree:
+def rebuild_tree(leaves: list[Tensor], like: Tree, what: str, shapes: bool = True) -> Tree:
     """A tree of the structure, dtypes and (unless told otherwise) shapes of another."""
     places: list[Tensor] = tree_leaves(like)
-    got, due = layout(tuple(leaves)), layout(like)
+    got, due = tensor_layouts(tuple(leaves)), tensor_layouts(like)
     if not shapes:
         got, due = [entry[:1] for entry in got], [entry[:1] for entry in due]
     if got != due:
@@ -124,9 +124,13 @@ def _checked(entry: Any) -> tuple[torch.dtype, list[int], int]:
     """A layout entry's dtype, shape and bytes."""
     parts: list[Any] = entry if isinstance(entry, list) and entry else [None]
     head, *shape = parts
-    if not isinstance(head, str) or head not in DTYPES or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"a layout entry is {entry!r}; it must be a dtype ({', '.join(DTYPES)}) and a shape")
-    return DTYPES[head], shape, math.prod(shape) * DTYPES[head].itemsize
+    if (
+        not isinstance(head, str)
+        or head not in ALLOWED_DTYPES
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
+        raise ValueError(f"a layout entry is {entry!r}; it must be a dtype ({', '.join(ALLOWED_DTYPES)}) and a shape")
+    return ALLOWED_DTYPES[head], shape, math.prod(shape) * ALLOWED_DTYPES[head].itemsize
 
 
 def _short(entries: Layout) -> str:

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from fedauc.algorithms.minimax import Shared, origin
-from fedauc.federation.wire import DTYPES, Parcel, layout, pack, rebuild, unpack
+from fedauc.federation.serialization import (
+    ALLOWED_DTYPES,
+    Payload,
+    pack_payload,
+    rebuild_tree,
+    tensor_layouts,
+    unpack_tensors,
+)
 from fedauc.interfaces import Model
 from fedauc.objectives.minimax import Minimax
 from small_federations import same_bits
@@ -17,23 +24,23 @@ from small_federations import same_bits
 
 def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
     """Odd sizes, so that tensors do not lie where their type wants them; an empty one and a scalar."""
-    tensors = [torch.arange(3).to(dtype) for dtype in DTYPES.values()]
+    tensors = [torch.arange(3).to(dtype) for dtype in ALLOWED_DTYPES.values()]
     tree = (tuple(tensors), torch.tensor(2.5), torch.zeros(0, 4), torch.arange(6.0).reshape(2, 3).T)
-    parcel = pack({"kind": "test"}, {"one": tree, "two": ()})
+    parcel = pack_payload({"kind": "test"}, {"one": tree, "two": ()})
     assert parcel.body.dtype == np.uint8
     assert parcel.body.ndim == 1
-    found = unpack(Parcel(parcel.text, parcel.body.copy()))
+    found = unpack_tensors(Payload(parcel.header_text, parcel.body.copy()))
     assert found["two"] == []
-    assert same_bits(rebuild(found["one"], tree, "tree"), tree)
-    assert parcel.facts()["kind"] == "test"
+    assert same_bits(rebuild_tree(found["one"], tree, "tree"), tree)
+    assert parcel.read_header()["kind"] == "test"
 
 
 def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
     point = origin(Model(torch.randn(5), torch.zeros(0)), Minimax())
-    parcel = pack({}, {"shared": point})
-    assert "minimax" not in parcel.text
-    assert "Shared" not in parcel.text
-    found = rebuild(unpack(parcel)["shared"], point, "shared")
+    parcel = pack_payload({}, {"shared": point})
+    assert "minimax" not in parcel.header_text
+    assert "Shared" not in parcel.header_text
+    found = rebuild_tree(unpack_tensors(parcel)["shared"], point, "shared")
     assert isinstance(found, Shared)
     assert same_bits(found, point)
 
@@ -41,7 +48,7 @@ def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
 def test_nan_and_infinity_travel_as_they_are() -> None:
     """The wire does not judge; the reader does."""
     tree = torch.tensor([torch.nan, torch.inf, -0.0])
-    (found,) = unpack(pack({}, {"a": tree}))["a"]
+    (found,) = unpack_tensors(pack_payload({}, {"a": tree}))["a"]
     assert torch.equal(found.view(torch.int32), tree.view(torch.int32))
 
 
@@ -56,17 +63,17 @@ def test_nan_and_infinity_travel_as_they_are() -> None:
 )
 def test_what_does_not_fit_is_refused(leaves: list[torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("'", '"')):
-        rebuild(leaves, torch.zeros(2), "mean")
+        rebuild_tree(leaves, torch.zeros(2), "mean")
 
 
 def test_a_body_of_the_wrong_size_is_refused_before_it_is_copied() -> None:
-    parcel = pack({}, {"a": torch.zeros(4)})
+    parcel = pack_payload({}, {"a": torch.zeros(4)})
     with pytest.raises(ValueError, match="the body has 16 bytes; at most 8 are due"):
-        unpack(parcel, most=8)
+        unpack_tensors(parcel, max_bytes=8)
     with pytest.raises(ValueError, match="the body has 15 bytes; its layout says 16"):
-        unpack(parcel._replace(body=parcel.body[:-1]))
+        unpack_tensors(parcel._replace(body=parcel.body[:-1]))
     with pytest.raises(ValueError, match="one flat array of uint8"):
-        unpack(parcel._replace(body=np.zeros(4, np.float32)))
+        unpack_tensors(parcel._replace(body=np.zeros(4, np.float32)))
 
 
 @pytest.mark.parametrize(
@@ -75,20 +82,20 @@ def test_a_body_of_the_wrong_size_is_refused_before_it_is_copied() -> None:
 def test_a_strange_layout_is_refused(entry: object) -> None:
     body = np.zeros(4, np.uint8)
     with pytest.raises(ValueError, match="a layout"):
-        unpack(Parcel(json.dumps({"layouts": {"a": [entry]}}), body))
+        unpack_tensors(Payload(json.dumps({"layouts": {"a": [entry]}}), body))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"layouts": 3}', '{"layouts": {"a": 3}}', "{}"])
 def test_strange_facts_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(ValueError) as caught:
-        unpack(Parcel(text, np.zeros(0, np.uint8)))
+        unpack_tensors(Payload(text, np.zeros(0, np.uint8)))
     assert "\n" not in str(caught.value)
 
 
 def test_facts_beyond_any_use_are_not_parsed() -> None:
     with pytest.raises(ValueError, match="the facts have 1048577 characters; at most 1048576 are read"):
-        Parcel(" " * ((1 << 20) + 1), np.zeros(0, np.uint8)).facts()
+        Payload(" " * ((1 << 20) + 1), np.zeros(0, np.uint8)).read_header()
 
 
 def test_a_layout_lists_dtypes_and_shapes() -> None:
-    assert layout(Model(torch.zeros(7), torch.zeros(0))) == [["float32", 7], ["float32", 0]]
+    assert tensor_layouts(Model(torch.zeros(7), torch.zeros(0))) == [["float32", 7], ["float32", 0]]

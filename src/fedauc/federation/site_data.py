@@ -36,7 +36,7 @@ class SiteData(NamedTuple):
     test: Examples | None = None
 
     @property
-    def held(self) -> tuple[int, int]:
+    def class_counts(self) -> tuple[int, int]:
         """Positives and negatives to train on."""
         positives = int((self.labels == 1).sum())
         return positives, len(self.labels) - positives
@@ -86,9 +86,9 @@ def from_file(path: Path | str, cache: Path | str, label: str = "y", test_fracti
     return from_folder(made)
 
 
-def as_client(data: SiteData, client: int, census: Census) -> Clients:
+def client_of_site(data: SiteData, client: int, census: Census) -> Clients:
     """The site's rows as those of one client among all; the others are empty here."""
-    held, clients = data.held, len(census.positives)
+    held, clients = data.class_counts, len(census.positives)
     rows = np.argsort(data.labels == 0, kind="stable")
     offsets = np.where(np.arange(clients + 1) > client, len(rows), 0)
     own = Census(*(np.where(np.arange(clients) == client, count, 0) for count in held))
@@ -136,5 +136,5 @@ def _write(made: Path, mark: str, rows: Rows, test_fraction: float) -> None:
     part.rename(made)
 
 
-Load = Callable[[], SiteData]
+SiteDataLoader = Callable[[], SiteData]
 """How a site reads its data; called once per message."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cli_helpers import fedauc
-from fedauc.federation.demo import deal_demo
-from fedauc.federation.server import Service
-from fedauc.federation.terms import read_sites
-from fedauc.federation.watching import follow, summary
+from fedauc.federation.agreement import read_sites
+from fedauc.federation.local_federation import write_demo_sites
+from fedauc.federation.monitor import print_progress, summarize_run
+from fedauc.federation.server import FederatedRun
 from federation.memory_grid import Fault, agreed, exchange_of, grid_of
 from federation.test_faults import build
 from small_federations import held_out
@@ -20,16 +20,16 @@ from small_federations import held_out
 def a_run(folder: Path) -> Path:
     agreement = agreed("cycp-pairwise", {"evaluation": "histograms"})
     grid = grid_of(folder / "sites", [Fault(site=6, round=2, kind="nan", times=9)], held_out())
-    Service.create(agreement, exchange_of(grid, agreement), folder / "run", build).go()
+    FederatedRun.create(agreement, exchange_of(grid, agreement), folder / "run", build).go()
     return folder / "run"
 
 
 def test_a_run_in_a_few_numbers(tmp_path: Path) -> None:
-    found = summary(a_run(tmp_path))
+    found = summarize_run(a_run(tmp_path))
     assert (found["status"], found["done"], found["rounds"]) == ("done", 9, 9)
     assert found["attendance"]["site-6"] == {"came": 2, "away": 0, "refused": 1}
     with pytest.raises(ValueError, match=r"has no gathered\.json"):
-        summary(tmp_path)
+        summarize_run(tmp_path)
 
 
 def test_live_lines_name_who_came_and_who_did_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_live_lines_name_who_came_and_who_did_not(tmp_path: Path, capsys: pytest
         run.rename(moved)
         return True
 
-    follow(moved, alive)
+    print_progress(moved, alive)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "round 1 of 9: site-0, site-1"
     assert lines[2] == "round 3 of 9: site-5, site-7; site-6 missing: 4 of its values are NaN or infinite"
@@ -56,7 +56,7 @@ def test_live_lines_name_who_came_and_who_did_not(tmp_path: Path, capsys: pytest
 def test_the_demo_is_dealt_by_the_hour_without_loss(tmp_path: Path) -> None:
     """28,930 transactions, 492 of them frauds, over three sites."""
     names = ["a", "b", "c"]
-    deal_demo(tmp_path, names)
+    write_demo_sites(tmp_path, names)
     labels = [np.load(tmp_path / name / "rows" / f"{part}y.npy") for name in names for part in ("", "test_")]
     assert sum(map(len, labels)) == 28_930
     assert sum(int(each.sum()) for each in labels) == 492

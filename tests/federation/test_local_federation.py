@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.federation.local import LINK, Trial, free_port
+from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, find_free_port
 
 PARENT = """
 import subprocess, sys, time
@@ -51,13 +51,13 @@ def child_of(folder: Path, name: str) -> int:
 def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        with Trial(tmp_path) as trial:
-            trial.start("one", "python", "-c", PARENT)
+        with LocalFederation(tmp_path) as trial:
+            trial.start_process("one", "python", "-c", PARENT)
             child = child_of(tmp_path, "one")
             assert alive(child)
-            assert trial.running("one")
+            assert trial.is_running("one")
         assert gone(child)
-        assert not trial.running("one")
+        assert not trial.is_running("one")
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -66,11 +66,11 @@ def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path)
 
 def test_commands_run_where_no_folder_has_the_links_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--out trial` makes a folder of that name where the user is, which Flower would take for an app."""
-    (tmp_path / LINK).mkdir()
+    (tmp_path / SUPERLINK_NAME).mkdir()
     monkeypatch.chdir(tmp_path)
-    with Trial(Path(LINK)) as trial:
-        trial.start("one", "python", "-c", "import os; print(os.listdir())")
-        log = tmp_path / LINK / "logs" / "one.log"
+    with LocalFederation(Path(SUPERLINK_NAME)) as trial:
+        trial.start_process("one", "python", "-c", "import os; print(os.listdir())")
+        log = tmp_path / SUPERLINK_NAME / "logs" / "one.log"
         deadline = time.monotonic() + 20
         while not log.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -78,29 +78,29 @@ def test_commands_run_where_no_folder_has_the_links_name(tmp_path: Path, monkeyp
 
 
 def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Trial(tmp_path) as trial:
-        trial.start("one", "python", "-c", PARENT)
+    with LocalFederation(tmp_path) as trial:
+        trial.start_process("one", "python", "-c", PARENT)
         child = child_of(tmp_path, "one")
-        trial.stop("one", signal.SIGKILL)
+        trial.stop_process("one", signal.SIGKILL)
         assert gone(child)
 
 
 def test_a_process_started_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    with Trial(tmp_path) as trial:
-        trial.start("one", "python", "-c", PARENT)
+    with LocalFederation(tmp_path) as trial:
+        trial.start_process("one", "python", "-c", PARENT)
         child = child_of(tmp_path, "one")
-        before = trial.family()
+        before = trial.process_ids()
         assert child in before
-        trial.start("one", "python", "-c", "import time; time.sleep(60)")
-        (after,) = trial.family()
+        trial.start_process("one", "python", "-c", "import time; time.sleep(60)")
+        (after,) = trial.process_ids()
         assert all(map(gone, before))
         assert os.getpgid(after) == after
 
 
 def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    with Trial(tmp_path) as trial, pytest.raises(ValueError, match="no-such-program is not installed beside"):
-        trial.start("one", "no-such-program")
+    with LocalFederation(tmp_path) as trial, pytest.raises(ValueError, match="no-such-program is not installed beside"):
+        trial.start_process("one", "no-such-program")
 
 
 def test_ports_are_free_and_differ() -> None:
-    assert len({free_port() for _ in range(5)}) > 1
+    assert len({find_free_port() for _ in range(5)}) > 1

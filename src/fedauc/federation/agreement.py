@@ -1,0 +1,101 @@
+"""What a federation has agreed on: which sites belong to it, what is trained, and how the server treats the sites."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fedauc.experiments.codec import decode, encode
+from fedauc.experiments.recipe import Recipe
+from fedauc.fields import check_fields, option
+from fedauc.models.linear import Linear
+from fedauc.models.model import ModelConfig
+
+AGREEMENT_FORMAT = 1
+"""Version of federation.json. It is raised when an old reader could misunderstand a new file."""
+
+
+@dataclass(frozen=True)
+class SiteEntry:
+    """A row of the server's site table: registered name, group, and public key (empty: any key is accepted)."""
+
+    name: str
+    group: str = ""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError(f"a site's name is {self.name!r}; give the name under which the site was registered")
+
+
+@dataclass(frozen=True)
+class ServerPolicy:
+    """How long the server waits for sites, which answers it accepts, and what it asks for after a cycle."""
+
+    deadline: float = option(600.0, "Seconds a round waits for the answers of its sites.", above=0)
+    quorum: int = option(1, "Answers below which a round is skipped.", at_least=1)
+    patience: int = option(3, "Skipped rounds in a row after which the run stops; it can be resumed.", at_least=1)
+    max_attempts: int = option(3, "How often a message is sent when the message service loses it.", at_least=1)
+    poll_interval: float = option(0.1, "Seconds between two checks for new answers.", above=0)
+    norm_limit: float = option(30.0, "Largest norm of an update, as a multiple of the cohort's median norm.", above=1)
+    registration_deadline: float = option(86400.0, "Seconds to wait for the first answer of every site.", above=0)
+    evaluation: Literal["none", "histograms", "scores"] = option("histograms", "What sites send to compute the AUC.")
+    evaluate_every: int = option(1, "Cycles between two evaluations.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationAgreement:
+    """Everything that determines a federated run, except the sites' data."""
+
+    recipe: Recipe
+    sites: tuple[SiteEntry, ...]
+    model: ModelConfig = Linear()
+    policy: ServerPolicy = ServerPolicy()
+
+    def __post_init__(self) -> None:
+        names = [site.name for site in self.sites]
+        if not names:
+            raise ValueError("sites is empty; list at least 1 site")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"site {duplicates[0]!r} is listed {names.count(duplicates[0])} times; list it once")
+        if len({site.group == "" for site in self.sites}) > 1:
+            ungrouped = next(site.name for site in self.sites if not site.group)
+            raise ValueError(f"site {ungrouped!r} has no group, but others have one: give every site a group, or none")
+
+    def to_json(self) -> str:
+        """The agreement as indented JSON, with the version of its format."""
+        return json.dumps({"format": AGREEMENT_FORMAT, **encode(self)}, indent=2) + "\n"
+
+    @staticmethod
+    def read_json(path: Path) -> FederationAgreement:
+        """Read an agreement that `to_json` wrote."""
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = data.pop("format", AGREEMENT_FORMAT)
+        if version > AGREEMENT_FORMAT:
+            raise ValueError(
+                f"{path} has format {version}; this version reads up to {AGREEMENT_FORMAT}: upgrade fedauc"
+            )
+        agreement: FederationAgreement = decode(FederationAgreement, data, str(path))
+        return agreement
+
+
+def read_sites(path: Path) -> tuple[SiteEntry, ...]:
+    """Read the server's site table: a TOML file with a section `[NAME]` per site, which holds `group` and `key`."""
+    if not path.is_file():
+        raise ValueError(f"sites is {str(path)!r}; no such file: give the absolute path of the server's site table")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML ({error}); correct it") from error
+    keys = [field.name for field in fields(SiteEntry) if field.name != "name"]
+    for name, entry in table.items():
+        if not isinstance(entry, dict) or set(entry) - set(keys):
+            raise ValueError(f"{path}: site {name!r} is {entry!r}; it must be a section with {' and '.join(keys)}")
+    return tuple(SiteEntry(name, **entry) for name, entry in sorted(table.items()))
