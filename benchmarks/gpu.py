@@ -31,7 +31,7 @@ from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
-from fedauc.models import models
+from fedauc.models import find_models
 from fedauc.version import VERSION
 
 CLIENTS, PER_ROUND, STEPS, BATCH, ROWS = 100, 10, 16, 32, 64
@@ -73,7 +73,7 @@ def clients() -> Clients:
 def build(workload: str, seed: int) -> nn.Module:
     """The workload's network."""
     name, settings = WORKLOADS[workload]
-    return models()[name](**settings).build((3, 32, 32), seed)
+    return find_models()[name](**settings).build((3, 32, 32), seed)
 
 
 def _recipe(seed: int, **changes: Any) -> Recipe:
@@ -130,7 +130,7 @@ def looped(workload: str, data: Clients, rounds: int) -> Timing:
     training = part.training
     module = build(workload, 0).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     inputs, labels = data.inputs.cuda(), data.labels.cuda().float()
-    draws = Draws(data, training.setting, training.algorithm.objective.draw)
+    draws = Draws(data, training.setting, training.algorithm.objective.batch_kind)
     parameters, buffers = list(module.parameters()), [b for b in module.buffers() if b.is_floating_point()]
     held = [group for group in (parameters, buffers) if group]
     server = [[t.detach().clone() for t in group] for group in held]
@@ -221,7 +221,9 @@ def agreement(workload: str, data: Clients, device: str = "cuda") -> float:
         training, network, start = assemble_training(recipe, build(workload, 0), data)
         if isinstance(training.engine, GraphedEngine):
             training.engine.compiled = False
-        models = [training.algorithm.model(s.server.shared) for s in (start, next(training.rounds(start)).state)]
+        models = [
+            training.algorithm.extract_model(s.server.shared) for s in (start, next(training.rounds(start)).state)
+        ]
         before, after = (nn.utils.parameters_to_vector(network.module(model).parameters()) for model in models)
         changes.append(after - before)
     return float((changes[1] - changes[0]).norm() / changes[0].norm())

@@ -14,7 +14,7 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.algorithms.minimax import ProximalStep
 from fedauc.algorithms.pairwise import Pairwise
 from paper.layout import Entry
@@ -138,7 +138,7 @@ def candidates(entry: Entry, grid: str) -> list[Texts]:
     """
     if grid == "none":
         return [{}]
-    method = methods()[entry.method]
+    method = find_methods()[entry.method]
     algorithm = method.algorithm
     axes: dict[str, Sequence[str]] = {}
     minimax, pairwise = issubclass(algorithm, ProximalStep), issubclass(algorithm, Pairwise)

@@ -239,7 +239,7 @@ def _kept(labels: np.ndarray) -> np.ndarray:
     room = max(1, MOST_ROWS - (len(labels) - len(negatives)))
     if room >= len(negatives):
         return np.arange(len(labels))
-    drawn = negatives[keys.sample(len(negatives), room, 0, "kept", "negatives")]
+    drawn = negatives[keys.sample_indices(len(negatives), room, 0, "kept", "negatives")]
     return np.sort(np.concatenate([np.flatnonzero(labels != 0), drawn]))
 
 

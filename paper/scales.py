@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build
 from fedauc.interfaces import Algorithm
@@ -49,7 +49,7 @@ class Scale:
         numbers |= {"participation.groups": str(self.groups)}
         own = _without("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
         merged = {**numbers, **self.common, **own, **self.ways.get(dataset, {}).get(method, {}), **texts}
-        if methods()[method].participation == "full":
+        if find_methods()[method].participation == "full":
             # Everyone takes part in every round: there are no groups to count.
             merged = _without("participation.", merged)
         return _built(method, tuple(merged.items()))

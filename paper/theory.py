@@ -66,7 +66,7 @@ class Problem:
 
     def table(self) -> np.ndarray:
         """Rows `[class, group, shard, row, feature]`, positives first."""
-        rng = keys.generator(self.seed, "theory")
+        rng = keys.numpy_generator(self.seed, "theory")
         shape = (2, self.groups, self.shards, 1, self.features)
         centres = np.array([0.5, -0.5]).reshape(2, 1, 1, 1, 1) / np.sqrt(self.features)
         centres = centres + rng.normal(0, self.between, (2, self.groups, 1, 1, self.features))
@@ -139,7 +139,7 @@ class Trial:
             method,
             per_round=per_round,
             stages=rule,
-            cycles=sum(stage.cycles for stage in islice(rule.endless(budget), self.stages)),
+            cycles=sum(stage.cycles for stage in islice(rule.generate_stages(budget), self.stages)),
             stage_output="cycle_mean",
             learning_rate=self.learning_rate,
             local_steps=local_steps,
@@ -170,7 +170,7 @@ def run(problem: Problem, trial: Trial, method: str, per_round: int, seed: int) 
         phase = finished.phase
         steps += 0 if phase.scoring else phase.local_steps
         if phase.ends_stage:
-            weights = training.algorithm.model(finished.state.server.shared).weights[: problem.features]
+            weights = training.algorithm.extract_model(finished.state.server.shared).weights[: problem.features]
             found.append((phase.round + 1, steps, shape.gap(weights.numpy())))
     rounds, taken, gaps = np.array(found[trial.settled :]).T
     return Curve(rounds, taken, gaps[None])
@@ -222,7 +222,7 @@ def speed_up(curves: Sequence[Curve], cost: Cost) -> float:
 
 def interval(statistic: Callable[[Sequence[Curve]], float | np.ndarray], curves: Sequence[Curve]) -> np.ndarray:
     """The bootstrap's 2.5 % and 97.5 % quantiles: whole runs are drawn anew, in each curve by itself."""
-    rng = keys.generator("theory", "bootstrap")
+    rng = keys.numpy_generator("theory", "bootstrap")
     again = ([one._replace(gaps=rng.choice(one.gaps, len(one.gaps))) for one in curves] for _ in range(RESAMPLES))
     return np.asarray(np.quantile(np.array([statistic(drawn) for drawn in again]), [0.025, 0.975], axis=0))
 

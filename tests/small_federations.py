@@ -28,7 +28,7 @@ HOLDING = 7
 """Clients that hold data."""
 
 
-def federation(times: int = 1, separation: float = 1.0, seed: int = 0) -> Clients:
+def small_federation(times: int = 1, separation: float = 1.0, seed: int = 0) -> Clients:
     """Gaussian rows whose classes differ along the first feature, and whose clients are shifted."""
     rng = np.random.default_rng(seed)
     counts = np.array([POSITIVES, NEGATIVES]).T * times
@@ -48,7 +48,7 @@ def held_out(separation: float = 1.0, rows: int = 200) -> Examples:
     return Examples(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.float64)))
 
 
-def linear(seed: int = 0, bias: bool = True) -> nn.Linear:
+def linear_scorer(seed: int = 0, bias: bool = True) -> nn.Linear:
     """A linear scorer in float64 with keyed weights."""
     module = nn.Linear(FEATURES, 1, bias=bias, dtype=torch.float64)
     rng = np.random.default_rng([seed, 1])
@@ -58,20 +58,20 @@ def linear(seed: int = 0, bias: bool = True) -> nn.Linear:
     return module
 
 
-def small(method: str, **changes: Any) -> Recipe:
+def small_recipe(method: str, **changes: Any) -> Recipe:
     """Two cycles of two local steps on 2 positives and 3 negatives, in float64."""
     settings = {"cycles": 2, "local_steps": 2, "positives": 2, "negatives": 3, "seed": 3, "dtype": "float64"}
     return Recipe.of(method, **{**settings, **changes})
 
 
-def assembled(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> Assembly:
+def assemble_small(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> Assembly:
     """A fresh assembly on the small federation."""
-    return assemble_training(recipe, module or linear(), clients or federation())
+    return assemble_training(recipe, module or linear_scorer(), clients or small_federation())
 
 
-def run(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> list[Round]:
+def run_rounds(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> list[Round]:
     """Every round of a fresh run."""
-    training, _, state = assembled(recipe, module, clients)
+    training, _, state = assemble_small(recipe, module, clients)
     return list(training.rounds(state))
 
 
@@ -84,7 +84,7 @@ class Exchange(NamedTuple):
 
 
 @final
-class Recording(Engine):
+class RecordingEngine(Engine):
     """An engine that passes on to another and keeps what went through."""
 
     def __init__(self, inner: Engine) -> None:
@@ -103,12 +103,12 @@ class Recording(Engine):
         self._inner.restore_client_states(client_states)
 
 
-def listen(
+def record_exchanges(
     recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None
 ) -> tuple[list[Round], list[Exchange]]:
     """Every round of a fresh run, and what went through its engine (nothing in rounds that nobody came to)."""
-    training, _, state = assembled(recipe, module, clients)
-    engine = Recording(training.engine)
+    training, _, state = assemble_small(recipe, module, clients)
+    engine = RecordingEngine(training.engine)
     return list(replace(training, engine=engine).rounds(state)), engine.exchanges
 
 
@@ -119,6 +119,6 @@ def same_bits(one: Tree, two: Tree) -> bool:
     return type(one) is type(two) and len(one) == len(two) and all(map(same_bits, one, two))
 
 
-def finite(tree: Tree) -> bool:
+def all_finite(tree: Tree) -> bool:
     """Whether every number of a tree is finite."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(tree))

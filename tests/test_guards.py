@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedauc.algorithms import algorithms
-from fedauc.algorithms.minimax import origin
+from fedauc.algorithms import find_algorithms
+from fedauc.algorithms.minimax import starting_point
 from fedauc.experiments.fitting import fit
 from fedauc.guards import DUAL_LIMIT, DivergenceMonitor, TrainingStopped, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
@@ -19,13 +19,13 @@ from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.square import PairwiseSquare
 from fedauc.trees import Tree
-from small_federations import FEATURES, federation, held_out, linear, small
+from small_federations import FEATURES, held_out, linear_scorer, small_federation, small_recipe
 
 PHASE = Phase(round=17, cycle=5, stage=2, learning_rate=0.1, local_steps=1, batch=BatchSize(1, 1))
 
 
 def algorithm(name: str, objective: object) -> Algorithm:
-    kind: type[Algorithm] = algorithms()[name]
+    kind: type[Algorithm] = find_algorithms()[name]
     return kind(objective=objective)  # type: ignore[arg-type]
 
 
@@ -39,9 +39,9 @@ BOUNDED = algorithm("minimax", Minimax(score="sigmoid"))
 
 def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
     # The squared surrogate's curvature is of order 1, so a step of 1e6 multiplies the weights by 1e6 each step.
-    recipe = small("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
+    recipe = small_recipe("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
-        fit(linear(), federation(), recipe)
+        fit(linear_scorer(), small_federation(), recipe)
     message = str(caught.value)
     assert message.startswith("stopped in round ")
     assert "of the 5 trained values are NaN or infinite" in message
@@ -50,9 +50,9 @@ def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
 
 
 def test_a_diverging_dual_stops_before_it_overflows() -> None:
-    recipe = small("cycp-minimax", objective=Minimax(score="identity"), learning_rate=1.5, cycles=50)
+    recipe = small_recipe("cycp-minimax", objective=Minimax(score="identity"), learning_rate=1.5, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
-        fit(linear(), federation(), recipe)
+        fit(linear_scorer(), small_federation(), recipe)
     message = str(caught.value)
     assert "the dual alpha is " in message
     assert "beyond 1000: it diverges" in message
@@ -62,11 +62,11 @@ def test_a_diverging_dual_stops_before_it_overflows() -> None:
 
 def test_a_dead_scorer_stops_at_the_first_evaluation() -> None:
     # A rectifier far below zero: every score is 0 and so is every gradient.
-    module = nn.Sequential(linear(), nn.ReLU())
+    module = nn.Sequential(linear_scorer(), nn.ReLU())
     with torch.no_grad():
         module[0].bias.fill_(-100)  # type: ignore[operator]
     with pytest.raises(TrainingStopped) as caught:
-        fit(module, federation(), small("cycp-pairwise"), test=held_out())
+        fit(module, small_federation(), small_recipe("cycp-pairwise"), test=held_out())
     message = str(caught.value)
     # The scoring cycle has rounds 0 to 2, so the first learning cycle ends with round 5.
     assert message.startswith("stopped in round 5 (cycle 1, stage 0): the scorer is dead: ")
@@ -76,9 +76,9 @@ def test_a_dead_scorer_stops_at_the_first_evaluation() -> None:
 
 def test_the_rounds_before_the_stop_were_handed_out() -> None:
     seen: list[int] = []
-    recipe = small("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
+    recipe = small_recipe("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
     with pytest.raises(TrainingStopped) as caught:
-        fit(linear(), federation(), recipe, observer=lambda finished, _: seen.append(finished.phase.round))
+        fit(linear_scorer(), small_federation(), recipe, observer=lambda finished, _: seen.append(finished.phase.round))
     assert seen == list(range(len(seen)))
     assert f"stopped in round {len(seen)} " in str(caught.value)
 
@@ -91,7 +91,7 @@ def shared(*values: float) -> Model:
 
 
 def point(*values: float) -> Tree:
-    return origin(shared(*values), Minimax())
+    return starting_point(shared(*values), Minimax())
 
 
 def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
@@ -159,6 +159,6 @@ def test_embeddings_are_dead_when_all_rows_agree() -> None:
 
 
 def test_a_healthy_run_is_not_stopped() -> None:
-    fitted = fit(linear(), federation(), small("cycp-minimax"), test=held_out())
+    fitted = fit(linear_scorer(), small_federation(), small_recipe("cycp-minimax"), test=held_out())
     assert len(fitted.history) == 2
     assert fitted.module.get_parameter("weight").shape == (1, FEATURES)

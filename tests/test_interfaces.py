@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedauc.algorithms import algorithms
+from fedauc.algorithms import find_algorithms
 from fedauc.interfaces import BatchSize, Setting
-from fedauc.objectives import objectives
+from fedauc.objectives import find_objectives
 from fedauc.objectives.kinds import GapObjective, PairObjective, PointObjective, mean_last
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
-from small_federations import HOLDING, federation, same_bits
+from small_federations import HOLDING, same_bits, small_federation
 
 
 class Pair(NamedTuple):
@@ -31,11 +31,11 @@ def pair(value: float) -> Pair:
 
 
 def test_batch_total_is_both_classes() -> None:
-    assert BatchSize(2, 3).total == 5
+    assert BatchSize(2, 3).total_rows == 5
 
 
 def test_clients_of_a_setting_are_those_that_hold_data() -> None:
-    assert Setting(0, 3, BatchSize(1, 1), federation().census, "clients").clients == HOLDING
+    assert Setting(0, 3, BatchSize(1, 1), small_federation().census, "clients").client_count == HOLDING
 
 
 def test_tree_map_keeps_the_structure_and_reaches_every_leaf() -> None:
@@ -75,7 +75,7 @@ class Cube(GapObjective):
 
     name = "cube"
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         return gap**3
 
 
@@ -84,22 +84,24 @@ class Quartic(PointObjective):
 
     name = "quartic"
 
-    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         return (scores - labels) ** 4
 
 
 def test_slopes_come_by_autograd_where_an_objective_gives_none() -> None:
     gap = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
-    torch.testing.assert_close(Cube().slope(gap), 3 * gap**2, rtol=1e-12, atol=0)
-    torch.testing.assert_close(Quartic().slope(gap, torch.ones_like(gap)), 4 * (gap - 1) ** 3, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Cube().pair_slope(gap), 3 * gap**2, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        Quartic().example_slope(gap, torch.ones_like(gap)), 4 * (gap - 1) ** 3, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("score", ["identity", "sigmoid"])
 def test_the_link_gives_scores_and_their_derivative(score: str) -> None:
     raw = torch.tensor([-3.0, 0.0, 2.0], dtype=torch.float64)
     objective: PointObjective | GapObjective = Logistic() if score == "identity" else Cube(score="sigmoid")
-    scores = objective.link(raw)
-    slope = objective.unlink(scores, torch.ones_like(scores))
+    scores = objective.to_scores(raw)
+    slope = objective.to_output_slopes(scores, torch.ones_like(scores))
     expected = raw.numpy() if score == "identity" else 1 / (1 + np.exp(-raw.numpy()))
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
     ahead = (raw + 1e-6).numpy() if score == "identity" else 1 / (1 + np.exp(-(raw.numpy() + 1e-6)))
@@ -112,21 +114,21 @@ def test_an_unknown_link_is_refused() -> None:
         Cube(score="relu")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(algorithms()))
+@pytest.mark.parametrize("name", sorted(find_algorithms()))
 def test_bad_weight_decay_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"weight_decay is -0\.1; it must be at least 0"):
-        algorithms()[name](weight_decay=-0.1)  # type: ignore[call-arg]
+        find_algorithms()[name](weight_decay=-0.1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="weight_decay is nan"):
-        algorithms()[name](weight_decay=float("nan"))  # type: ignore[call-arg]
+        find_algorithms()[name](weight_decay=float("nan"))  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("name", sorted(algorithms()))
+@pytest.mark.parametrize("name", sorted(find_algorithms()))
 def test_an_objective_of_another_kind_is_refused(name: str) -> None:
-    kind = algorithms()[name]
+    kind = find_algorithms()[name]
     # Each algorithm takes one of the three kinds of objective: that of its default.
     families = (PointObjective, PairObjective, Minimax)
     (family,) = (each for each in families if isinstance(kind().objective, each))  # type: ignore[call-arg]
-    for objective in (each() for each in objectives().values()):
+    for objective in (each() for each in find_objectives().values()):
         if isinstance(objective, family):
             assert kind(objective=objective).objective is objective
         else:

@@ -44,7 +44,7 @@ def twin_words(count: int, name: str) -> list[int]:
 
 def test_words_equal_a_pure_python_philox() -> None:
     # Nine words span three blocks of four, so the block counter is checked too.
-    assert keys.words(9, 0, "batch", 5, 2).tolist() == twin_words(9, "0\x1fbatch\x1f5\x1f2")
+    assert keys.random_words(9, 0, "batch", 5, 2).tolist() == twin_words(9, "0\x1fbatch\x1f5\x1f2")
 
 
 def test_dense_sample_sorts_the_words_of_each_pass() -> None:
@@ -52,26 +52,26 @@ def test_dense_sample_sorts_the_words_of_each_pass() -> None:
     first, second = stream[:5], stream[5:]
     ranks = sorted(range(5), key=first.__getitem__) + sorted(range(5), key=second.__getitem__)
     # 7 of 5: one whole pass and two indices of the next.
-    assert keys.sample(5, 7, 7, "batch").tolist() == ranks[:7]
+    assert keys.sample_indices(5, 7, 7, "batch").tolist() == ranks[:7]
 
 
 def test_sparse_sample_scales_the_high_half_of_each_word() -> None:
     scaled = [(word >> 32) * 100 >> 32 for word in twin_words(10, "7\x1fbatch")]
     # 5 of 100 is below 1 in 8; first occurrences in order, repeats dropped.
-    assert keys.sample(100, 5, 7, "batch").tolist() == list(dict.fromkeys(scaled))[:5]
+    assert keys.sample_indices(100, 5, 7, "batch").tolist() == list(dict.fromkeys(scaled))[:5]
 
 
 def test_streams_are_golden() -> None:
     # Written down once: a change here changes the result of every run ever published.
-    assert keys.words(3, 0, "batch", 5, 2).tolist() == [
+    assert keys.random_words(3, 0, "batch", 5, 2).tolist() == [
         6951571602260935482,
         992935774258105595,
         17852723413061786949,
     ]
-    assert keys.sample(10, 4, 0, "cohort", 0).tolist() == [4, 5, 8, 1]
-    assert keys.sample(1000, 4, 0, "cohort", 0).tolist() == [909, 251, 881, 509]
-    assert keys.sample(4, 10, 7, "batch", 3, 1).tolist() == [3, 0, 2, 1, 2, 3, 1, 0, 2, 0]
-    assert keys.integer(0, "model") == 5927731656667693000
+    assert keys.sample_indices(10, 4, 0, "cohort", 0).tolist() == [4, 5, 8, 1]
+    assert keys.sample_indices(1000, 4, 0, "cohort", 0).tolist() == [909, 251, 881, 509]
+    assert keys.sample_indices(4, 10, 7, "batch", 3, 1).tolist() == [3, 0, 2, 1, 2, 3, 1, 0, 2, 0]
+    assert keys.random_integer(0, "model") == 5927731656667693000
 
 
 @pytest.mark.parametrize(
@@ -79,35 +79,35 @@ def test_streams_are_golden() -> None:
     [(1, "batch", 5, 2), (0, "pool", 5, 2), (0, "batch", 6, 2), (0, "batch", 5, 3), (0, "batch", 52), (0, "batch", 5)],
 )
 def test_different_keys_name_different_streams(other: tuple[Hashable, ...]) -> None:
-    assert not np.intersect1d(keys.words(8, 0, "batch", 5, 2), keys.words(8, *other)).size
+    assert not np.intersect1d(keys.random_words(8, 0, "batch", 5, 2), keys.random_words(8, *other)).size
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
 def test_numpy_integers_and_words_name_the_same_stream_as_python_ones(kind: type[np.integer]) -> None:
-    mine = keys.words(4, kind(3), np.str_("batch"), kind(5))
-    assert mine.tolist() == keys.words(4, 3, "batch", 5).tolist()
+    mine = keys.random_words(4, kind(3), np.str_("batch"), kind(5))
+    assert mine.tolist() == keys.random_words(4, 3, "batch", 5).tolist()
 
 
 def test_a_longer_draw_extends_a_shorter_one() -> None:
-    assert keys.words(3, "a").tolist() == keys.words(10, "a")[:3].tolist()
+    assert keys.random_words(3, "a").tolist() == keys.random_words(10, "a")[:3].tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_integer_seeds_any_generator(seed: int) -> None:
     # 63 bits: torch takes a signed 64-bit seed.
-    assert 0 <= keys.integer(seed, "model") < 2**63
-    torch.Generator().manual_seed(keys.integer(seed, "model"))
+    assert 0 <= keys.random_integer(seed, "model") < 2**63
+    torch.Generator().manual_seed(keys.random_integer(seed, "model"))
 
 
 def test_generator_reads_the_stream_its_key_names() -> None:
-    raw = keys.generator(3, "split").bit_generator.random_raw(5)
-    assert np.asarray(raw).tolist() == keys.words(5, 3, "split").tolist()
+    raw = keys.numpy_generator(3, "split").bit_generator.random_raw(5)
+    assert np.asarray(raw).tolist() == keys.random_words(5, 3, "split").tolist()
 
 
 # (size, count): sparse is count * 8 <= size, so 16 of 128 is the last sparse case and 17 of 128 the first dense one.
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (10, 0), (10, 7), (10, 10), (128, 16), (128, 17), (10**9, 50)])
 def test_sample_is_distinct_and_in_range(size: int, count: int) -> None:
-    drawn = keys.sample(size, count, "distinct", size, count)
+    drawn = keys.sample_indices(size, count, "distinct", size, count)
     assert drawn.dtype == np.int64
     assert len(drawn) == len(set(drawn.tolist())) == count
     assert ((drawn >= 0) & (drawn < size)).all()
@@ -116,11 +116,11 @@ def test_sample_is_distinct_and_in_range(size: int, count: int) -> None:
 def test_sparse_sample_survives_collisions() -> None:
     # 125 of 1000 from a first batch of 250 words: about 250**2 / 2000 = 31 repeats are dropped under each key.
     for key in range(50):
-        assert len(set(keys.sample(1000, 125, "collide", key).tolist())) == 125
+        assert len(set(keys.sample_indices(1000, 125, "collide", key).tolist())) == 125
 
 
 def test_wrap_around_uses_each_index_once_per_pass_and_reshuffles() -> None:
-    passes = keys.sample(8, 80, "wrap").reshape(10, 8)
+    passes = keys.sample_indices(8, 80, "wrap").reshape(10, 8)
     assert (np.sort(passes, axis=1) == np.arange(8)).all()
     # Ten of 8! = 40320 orders: two agree with chance 45 / 40320, and the key is fixed.
     assert len({tuple(row) for row in passes.tolist()}) == 10
@@ -129,7 +129,7 @@ def test_wrap_around_uses_each_index_once_per_pass_and_reshuffles() -> None:
 @pytest.mark.parametrize("size", [0, -1])
 def test_sample_from_nothing_is_refused_in_one_line(size: int) -> None:
     with pytest.raises(ValueError, match=rf"^cannot draw 2 indices below {size}: size must be at least 1$"):
-        keys.sample(size, 2, "nothing")
+        keys.sample_indices(size, 2, "nothing")
 
 
 # 2 of 5 is dense (20 ordered pairs), 2 of 16 is sparse (240): 100 draws are expected of each ordered pair.
@@ -137,7 +137,7 @@ def test_sample_from_nothing_is_refused_in_one_line(size: int) -> None:
 def test_every_ordered_pair_is_equally_likely(size: int) -> None:
     pairs = list(itertools.permutations(range(size), 2))
     draws = 100 * len(pairs)
-    seen = Counter(tuple(keys.sample(size, 2, "pairs", draw).tolist()) for draw in range(draws))
+    seen = Counter(tuple(keys.sample_indices(size, 2, "pairs", draw).tolist()) for draw in range(draws))
     counts = [seen[pair] for pair in pairs]
     # All draws are among the distinct pairs, and no pair is favoured: chi-square with (pairs - 1) degrees of freedom.
     assert sum(counts) == draws
@@ -162,20 +162,24 @@ def twin_stream(count: int, name: str, client: int) -> list[int]:
 
 def test_a_cohorts_dense_rows_sort_the_words_of_each_pass() -> None:
     # 7 of 5: one whole pass and two of the next. Words are compared by their upper 36 bits.
-    for client, row in zip((3, 90), keys.samples(np.array([5, 5]), 7, (3, 90), 7, "batch").tolist(), strict=True):
+    for client, row in zip(
+        (3, 90), keys.sample_client_indices(np.array([5, 5]), 7, (3, 90), 7, "batch").tolist(), strict=True
+    ):
         stream = [word >> 28 for word in twin_stream(10, "7\x1fbatch", client)]
         assert row == (sorted(range(5), key=stream[:5].__getitem__) + sorted(range(5), key=stream[5:].__getitem__))[:7]
 
 
 def test_a_cohorts_sparse_rows_scale_the_high_half_of_each_word() -> None:
-    for client, row in zip((3, 90), keys.samples(np.array([100, 100]), 5, (3, 90), 7, "batch").tolist(), strict=True):
+    for client, row in zip(
+        (3, 90), keys.sample_client_indices(np.array([100, 100]), 5, (3, 90), 7, "batch").tolist(), strict=True
+    ):
         scaled = [(word >> 32) * 100 >> 32 for word in twin_stream(13, "7\x1fbatch", client)]
         assert row == list(dict.fromkeys(scaled))[:5]
 
 
 def test_cohort_streams_are_golden() -> None:
     # Written down once: a change here changes the result of every run ever published.
-    assert keys.samples(np.array([10, 4, 1000]), 4, (0, 1, 7), 0, "batch", 5, 2).tolist() == [
+    assert keys.sample_client_indices(np.array([10, 4, 1000]), 4, (0, 1, 7), 0, "batch", 5, 2).tolist() == [
         [0, 3, 4, 2],
         [3, 0, 1, 2],
         [755, 865, 186, 48],
@@ -186,11 +190,11 @@ def test_cohort_streams_are_golden() -> None:
 @pytest.mark.parametrize("count", [0, 1, 9, 40, 100])
 def test_a_row_does_not_depend_on_the_company_and_uses_every_index_once_a_pass(count: int) -> None:
     sizes, clients = np.array([1, 2, 3, 5, 40, 41, 63, 64, 100, 600, 5000]), np.arange(11) * 1000
-    rows = keys.samples(sizes, count, clients, "company")
+    rows = keys.sample_client_indices(sizes, count, clients, "company")
     assert rows.shape == (11, count)
     assert rows.dtype == np.int64
     for place, size in enumerate(sizes.tolist()):
-        alone = keys.samples(sizes[place : place + 1], count, clients[place : place + 1], "company")
+        alone = keys.sample_client_indices(sizes[place : place + 1], count, clients[place : place + 1], "company")
         assert rows[place].tolist() == alone[0].tolist()
         for start in range(0, count, size):
             part = rows[place, start : start + size].tolist()
@@ -201,7 +205,9 @@ def test_a_row_does_not_depend_on_the_company_and_uses_every_index_once_a_pass(c
 def test_a_stream_is_read_on_until_enough_indices_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     # All of 20 by rejection: the last comes after some 20 * (1 + 1/2 + ... + 1/20) = 72 words, far beyond the first 41.
     monkeypatch.setattr(keys, "SPARSE", 1)
-    for client, row in zip((3, 4), keys.samples(np.array([20, 20]), 20, (3, 4), 7, "batch").tolist(), strict=True):
+    for client, row in zip(
+        (3, 4), keys.sample_client_indices(np.array([20, 20]), 20, (3, 4), 7, "batch").tolist(), strict=True
+    ):
         scaled = [(word >> 32) * 20 >> 32 for word in twin_stream(1000, "7\x1fbatch", client)]
         assert row == list(dict.fromkeys(scaled))
 
@@ -213,9 +219,11 @@ def test_every_ordered_pair_is_equally_likely_for_a_cohort(size: int, vary: str)
     pairs = list(itertools.permutations(range(size), 2))
     draws = 100 * len(pairs)
     if vary == "client":
-        rows = keys.samples(np.full(draws, size), 2, range(draws), "pairs")
+        rows = keys.sample_client_indices(np.full(draws, size), 2, range(draws), "pairs")
     else:
-        rows = np.concatenate([keys.samples(np.full(20, size), 2, range(20), "pairs", r) for r in range(draws // 20)])
+        rows = np.concatenate(
+            [keys.sample_client_indices(np.full(20, size), 2, range(20), "pairs", r) for r in range(draws // 20)]
+        )
     seen = Counter(map(tuple, rows.tolist()))
     assert stats.chisquare([seen[pair] for pair in pairs]).pvalue > RARE
 
@@ -223,7 +231,7 @@ def test_every_ordered_pair_is_equally_likely_for_a_cohort(size: int, vary: str)
 def test_clients_side_by_side_and_their_later_words_are_independent() -> None:
     # 2^31 of which one is wanted: the index is the first word's upper 31 bits.
     clients = 20_000
-    words = keys.samples(np.full(clients, 2**31), 3, range(clients), "bits")
+    words = keys.sample_client_indices(np.full(clients, 2**31), 3, range(clients), "bits")
     for one, other in ((words[1:, 0], words[:-1, 0]), (words[:, 0], words[:, 1]), (words[:, 1], words[:, 2])):
         flips = (one ^ other)[:, None] >> np.arange(31) & 1
         # Every bit differs half of the time: 31 means with standard error 1/2 / sqrt(20,000), one of them in 6 sigma.
@@ -235,13 +243,13 @@ def test_clients_side_by_side_and_their_later_words_are_independent() -> None:
 @pytest.mark.parametrize("sizes", [[3, 0], [-1, 4]])
 def test_a_cohort_that_draws_from_nothing_is_refused_in_one_line(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match=rf"^cannot draw 2 indices below {min(sizes)}: size must be at least 1$"):
-        keys.samples(np.array(sizes), 2, (0, 1), "nothing")
+        keys.sample_client_indices(np.array(sizes), 2, (0, 1), "nothing")
 
 
 def test_global_generators_are_untouched() -> None:
     before = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
-    keys.sample(10, 5, "quiet")
-    keys.sample(1000, 5, "quiet")
-    keys.samples(np.array([10, 1000]), 5, (0, 1), "quiet")
-    keys.generator("quiet").random()
+    keys.sample_indices(10, 5, "quiet")
+    keys.sample_indices(1000, 5, "quiet")
+    keys.sample_client_indices(np.array([10, 1000]), 5, (0, 1), "quiet")
+    keys.numpy_generator("quiet").random()
     assert before == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002

@@ -10,7 +10,7 @@ import torch
 from fedauc.interfaces import BatchSize, Cohort, Download, Phase, Upload
 from fedauc.ledger import Ledger, Traffic
 from fedauc.stages import Geometric
-from small_federations import FEATURES, HOLDING, run, small
+from small_federations import FEATURES, HOLDING, run_rounds, small_recipe
 
 D = FEATURES + 1
 """Weights and bias of the small linear scorer."""
@@ -35,7 +35,7 @@ FLOATS: dict[str, tuple[int, int]] = {
 @pytest.mark.parametrize("method", FLOATS)
 def test_traffic_per_visit_is_the_specifications(method: str) -> None:
     down, up = FLOATS[method]
-    rounds = run(small(method))
+    rounds = run_rounds(small_recipe(method))
     last = rounds[-1].traffic
     visits = sum(len(r.cohort.clients) for r in rounds)
     scoring = sum(len(r.cohort.clients) for r in rounds if r.phase.scoring)
@@ -48,8 +48,8 @@ def test_traffic_per_visit_is_the_specifications(method: str) -> None:
 @pytest.mark.parametrize(("method", "settings"), [("cycp-minimax", {}), ("codasca", {}), ("rs-minimax", {})])
 def test_the_stage_reference_counts_once_per_stage_and_client(method: str, settings: dict[str, Any]) -> None:
     stages = Geometric(initial=2, scale=1.0)
-    plain = run(small(method, cycles=6, stages=stages))[-1].traffic
-    rounds = run(small(method, cycles=6, stages=stages, prox=0.1))
+    plain = run_rounds(small_recipe(method, cycles=6, stages=stages))[-1].traffic
+    rounds = run_rounds(small_recipe(method, cycles=6, stages=stages, prox=0.1))
     reached = {(r.phase.stage, client) for r in rounds for client in r.cohort.clients}
     # Three stages; under cyclic and full participation all 7 clients with data come in each.
     assert method == "rs-minimax" or len(reached) == 3 * HOLDING

@@ -15,7 +15,16 @@ from fedauc.experiments.recipe import assemble_training
 from fedauc.interfaces import Model
 from fedauc.models.resnet import ResNet18
 from fedauc.network import Compute, ModuleNetwork
-from small_federations import FEATURES, federation, held_out, linear, listen, run, same_bits, small
+from small_federations import (
+    FEATURES,
+    held_out,
+    linear_scorer,
+    record_exchanges,
+    run_rounds,
+    same_bits,
+    small_federation,
+    small_recipe,
+)
 
 ROWS = held_out().inputs[:6]
 
@@ -38,7 +47,7 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "module", [linear(), normed(), seeded(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))]
+    "module", [linear_scorer(), normed(), seeded(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))]
 )
 def test_state_and_module_are_inverse(module: nn.Module) -> None:
     network = ModuleNetwork(module)
@@ -53,7 +62,7 @@ def test_state_and_module_are_inverse(module: nn.Module) -> None:
 
 
 def test_the_network_is_a_copy() -> None:
-    module = linear()
+    module = linear_scorer()
     network = ModuleNetwork(module)
     before = network.state()
     with torch.no_grad():
@@ -64,11 +73,11 @@ def test_the_network_is_a_copy() -> None:
     assert same_bits(network.state(), before)
 
 
-@pytest.mark.parametrize("module", [linear(), normed()])
+@pytest.mark.parametrize("module", [linear_scorer(), normed()])
 def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.Module) -> None:
     network = ModuleNetwork(module)
     model = network.state()
-    scored = network.score(model, ROWS)
+    scored = network.forward_pass(model, ROWS)
     twin = copy.deepcopy(module).train()
     outputs = twin(ROWS)[:, 0]
     cotangent = torch.arange(6, dtype=torch.float64) - 2
@@ -85,7 +94,7 @@ def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.
 
 def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
     network = ModuleNetwork(nn.Sequential(normed(), nn.Dropout(0.9)))
-    model = network.score(network.state(), ROWS)
+    model = network.forward_pass(network.state(), ROWS)
     trained = Model(network.state().weights, model.buffers)
     with torch.no_grad():
         expected = network.module(trained)(ROWS)[:, 0]
@@ -112,7 +121,7 @@ def batchnorm_twin(mean: np.ndarray, var: np.ndarray, batches: list[np.ndarray])
 
 
 def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
-    clients, module, recipe = federation(), normed(), small("cycp-fedavg", cycles=1)
+    clients, module, recipe = small_federation(), normed(), small_recipe("cycp-fedavg", cycles=1)
     training, network, state = assemble_training(recipe, module, clients)
     draws = Draws(clients, training.setting, "rows")
     statistics = np.zeros(FEATURES), np.ones(FEATURES)
@@ -142,7 +151,7 @@ def test_integer_buffers_are_rounded_when_put_back() -> None:
 
 
 def test_scoring_rounds_leave_the_statistics_alone() -> None:
-    rounds = run(small("cycp-pairwise", cycles=1), normed())
+    rounds = run_rounds(small_recipe("cycp-pairwise", cycles=1), normed())
     start = ModuleNetwork(normed()).state().buffers
     assert all(torch.equal(r.state.server.shared.buffers, start) for r in rounds if r.phase.scoring)
     assert not torch.equal(rounds[-1].state.server.shared.buffers, start)
@@ -166,14 +175,14 @@ class Counting(nn.Module):
 
 def test_a_buffer_that_is_replaced_travels_too() -> None:
     # 2 cycles of 3 rounds of 2 steps of 5 rows, averaged over clients that all count alike.
-    rounds = run(small("cycp-fedavg"), seeded(Counting()))
+    rounds = run_rounds(small_recipe("cycp-fedavg"), seeded(Counting()))
     assert rounds[-1].state.server.shared.buffers.tolist() == [60.0]
 
 
 def test_frozen_parameters_never_move_and_never_travel() -> None:
     module = seeded(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)))
     module.get_parameter("0.weight").requires_grad_(False)
-    rounds, exchanges = listen(small("cycp-fedavg"), module)
+    rounds, exchanges = record_exchanges(small_recipe("cycp-fedavg"), module)
     # 3 + 3 + 1 of the 19 parameters are trainable.
     assert all(e.download.shared.weights.shape == (7,) for e in exchanges)
     assert all(e.upload.mean.weights.shape == (7,) for e in exchanges)
@@ -202,10 +211,10 @@ def test_tied_parameters_travel_once_and_stay_tied() -> None:
     model = network.state()
     assert model.weights.shape == (FEATURES * FEATURES,)
     cotangent = torch.ones(6, dtype=torch.float64)
-    gradient = network.score(model, ROWS).pullback(cotangent)
+    gradient = network.forward_pass(model, ROWS).pullback(cotangent)
     (expected,) = torch.autograd.grad(module(ROWS).sum(), list(module.parameters()))
     torch.testing.assert_close(gradient, expected.flatten(), rtol=1e-12, atol=1e-12)
-    trained = network.module(run(small("cycp-pairwise"), module)[-1].state.server.shared)
+    trained = network.module(run_rounds(small_recipe("cycp-pairwise"), module)[-1].state.server.shared)
     assert trained.get_parameter("one.weight") is trained.get_parameter("two.weight")
     assert not torch.equal(trained.get_parameter("one.weight"), module.get_parameter("one.weight"))
 
@@ -225,7 +234,7 @@ class OnlyFirst(nn.Module):
 
 def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
     network = ModuleNetwork(seeded(OnlyFirst()))
-    gradient = network.score(network.state(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
+    gradient = network.forward_pass(network.state(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
     assert gradient.shape == (5 + 6,)
     assert bool((gradient[5:] == 0).all())
     assert bool((gradient[:5] != 0).all())
@@ -237,10 +246,10 @@ def test_dropout_is_keyed_by_the_seed_and_not_by_the_callers_generator() -> None
     for caller in (1, 2):
         torch.manual_seed(caller)
         before = torch.get_rng_state()
-        states.append(run(small("cycp-fedavg"), module)[-1].state.server)
+        states.append(run_rounds(small_recipe("cycp-fedavg"), module)[-1].state.server)
         assert torch.equal(torch.get_rng_state(), before)
     assert same_bits(states[0], states[1])
-    plain = run(small("cycp-fedavg"), nn.Sequential(nn.Identity(), module[1]))  # type: ignore[index]
+    plain = run_rounds(small_recipe("cycp-fedavg"), nn.Sequential(nn.Identity(), module[1]))  # type: ignore[index]
     assert not torch.equal(plain[-1].state.server.shared.weights, states[0].shared.weights)
 
 
@@ -259,7 +268,7 @@ def test_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -> None:
 
 def test_integer_inputs_stay_integers() -> None:
     images = torch.arange(8, dtype=torch.uint8).reshape(2, 4)
-    assert ModuleNetwork(linear()).cast(images).dtype == torch.uint8
+    assert ModuleNetwork(linear_scorer()).cast(images).dtype == torch.uint8
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -281,7 +290,7 @@ class Wrong(nn.Module):
 def test_a_wrong_output_shape_is_named(shape: tuple[int, ...]) -> None:
     network = ModuleNetwork(Wrong(shape))
     message = f"the model's output has shape {shape} for 6 rows; it must be"
-    for call in (network.score, network.predict):
+    for call in (network.forward_pass, network.predict):
         with pytest.raises(ValueError) as caught:
             call(network.state(), ROWS.float())
         assert str(caught.value).startswith(message)
@@ -290,13 +299,13 @@ def test_a_wrong_output_shape_is_named(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("shape", "expected"), [((6,), (6,)), ((6, 1), (6,)), ((6, 3), (6, 3))])
 def test_right_output_shapes_pass(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     network = ModuleNetwork(Wrong(shape))
-    assert network.score(network.state(), ROWS.float()).outputs.shape == expected
+    assert network.forward_pass(network.state(), ROWS.float()).outputs.shape == expected
     assert network.predict(network.state(), ROWS.float()).shape == expected
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0 trainable parameters; .*requires_grad"):
-        ModuleNetwork(linear().requires_grad_(False))
+        ModuleNetwork(linear_scorer().requires_grad_(False))
 
 
 def test_mixed_precision_parameters_are_refused_unless_a_dtype_is_asked_for() -> None:
@@ -311,7 +320,7 @@ def test_mixed_precision_gives_scores_that_still_tell_rows_apart() -> None:
     module = ResNet18().build((3, 16, 16), 0)
     network = ModuleNetwork(module, torch.float32, Compute(mixed=True))
     rows = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for outputs in (network.predict(network.state(), rows), network.score(network.state(), rows).outputs):
+    for outputs in (network.predict(network.state(), rows), network.forward_pass(network.state(), rows).outputs):
         assert outputs.dtype == torch.float32
         assert len(set(outputs.tolist())) == 64
     plain = ModuleNetwork(module, torch.float32)
@@ -334,7 +343,7 @@ class Merging(nn.Linear):
         return nn.functional.linear(inputs, self.merged, self.bias)
 
 
-@pytest.mark.parametrize("module", [linear(), seeded(Merging(FEATURES, 1))], ids=["plain", "merging"])
+@pytest.mark.parametrize("module", [linear_scorer(), seeded(Merging(FEATURES, 1))], ids=["plain", "merging"])
 def test_every_prediction_is_the_models_own(module: nn.Module) -> None:
     """A copy of the module is kept for the next; one in which evaluation leaves traces is not."""
     network = ModuleNetwork(module)

@@ -38,19 +38,19 @@ def test_rules_are_found_by_their_names() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("cycles", [1, 2, 3, 7, 100])
 def test_stages_fill_the_budget_exactly(rule: StageRule, cycles: int) -> None:
-    stages = rule.stages(budget(cycles))
+    stages = rule.divide_budget(budget(cycles))
     assert sum(stage.cycles for stage in stages) == cycles
     assert all(stage.cycles >= 1 and stage.local_steps >= 1 for stage in stages)
     assert all(one.learning_rate >= two.learning_rate > 0 for one, two in pairwise(stages))
 
 
 def test_constant_is_one_stage() -> None:
-    assert Constant().stages(budget(20)) == [Stage(20, 0.1, 4)]
+    assert Constant().divide_budget(budget(20)) == [Stage(20, 0.1, 4)]
 
 
 @pytest.mark.parametrize(("initial", "decay", "scale"), [(2, 0.5, 2.0), (3, 0.1, 3.0), (1, 0.7, 1.0), (5, 1.0, 1.5)])
 def test_geometric_lengths_and_steps_are_powers(initial: int, decay: float, scale: float) -> None:
-    stages = Geometric(initial=initial, decay=decay, scale=scale).stages(budget(cycles=60))
+    stages = Geometric(initial=initial, decay=decay, scale=scale).divide_budget(budget(cycles=60))
     expected = [round(initial * scale**s) for s in range(len(stages))]
     # The last stage is cut to what is left of the 60 cycles.
     assert [stage.cycles for stage in stages[:-1]] == expected[:-1]
@@ -63,33 +63,37 @@ def test_geometric_lengths_and_steps_are_powers(initial: int, decay: float, scal
 
 def test_reciprocal_factors_keep_step_times_length_constant() -> None:
     # 2 + 8 + 32 cycles: no stage is cut.
-    products = [s.learning_rate * s.cycles for s in Geometric(initial=2, decay=0.25, scale=4).stages(budget(cycles=42))]
+    products = [
+        s.learning_rate * s.cycles for s in Geometric(initial=2, decay=0.25, scale=4).divide_budget(budget(cycles=42))
+    ]
     np.testing.assert_allclose(products, [0.2] * 3, rtol=1e-12)
 
 
 def test_adaptive_local_steps_grow_as_one_over_the_root_of_the_step() -> None:
     rule = Geometric(initial=1, decay=0.25, scale=2.0, local_steps="adaptive")
     # sqrt(1/0.25) = 2 per stage, from I = 4.
-    assert [stage.local_steps for stage in rule.stages(budget(cycles=15))] == [4, 8, 16, 32]
-    odd = Geometric(initial=1, decay=0.5, scale=1.0, local_steps="adaptive").stages(budget(cycles=6, local_steps=3))
+    assert [stage.local_steps for stage in rule.divide_budget(budget(cycles=15))] == [4, 8, 16, 32]
+    odd = Geometric(initial=1, decay=0.5, scale=1.0, local_steps="adaptive").divide_budget(
+        budget(cycles=6, local_steps=3)
+    )
     expected = [round(3 * math.sqrt(0.1 / stage.learning_rate)) for stage in odd]
     assert [stage.local_steps for stage in odd] == expected == [3, 4, 6, 8, 12, 17]
 
 
 def test_milestones_fall_at_their_shares() -> None:
-    stages = Milestones(at=(0.25, 0.5), decay=0.5).stages(budget(cycles=8))
+    stages = Milestones(at=(0.25, 0.5), decay=0.5).divide_budget(budget(cycles=8))
     assert stages == [Stage(2, 0.1, 4), Stage(2, 0.05, 4), Stage(4, 0.025, 4)]
 
 
 def test_a_milestone_stretch_without_cycles_vanishes_but_still_decays() -> None:
     # Of 4 cycles, shares of 0.3 and 0.5 both reach into the second: the step falls twice after it.
-    stages = Milestones(at=(0.3, 0.5), decay=0.1).stages(budget(cycles=4))
+    stages = Milestones(at=(0.3, 0.5), decay=0.1).divide_budget(budget(cycles=4))
     assert [stage.cycles for stage in stages] == [2, 2]
     np.testing.assert_allclose([stage.learning_rate for stage in stages], [0.1, 0.001], rtol=1e-12)
 
 
 def test_even_one_cycle_runs_at_the_full_step() -> None:
-    assert Milestones().stages(budget(cycles=1)) == [Stage(1, 0.1, 4)]
+    assert Milestones().divide_budget(budget(cycles=1)) == [Stage(1, 0.1, 4)]
 
 
 def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple[int, float, int]]:
@@ -112,12 +116,12 @@ def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple
 def test_theory_is_the_theorem(mu: float, ell: float, learning_rate: float) -> None:
     given = budget(cycles=10**9, learning_rate=learning_rate)
     rule = Theory(mu=mu, ell=ell)
-    endless = rule.endless(given)
+    endless = rule.generate_stages(given)
     found = [next(endless) for _ in range(40)]
     for stage, (cycles, step, local) in zip(found, theory_twin(given, mu, ell, 40), strict=True):
         assert (stage.cycles, stage.local_steps) == (cycles, local)
         assert stage.learning_rate == pytest.approx(step, rel=1e-12)
-    assert rule.prox == 2 * ell
+    assert rule.proximal_weight == 2 * ell
     assert (found[0].local_steps > 1) == (learning_rate == 1e-5)
 
 
@@ -164,16 +168,16 @@ def phases_twin(stages: list[Stage], length: int, scoring: list[bool]) -> list[P
 def test_a_plan_is_its_stages_counted_out(seed: int) -> None:
     plan, stages, length, scoring = random_plan(seed)
     expected = phases_twin(stages, length, scoring)
-    assert plan.rounds == len(expected)
+    assert plan.total_rounds == len(expected)
     assert plan.stages == stages
     # From the end, as a resumed run would ask.
-    assert [plan.phase(number) for number in reversed(range(plan.rounds))] == expected[::-1]
+    assert [plan.phase(number) for number in reversed(range(plan.total_rounds))] == expected[::-1]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_flags_of_a_plan_agree(seed: int) -> None:
     plan, stages, length, scoring = random_plan(seed)
-    phases = [plan.phase(number) for number in range(plan.rounds)]
+    phases = [plan.phase(number) for number in range(plan.total_rounds)]
     assert sum(p.starts_stage for p in phases) == sum(p.ends_stage for p in phases) == len(stages)
     assert phases[0].starts_stage
     assert phases[-1].ends_stage

@@ -17,7 +17,18 @@ from fedauc.participation.trace import Trace
 from fedauc.stages import Geometric
 from fedauc.training import Round, State
 from fedauc.trees import Tree, tree_leaves, tree_map
-from small_federations import EMPTY, GROUPS, HOLDING, assembled, federation, linear, listen, run, same_bits, small
+from small_federations import (
+    EMPTY,
+    GROUPS,
+    HOLDING,
+    assemble_small,
+    linear_scorer,
+    record_exchanges,
+    run_rounds,
+    same_bits,
+    small_federation,
+    small_recipe,
+)
 
 STAGES: dict[str, Any] = {"cycles": 4, "stages": Geometric(initial=2, decay=0.5, scale=1.0)}
 """Two stages of two cycles of K = 3 rounds."""
@@ -50,9 +61,9 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [("cycp-fedavg", {}), ("cycp-minimax",
 def test_a_stage_hands_on_the_mean_of_its_cycles_or_rounds(
     method: str, settings: dict[str, Any], stage_output: str, every: int
 ) -> None:
-    averaged = run(small(method, stage_output=stage_output, **STAGES, **settings))
-    training = assembled(small(method, **STAGES, **settings)).training
-    last = run(small(method, **STAGES, **settings))
+    averaged = run_rounds(small_recipe(method, stage_output=stage_output, **STAGES, **settings))
+    training = assemble_small(small_recipe(method, **STAGES, **settings)).training
+    last = run_rounds(small_recipe(method, **STAGES, **settings))
     # Inside the first stage nothing differs; its end is the mean of every `every`-th state of the plain run.
     assert all(same_bits(averaged[r].state.server, last[r].state.server) for r in FIRST[:-1])
     mean = mean_twin([last[r].state.server.shared for r in FIRST if (r + 1) % every == 0])
@@ -71,14 +82,14 @@ def test_a_stage_hands_on_the_mean_of_its_cycles_or_rounds(
 
 
 def test_the_last_model_is_handed_on_by_default() -> None:
-    rounds = run(small("cycp-fedavg", **STAGES))
+    rounds = run_rounds(small_recipe("cycp-fedavg", **STAGES))
     assert all(r.state.average == () for r in rounds)
     assert rounds[5].state.server.shared is not rounds[4].state.server.shared
 
 
 @pytest.mark.parametrize("stage_output", ["last", "cycle_mean", "round_mean"])
 def test_the_anchor_is_the_model_at_the_start_of_the_stage(stage_output: str) -> None:
-    training, _, start = assembled(small("cycp-minimax", prox=0.5, stage_output=stage_output, **STAGES))
+    training, _, start = assemble_small(small_recipe("cycp-minimax", prox=0.5, stage_output=stage_output, **STAGES))
     rounds = list(training.rounds(start))
     assert all(same_bits(rounds[r].state.server.anchor, start.server.shared) for r in FIRST)
     handed_on = rounds[5].state.server.shared
@@ -91,7 +102,7 @@ def test_the_anchor_is_the_model_at_the_start_of_the_stage(stage_output: str) ->
 def test_the_mean_of_a_model_that_stands_still_is_the_model(stage_output: str, dtype: str) -> None:
     # Nobody comes after round 0 for 600 rounds. A sum kept in bfloat16 would stand still after 256 of them.
     trace = Trace(rows=((0, 0), (599, EMPTY)), cycle_length=1)
-    rounds = run(small("fedavg", participation=trace, cycles=600, stage_output=stage_output, dtype=dtype))
+    rounds = run_rounds(small_recipe("fedavg", participation=trace, cycles=600, stage_output=stage_output, dtype=dtype))
     handed_on, before = rounds[-1].state.server.shared.weights, rounds[-2].state.server.shared.weights
     assert handed_on.dtype == before.dtype
     # bfloat16 is allowed the one rounding of the result, float32 the 600 roundings of a sum.
@@ -117,7 +128,7 @@ def own_variate(method: str, client_state: Tree) -> Tensor:
 @pytest.mark.parametrize("method", ["scaffold", "a-scaffold", "codasca"])
 @pytest.mark.parametrize("stage_output", ["last", "cycle_mean", "round_mean"])
 def test_the_servers_variate_stays_the_mean_of_the_clients(method: str, stage_output: str) -> None:
-    training, _, state = assembled(small(method, stage_output=stage_output, **STAGES))
+    training, _, state = assemble_small(small_recipe(method, stage_output=stage_output, **STAGES))
     for finished in training.rounds(state):
         if finished.phase.ends_cycle:
             client_states = training.engine.client_states().values()
@@ -129,9 +140,9 @@ def test_the_servers_variate_stays_the_mean_of_the_clients(method: str, stage_ou
 
 @pytest.mark.parametrize("method", ["scaffold", "a-scaffold"])
 def test_a_clients_variate_is_the_raw_gradient_of_its_last_visit(method: str) -> None:
-    clients = federation()
-    recipe = small(method, participation=Cyclic(assignment="metadata"), cycles=3, local_steps=1)
-    training, _, state = assembled(recipe)
+    clients = small_federation()
+    recipe = small_recipe(method, participation=Cyclic(assignment="metadata"), cycles=3, local_steps=1)
+    training, _, state = assemble_small(recipe)
     draws = Draws(clients, training.setting, "rows")
     model = state.server.shared.model
     for finished in training.rounds(state):
@@ -153,7 +164,7 @@ def pool_of(finished: Round) -> Tree:
 
 
 def test_a_pool_carries_over_when_the_stage_hands_on_its_last_model() -> None:
-    rounds = run(small("cycp-pairwise", **STAGES))
+    rounds = run_rounds(small_recipe("cycp-pairwise", **STAGES))
     assert [r.phase.round for r in rounds if r.phase.scoring] == [0, 1, 2]
     # Scoring and 2 cycles: the second stage starts with round 9 and uses the pool of rounds 6 to 8 for a cycle.
     assert rounds[9].phase.starts_stage
@@ -163,8 +174,8 @@ def test_a_pool_carries_over_when_the_stage_hands_on_its_last_model() -> None:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "rs-pairwise"])
 @pytest.mark.parametrize("stage_output", ["cycle_mean", "round_mean"])
 def test_a_pool_is_scored_anew_by_an_averaged_model(method: str, stage_output: str) -> None:
-    clients = federation()
-    rounds = run(small(method, stage_output=stage_output, **STAGES))
+    clients = small_federation()
+    rounds = run_rounds(small_recipe(method, stage_output=stage_output, **STAGES))
     assert [r.phase.round for r in rounds if r.phase.scoring] == [0, 1, 2, 9, 10, 11]
     assert rounds[8].phase.ends_stage
     model: Model = rounds[8].state.server.shared
@@ -186,7 +197,7 @@ def absences(method: str, **settings: Any) -> list[Round]:
     rows = [(r, c) for r in range(opening + 6) for c in (0, 1) if r % 3 == 0]
     rows += [(r, 6) for r in range(opening + 6) if r % 3 == 2]
     trace = Trace(rows=tuple(rows), schedule=Cyclic(assignment="metadata"))
-    return run(small(method, participation=trace, **settings))
+    return run_rounds(small_recipe(method, participation=trace, **settings))
 
 
 @pytest.mark.parametrize(
@@ -215,11 +226,11 @@ def test_a_period_that_ends_with_an_empty_round_is_still_amplified(method: str) 
     # Only group 0 comes: the period's progress is made in its first round and amplified in its last, which is empty.
     rows = (*((r, c) for r in (0, 3) for c in (0, 1)), (5, EMPTY))
     trace = Trace(rows=rows, schedule=Cyclic(assignment="metadata"))
-    training, _, start = assembled(small(method, participation=trace, amplify=1.5))
+    training, _, start = assemble_small(small_recipe(method, participation=trace, amplify=1.5))
     rounds = list(training.rounds(start))
 
     def weights(shared: Tree) -> np.ndarray:
-        return training.algorithm.model(shared).weights.numpy()
+        return training.algorithm.extract_model(shared).weights.numpy()
 
     begin = weights(start.server.shared)
     for first in (0, 3):
@@ -235,16 +246,18 @@ def test_the_first_period_after_an_averaged_stage_starts_from_the_mean(method: s
     # As above, in two stages of two cycles; the second starts with round 6.
     rows = (*((r, c) for r in (0, 3, 6, 9) for c in (0, 1)), (11, EMPTY))
     trace = Trace(rows=rows, schedule=Cyclic(assignment="metadata"))
-    training, _, start = assembled(small(method, participation=trace, amplify=1.5, stage_output="round_mean", **STAGES))
+    training, _, start = assemble_small(
+        small_recipe(method, participation=trace, amplify=1.5, stage_output="round_mean", **STAGES)
+    )
     rounds = list(training.rounds(start))
-    begin, progress, end = (training.algorithm.model(rounds[r].state.server.shared).weights for r in (5, 6, 8))
+    begin, progress, end = (training.algorithm.extract_model(rounds[r].state.server.shared).weights for r in (5, 6, 8))
     torch.testing.assert_close(end, begin + 1.5 * (progress - begin), rtol=0, atol=1e-12)
 
 
 def test_a_whole_cycle_without_clients_leaves_the_model_where_it_was() -> None:
     trace = Trace(rows=((5, EMPTY),), schedule=Cyclic(assignment="metadata"))
     for method in ("a-fedavg", "a-scaffold", "cycp-minimax"):
-        training, _, start = assembled(small(method, participation=trace))
+        training, _, start = assemble_small(small_recipe(method, participation=trace))
         *_, last = training.rounds(start)
         assert same_bits(last.state.server.shared, start.server.shared)
 
@@ -253,18 +266,18 @@ def test_a_whole_cycle_without_clients_leaves_the_model_where_it_was() -> None:
 
 
 def test_rounds_are_run_one_at_a_time_and_only_when_asked_for() -> None:
-    training, _, start = assembled(small("cycp-fedavg"))
+    training, _, start = assemble_small(small_recipe("cycp-fedavg"))
     rounds = training.rounds(start)
     assert training.ledger.traffic.rounds == 0
     next(rounds)
     assert training.ledger.traffic.rounds == 1
-    assert list(training.rounds(start._replace(round=training.plan.rounds))) == []
+    assert list(training.rounds(start._replace(round=training.plan.total_rounds))) == []
 
 
 def test_a_round_reports_the_mean_value_of_its_visits() -> None:
-    recipe = small("cycp-fedavg", cycles=1)
-    rounds, exchanges = listen(recipe)
-    training = assembled(recipe).training
+    recipe = small_recipe("cycp-fedavg", cycles=1)
+    rounds, exchanges = record_exchanges(recipe)
+    training = assemble_small(recipe).training
     for finished, exchange in zip(rounds, exchanges, strict=True):
         again = training.engine.visit(exchange.download, exchange.cohort)
         assert finished.loss_value == pytest.approx(float(again.loss or 0), rel=1e-12)
@@ -273,8 +286,8 @@ def test_a_round_reports_the_mean_value_of_its_visits() -> None:
 
 
 def test_vitals_are_the_duals() -> None:
-    rounds = run(small("cycp-minimax"))
+    rounds = run_rounds(small_recipe("cycp-minimax"))
     duals = rounds[-1].state.server.shared.duals
     assert rounds[-1].diagnostic_values == {"a": float(duals.a), "b": float(duals.b), "alpha": float(duals.alpha)}
-    assert run(small("fedavg"))[-1].diagnostic_values == {}
-    assert linear().weight.requires_grad
+    assert run_rounds(small_recipe("fedavg"))[-1].diagnostic_values == {}
+    assert linear_scorer().weight.requires_grad

@@ -27,7 +27,7 @@ def run_engine(work: Work, serve: Callable[..., None], engine: str) -> None:
         state = start
         for finished in islice(training.rounds(start), rounds):
             state = finished.state
-        weights: np.ndarray = training.algorithm.model(state.server.shared).weights.numpy()
+        weights: np.ndarray = training.algorithm.extract_model(state.server.shared).weights.numpy()
         return weights
 
     serve(run, engine=type(training.engine).__name__)

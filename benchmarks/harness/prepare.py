@@ -37,7 +37,7 @@ def assembled(workload: str, rounds: int, engine: str) -> tuple[Assembly, Client
 def prepare(workload: str, rounds: int) -> Work:
     """The work of so many rounds, draws read from fedauc."""
     (training, network, _), clients = assembled(workload, rounds, "loop")
-    draws = Draws(clients, training.setting, training.algorithm.objective.draw)
+    draws = Draws(clients, training.setting, training.algorithm.objective.batch_kind)
     cohorts = [training.schedule.cohort(number) for number in range(rounds)]
     visits = [[draws.rows(client, training.plan.phase(c.round)) for client in c.clients] for c in cohorts]
     for visit in (visit for visits_of_round in visits for visit in visits_of_round):

@@ -42,7 +42,7 @@ class DivergenceMonitor:
 
     def check_round(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
         """Stop on the first round that diverged (buffers are not looked at: one may hold a mask of -inf)."""
-        weights = self._algorithm.model(shared).weights
+        weights = self._algorithm.extract_model(shared).weights
         self._seen.append(PendingCheck(phase, _count_nonfinite(weights), len(weights), vitals))
         if weights.device.type == "cpu" or phase.ends_cycle:
             seen, self._seen = self._seen, []
@@ -69,8 +69,8 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
         broken = int((~torch.isfinite(outputs)).sum())
         what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
         raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
-    scores = algorithm.objective.link(outputs)
-    slopes = algorithm.objective.unlink(scores, torch.ones_like(scores))
+    scores = algorithm.objective.to_scores(outputs)
+    slopes = algorithm.objective.to_output_slopes(scores, torch.ones_like(scores))
     if bool((scores == scores[:1]).all()):
         what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
         raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")

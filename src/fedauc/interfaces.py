@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedauc.trees import Tree
 
-Draw = Literal["classes", "rows"]
+BatchKind = Literal["classes", "rows"]
 """What a batch is: so many positives then so many negatives, or so many rows whatever their label."""
 
 Score = Literal["identity", "sigmoid"]
@@ -50,7 +50,7 @@ class BatchSize(NamedTuple):
     negatives: int
 
     @property
-    def total(self) -> int:
+    def total_rows(self) -> int:
         """Rows per local step."""
         return self.positives + self.negatives
 
@@ -74,7 +74,7 @@ class Setting:
     augment: str = "none"
 
     @cached_property
-    def clients(self) -> int:
+    def client_count(self) -> int:
         """The number of clients that hold data, N."""
         return int(np.count_nonzero(self.census.positives + self.census.negatives))
 
@@ -195,7 +195,7 @@ class Network(ABC):
     """How an algorithm sees a model: a function of flat vectors with a pullback. The engine decides how it runs."""
 
     @abstractmethod
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """Run the model in training mode and keep what the pullback needs."""
 
 
@@ -214,15 +214,15 @@ class Objective(ABC):
             raise ValueError(f"score is {self.score!r}; use 'identity' or 'sigmoid'")
 
     @property
-    def draw(self) -> Draw:
+    def batch_kind(self) -> BatchKind:
         """Which batches the objective needs."""
         return "classes"
 
-    def link(self, raw: Tensor) -> Tensor:
+    def to_scores(self, raw: Tensor) -> Tensor:
         """Scores from raw outputs."""
         return raw if self.score == "identity" else torch.sigmoid(raw)
 
-    def unlink(self, scores: Tensor, slopes: Tensor) -> Tensor:
+    def to_output_slopes(self, scores: Tensor, slopes: Tensor) -> Tensor:
         """Derivatives with respect to the raw outputs, from those with respect to the scores."""
         return slopes if self.score == "identity" else slopes * (scores * (1 - scores))
 
@@ -302,7 +302,7 @@ class Algorithm(ABC):
         """One local step: the new local state, and what it emits (the engine stacks it over steps)."""
 
     @abstractmethod
-    def monitor(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
         """The loss `[...]` of a local state on a batch, non-negative; engines ask for it at the first step."""
 
     @abstractmethod
@@ -314,7 +314,7 @@ class Algorithm(ABC):
         """The server after the round; `reduced.mean` is `()` when nothing is to be averaged (scoring, nobody came)."""
 
     @abstractmethod
-    def model(self, shared: Tree) -> Model:
+    def extract_model(self, shared: Tree) -> Model:
         """The model inside `shared`."""
 
     def stage_output(self, last: Tree, mean: Tree) -> Tree:

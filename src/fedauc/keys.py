@@ -26,100 +26,102 @@ HALF = np.uint64(32)
 GAMMA, FIRST, SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def words(count: int, *key: Hashable) -> np.ndarray:
+def random_words(count: int, *key: Hashable) -> np.ndarray:
     """`count` random uint64 words of the stream that `key` names.
 
-    >>> bool((words(3, 0, "batch", 5, 2) == words(3, 0, "batch", 5, 2)).all())
+    >>> bool((random_words(3, 0, "batch", 5, 2) == random_words(3, 0, "batch", 5, 2)).all())
     True
-    >>> bool((words(3, 0, "batch", 5, 2) == words(3, 0, "batch", 5, 3)).any())
+    >>> bool((random_words(3, 0, "batch", 5, 2) == random_words(3, 0, "batch", 5, 3)).any())
     False
     """
-    return np.asarray(_philox(key).random_raw(count), dtype=np.uint64)
+    return np.asarray(_philox_stream(key).random_raw(count), dtype=np.uint64)
 
 
-def generator(*key: Hashable) -> np.random.Generator:
+def numpy_generator(*key: Hashable) -> np.random.Generator:
     """A numpy generator for the stream that `key` names, for one-off set-up draws (splits, partitions, noise)."""
-    return np.random.Generator(_philox(key))
+    return np.random.Generator(_philox_stream(key))
 
 
-def integer(*key: Hashable) -> int:
+def random_integer(*key: Hashable) -> int:
     """A 63-bit integer named by `key`, to seed a generator of another library."""
-    return int(words(1, *key)[0] >> np.uint64(1))
+    return int(random_words(1, *key)[0] >> np.uint64(1))
 
 
-def sample(size: int, count: int, *key: Hashable) -> np.ndarray:
+def sample_indices(size: int, count: int, *key: Hashable) -> np.ndarray:
     """`count` indices below `size` without replacement, reshuffled each time all have been used.
 
     Costs O(count), not O(size), when few of many are wanted.
 
-    >>> sorted(sample(3, 6, "example").tolist())
+    >>> sorted(sample_indices(3, 6, "example").tolist())
     [0, 0, 1, 1, 2, 2]
     """
     if size <= 0:
         raise ValueError(f"cannot draw {count} indices below {size}: size must be at least 1")
     if count * SPARSE <= size:
-        return _distinct(size, count, key)
+        return _sample_distinct(size, count, key)
     passes = -(-count // size)
-    stream = words(passes * size, *key).reshape(passes, size)
+    stream = random_words(passes * size, *key).reshape(passes, size)
     # Two equal words of 64 bits will not be seen, so an unstable sort, several times faster, gives the same order.
     return np.argsort(stream, axis=1).reshape(-1)[:count]
 
 
-def samples(sizes: np.ndarray, count: int, clients: Sequence[int] | np.ndarray, *key: Hashable) -> np.ndarray:
+def sample_client_indices(
+    sizes: np.ndarray, count: int, clients: Sequence[int] | np.ndarray, *key: Hashable
+) -> np.ndarray:
     """For every client what `sample` gives one: `count` indices below its size, `[M, count]`.
 
     A row is a function of the key, the client and its size: who else is asked for makes no difference.
 
-    >>> np.sort(samples(np.array([3, 2]), 6, (7, 4), "example")).tolist()
+    >>> np.sort(sample_client_indices(np.array([3, 2]), 6, (7, 4), "example")).tolist()
     [[0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1]]
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     smallest, largest = int(sizes.min()), int(sizes.max())
     if smallest <= 0:
         raise ValueError(f"cannot draw {count} indices below {smallest}: size must be at least 1")
-    streams = _streams(key, clients)
+    streams = _client_streams(key, clients)
     if smallest == largest:
-        return (_first_distinct if count * SPARSE <= largest else _shuffled_alike)(sizes, count, streams)
+        return (_take_first_distinct if count * SPARSE <= largest else _shuffle_equal_sizes)(sizes, count, streams)
     # Clients of like size are shuffled together, padded to the largest: none to four times its size.
     kinds = np.where(count * SPARSE <= sizes, 0, (np.frexp(sizes)[1] + 1) // 2)
     drawn = np.empty((len(sizes), count), dtype=np.int64)
     for kind in set(kinds.tolist()):
         mine = kinds == kind
-        drawn[mine] = (_shuffled if kind else _first_distinct)(sizes[mine], count, streams[:, mine])
+        drawn[mine] = (_shuffle_any_sizes if kind else _take_first_distinct)(sizes[mine], count, streams[:, mine])
     return drawn
 
 
-def demand(size: int, count: int) -> int:
+def count_words(size: int, count: int) -> int:
     """About as many random words as one client's row of `samples` takes: at most twice."""
     return count + count // SPARSE + SPARSE if count * SPARSE <= size else max(size, count)
 
 
-def _shuffled_alike(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
+def _shuffle_equal_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
     """Passes over all indices of clients of one size, each pass in a new order."""
     size, passes = int(sizes[0]), -(-count // int(sizes[0]))
-    words = _mixed(np.arange(passes * size, dtype=np.uint64), *streams[:, :, None])
-    _sort(words.reshape(-1, size), np.arange(size, dtype=np.uint64))
+    words = _splitmix_words(np.arange(passes * size, dtype=np.uint64), *streams[:, :, None])
+    _sort_positions(words.reshape(-1, size), np.arange(size, dtype=np.uint64))
     return words.view(np.int64)[:, :count]
 
 
-def _shuffled(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
+def _shuffle_any_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
     """The same for any sizes: a pass is a row as wide as the largest client, and what is beyond its own sorts last."""
     passes = -(-count // sizes)
     owner = np.repeat(np.arange(len(sizes)), passes)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(passes) - passes, passes)
     place = np.arange(sizes.max())
     inside = place < sizes[owner, None]
-    words = _mixed(
+    words = _splitmix_words(
         (number * sizes[owner])[:, None].astype(np.uint64) + place.astype(np.uint64), *streams[:, owner, None]
     )
     words[~inside] = ~np.uint64(0)
-    _sort(words, place.astype(np.uint64))
+    _sort_positions(words, place.astype(np.uint64))
     starts = np.cumsum(passes * sizes) - passes * sizes
     taken: np.ndarray = words.view(np.int64)[inside][starts[:, None] + np.arange(count)]
     return taken
 
 
-def _sort(words: np.ndarray, place: np.ndarray) -> None:
+def _sort_positions(words: np.ndarray, place: np.ndarray) -> None:
     """Put the order of each row's words, by all but their low bits, in their place."""
     assert place[-1] <= LOW
     words &= ~LOW
@@ -129,13 +131,13 @@ def _sort(words: np.ndarray, place: np.ndarray) -> None:
     words &= LOW
 
 
-def _first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
+def _take_first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
     """The first indices of each client's stream that did not come before."""
     # At most one index in SPARSE is wanted, so that repeats are fewer than one in 2 * SPARSE, save by bad luck.
-    words = demand(int(sizes.min()), count)
+    words = count_words(int(sizes.min()), count)
     while True:
         place = np.arange(words, dtype=np.uint64)
-        index = (_mixed(place, *streams[:, :, None]) >> HALF) * sizes[:, None].astype(np.uint64) >> HALF
+        index = (_splitmix_words(place, *streams[:, :, None]) >> HALF) * sizes[:, None].astype(np.uint64) >> HALF
         ordered = np.sort(index << HALF | place, axis=1)
         client, rank = np.nonzero(ordered[:, 1:] >> HALF == ordered[:, :-1] >> HALF)
         fresh = np.ones(index.shape, dtype=bool)
@@ -146,13 +148,13 @@ def _first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.nd
         words *= 2
 
 
-def _streams(key: tuple[Hashable, ...], clients: Sequence[int] | np.ndarray) -> np.ndarray:
+def _client_streams(key: tuple[Hashable, ...], clients: Sequence[int] | np.ndarray) -> np.ndarray:
     """Two words for each client `[2, M]`: its key."""
-    base = np.frombuffer(_digest(key), dtype="<u8").astype(np.uint64)[:, None]
-    return _mixed(np.asarray(clients, dtype=np.uint64), base, base[::-1])
+    base = np.frombuffer(_hash_key(key), dtype="<u8").astype(np.uint64)[:, None]
+    return _splitmix_words(np.asarray(clients, dtype=np.uint64), base, base[::-1])
 
 
-def _mixed(counters: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _splitmix_words(counters: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """SplitMix64's words of the stream that starts at `first`; `second` keeps streams that meet apart."""
     words: np.ndarray = counters * GAMMA + first
     # Fresh memory for each of these would cost more than the arithmetic.
@@ -166,8 +168,8 @@ def _mixed(counters: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.nd
     return words
 
 
-def _distinct(size: int, count: int, key: tuple[Hashable, ...]) -> np.ndarray:
-    stream = _philox(key)
+def _sample_distinct(size: int, count: int, key: tuple[Hashable, ...]) -> np.ndarray:
+    stream = _philox_stream(key)
     # Multiplying a 32-bit fraction by size is unbiased to size / 2**32, far below any sampling error here.
     drawn = np.empty(0, dtype=np.int64)
     while len(drawn) < count:
@@ -178,10 +180,10 @@ def _distinct(size: int, count: int, key: tuple[Hashable, ...]) -> np.ndarray:
     return drawn[:count]
 
 
-def _philox(key: tuple[Hashable, ...]) -> np.random.Philox:
-    return np.random.Philox(key=np.frombuffer(_digest(key), dtype="<u8"))
+def _philox_stream(key: tuple[Hashable, ...]) -> np.random.Philox:
+    return np.random.Philox(key=np.frombuffer(_hash_key(key), dtype="<u8"))
 
 
-def _digest(key: tuple[Hashable, ...]) -> bytes:
+def _hash_key(key: tuple[Hashable, ...]) -> bytes:
     # str, not repr: a numpy integer and a Python one name the same stream.
     return hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=16).digest()

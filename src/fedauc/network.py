@@ -100,7 +100,7 @@ class ModuleNetwork(Network):
                 own[name].copy_(value)
         return filled.eval()
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """One forward pass in training mode; the pullback is reverse-mode autograd on the flat vector."""
         weights = model.weights.detach().requires_grad_()
         with torch.enable_grad():

@@ -1,7 +1,8 @@
 """When: the stages of a run, and the phase of every round.
 
-A stage is so many cycles at one learning rate. Learning rates fall and stages lengthen by reciprocal factors, so that their
-product stays constant, as the theory asks. A stage rule is a frozen dataclass; `Plan` turns its stages into phases.
+A stage is a number of cycles at one learning rate. Learning rates fall and stages lengthen by reciprocal factors, so
+that their product stays constant, as the theory asks. A stage rule is a frozen dataclass; `Plan` turns its stages into
+phases.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ StageOutput = Literal["last", "cycle_mean", "round_mean"]
 """What a stage hands on: its last model, the mean over its cycles (the proof's), or over its rounds (as printed)."""
 
 
-MOST_LOCAL_STEPS = 1_000_000
+MAX_LOCAL_STEPS = 1_000_000
 """Beyond this a schedule has run away."""
 
 
@@ -49,16 +50,16 @@ class StageRule(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def endless(self, budget: Budget) -> Iterator[Stage]:
+    def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """Stages without end; `stages` cuts them at the budget."""
 
-    def stages(self, budget: Budget) -> list[Stage]:
+    def divide_budget(self, budget: Budget) -> list[Stage]:
         """The stages that fill the budget's cycles, the last one cut short if need be."""
         found: list[Stage] = []
         left = budget.cycles
-        for stage in self.endless(budget):
-            if stage.local_steps > MOST_LOCAL_STEPS:
-                bound = f"it must be at most {MOST_LOCAL_STEPS}: let the learning rate fall less"
+        for stage in self.generate_stages(budget):
+            if stage.local_steps > MAX_LOCAL_STEPS:
+                bound = f"it must be at most {MAX_LOCAL_STEPS}: let the learning rate fall less"
                 raise ValueError(f"local_steps is {stage.local_steps} in stage {len(found)}; {bound}")
             found.append(stage._replace(cycles=min(stage.cycles, left)))
             left -= found[-1].cycles
@@ -73,7 +74,7 @@ class Constant(StageRule):
 
     name: ClassVar[str] = "constant"
 
-    def endless(self, budget: Budget) -> Iterator[Stage]:
+    def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """The whole budget."""
         yield Stage(budget.cycles, budget.learning_rate, budget.local_steps)
 
@@ -86,7 +87,7 @@ class Geometric(StageRule):
     I_s ∝ 1/(K sqrt(M η_s)) at fixed K and M.
 
     >>> rule = Geometric(initial=1, decay=0.5, scale=2)
-    >>> [(s.cycles, s.learning_rate) for s in rule.stages(Budget(6, 0.1, 4, 8, 6))]
+    >>> [(s.cycles, s.learning_rate) for s in rule.divide_budget(Budget(6, 0.1, 4, 8, 6))]
     [(1, 0.1), (2, 0.05), (3, 0.025)]
     """
 
@@ -106,7 +107,7 @@ class Geometric(StageRule):
         if self.local_steps not in ("fixed", "adaptive"):
             raise ValueError(f"local_steps is {self.local_steps!r}; use 'fixed' or 'adaptive'")
 
-    def endless(self, budget: Budget) -> Iterator[Stage]:
+    def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """Stage s lasts initial·scale^s cycles."""
         cycles, factor = float(self.initial), 1.0
         while True:
@@ -119,7 +120,7 @@ class Geometric(StageRule):
 class Milestones(StageRule):
     """The step falls by `decay` at given shares of the cycles, as is usual for image models.
 
-    >>> [(s.cycles, round(s.learning_rate, 6)) for s in Milestones().stages(Budget(40, 0.1, 4, 8, 6))]
+    >>> [(s.cycles, round(s.learning_rate, 6)) for s in Milestones().divide_budget(Budget(40, 0.1, 4, 8, 6))]
     [(20, 0.1), (10, 0.01), (10, 0.001)]
     """
 
@@ -134,7 +135,7 @@ class Milestones(StageRule):
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
 
-    def endless(self, budget: Budget) -> Iterator[Stage]:
+    def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """One stage per stretch; stretches too short for a cycle vanish."""
         # Rounded up, so that even one cycle runs at the full learning rate; the slack keeps 0.1 * 30 at 3.
         ends = [math.ceil(share * budget.cycles - 1e-9) for share in (*self.at, 1.0)]
@@ -163,20 +164,20 @@ class Theory(StageRule):
             raise ValueError(f"mu is {self.mu}; it must be above 0 and at most ell ({self.ell})")
 
     @property
-    def prox(self) -> float:
+    def proximal_weight(self) -> float:
         """The proximal weight that makes every stage's problem ℓ-strongly convex."""
         return 2 * self.ell
 
-    def rate(self) -> float:
+    def decay_exponent(self) -> float:
         """The exponent c by which the step shrinks per stage."""
         smooth = self.ell + self.ell**2 / 2 + 2 * self.ell
         return (self.mu / smooth) / (5 + self.mu / smooth)
 
-    def endless(self, budget: Budget) -> Iterator[Stage]:
+    def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """Stage s, with the iterations T_s shared out over rounds of I_s steps."""
         stage = 0
         while True:
-            growth = math.exp(self.rate() * stage)
+            growth = math.exp(self.decay_exponent() * stage)
             learning_rate = budget.learning_rate / growth
             iterations = 212 / (budget.learning_rate * min(self.ell, 2.0)) * growth
             local_steps = max(1, round(1 / (budget.cycle_length * math.sqrt(budget.per_round * learning_rate))))
@@ -199,7 +200,7 @@ class Plan:
         self._ends = list(accumulate(lengths))
 
     @property
-    def rounds(self) -> int:
+    def total_rounds(self) -> int:
         """Rounds in the whole run, scoring rounds included."""
         return self._ends[-1] * self._cycle_length
 

@@ -93,7 +93,7 @@ class Training:
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
         watch = DivergenceMonitor(self.algorithm)
-        for _ in range(state.round, self.plan.rounds):
+        for _ in range(state.round, self.plan.total_rounds):
             opened = self.open_round(state)
             visits = None if opened.download is None else self.engine.visit(opened.download, opened.cohort)
             finished = self.close_round(opened, visits)

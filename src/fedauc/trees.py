@@ -46,7 +46,7 @@ def tree_stack(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
-def send(array: np.ndarray, device: torch.device) -> Tensor:
+def send_to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """An array on a device. From pinned memory, so that the copy waits for its turn there and nobody waits here."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedauc import keys
-from fedauc.algorithms._pool import draw
+from fedauc.algorithms._pool import draw_passive_scores
 from fedauc.engines.draws import Draws
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.contrastive import Contrastive
@@ -21,7 +21,17 @@ from fedauc.objectives.squared_hinge import SquaredHinge
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.trace import Trace
 from fedauc.training import Round
-from small_federations import FEATURES, GROUPS, NEGATIVES, POSITIVES, federation, linear, listen, run, small
+from small_federations import (
+    FEATURES,
+    GROUPS,
+    NEGATIVES,
+    POSITIVES,
+    linear_scorer,
+    record_exchanges,
+    run_rounds,
+    small_federation,
+    small_recipe,
+)
 
 Array = np.ndarray
 
@@ -105,8 +115,8 @@ class Drawn:
     """Which rows and which places of the pool the library draws: integers, and nothing that depends on a model."""
 
     def __init__(self, weighting: str) -> None:
-        self.clients = federation()
-        recipe = small("cycp-pairwise")
+        self.clients = small_federation()
+        recipe = small_recipe("cycp-pairwise")
         self.setting = Setting(recipe.seed, 3, recipe.batch, self.clients.census, weighting)
         self._draws = Draws(self.clients, self.setting, "classes")
 
@@ -118,20 +128,20 @@ class Drawn:
     def places(self, sizes: tuple[int, int], cohort: Cohort, phase: Phase) -> tuple[Array, Array]:
         # A pool whose scores are their own places shows which places are drawn.
         numbered = Passive(*(torch.arange(size, dtype=torch.float64) for size in sizes))
-        drawn = draw(self.setting, numbered, cohort, phase)
+        drawn = draw_passive_scores(self.setting, numbered, cohort, phase)
         return drawn.positives.numpy().astype(int), drawn.negatives.numpy().astype(int)
 
     def offset(self, phase: Phase, side: int) -> float | None:
         if self.setting.weighting != "pooled":
             return None
-        return float(keys.words(1, self.setting.seed, "resample", phase.round, side)[0]) / 2**64
+        return float(keys.random_words(1, self.setting.seed, "resample", phase.round, side)[0]) / 2**64
 
 
 def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[Array, tuple[Array, Array], float]]:
     """Weights, pool and mean value after each of the rounds, whose phases and cohorts alone are used."""
     drawn = Drawn(weighting)
     counts = (np.array(POSITIVES), np.array(NEGATIVES))
-    w = np.concatenate([p.detach().numpy().ravel() for p in linear().parameters()])
+    w = np.concatenate([p.detach().numpy().ravel() for p in linear_scorer().parameters()])
     pool = (np.zeros(0), np.zeros(0))
     collected: tuple[list[tuple[int, Array]], list[tuple[int, Array]]] = ([], [])
     found = []
@@ -171,7 +181,7 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
     ("objective", "psi"), [(PairwiseSigmoid(), SIGMOID), (SquaredHinge(), HINGE)], ids=["sigmoid", "squared-hinge"]
 )
 def test_two_cycles_are_the_papers_algorithm(objective: GapObjective, psi: Surrogate, weighting: str) -> None:
-    rounds = run(small("cycp-pairwise", objective=objective, weighting=weighting))
+    rounds = run_rounds(small_recipe("cycp-pairwise", objective=objective, weighting=weighting))
     # A scoring cycle and two learning cycles of K = 3 rounds.
     assert [r.phase.scoring for r in rounds] == [True] * 3 + [False] * 6
     for finished, (w, pool, value) in zip(rounds, run_twin(rounds, psi, weighting), strict=True):
@@ -185,7 +195,9 @@ def test_two_cycles_are_the_papers_algorithm(objective: GapObjective, psi: Surro
 
 def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
     # Draws are without replacement: 8 steps of 2 exhaust the pool's positives, so that what is sent shows all of it.
-    rounds, exchanges = listen(small("cycp-pairwise", cycles=3, local_steps=8, positives=2, negatives=2))
+    rounds, exchanges = record_exchanges(
+        small_recipe("cycp-pairwise", cycles=3, local_steps=8, positives=2, negatives=2)
+    )
     for cycle in range(1, 4):
         before = [e for e in exchanges if e.download.phase.cycle == cycle - 1]
         for side, held in enumerate((POSITIVES, NEGATIVES)):
@@ -211,7 +223,7 @@ def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
 
 
 def test_the_window_pool_is_the_last_cycle_length_rounds() -> None:
-    rounds, exchanges = listen(small("rs-pairwise", cycles=3))
+    rounds, exchanges = record_exchanges(small_recipe("rs-pairwise", cycles=3))
     assert len(rounds) == len(exchanges) == 12
     for number, finished in enumerate(rounds):
         window = exchanges[max(0, number - 2) : number + 1]
@@ -229,7 +241,7 @@ def test_a_class_that_nobody_had_in_a_cycle_keeps_its_old_scores() -> None:
     # Everyone comes to the scoring cycle; later only client 1, which holds no positives, and then nobody.
     scoring = [(r, c) for r in range(3) for c, group in enumerate(GROUPS) if group == r]
     trace = Trace(rows=(*scoring, (3, 1), (8, 1)), schedule=Cyclic(groups=3, assignment="metadata"))
-    rounds = run(small("cycp-pairwise", participation=trace))
+    rounds = run_rounds(small_recipe("cycp-pairwise", participation=trace))
     first, second, third = (rounds[r].state.server.private.pool for r in (2, 5, 8))
     assert torch.equal(second.positives, first.positives)
     assert not torch.equal(second.negatives[:6], first.negatives[:6])
@@ -259,8 +271,8 @@ def test_learning_goes_on_when_the_first_pool_lacks_a_class(came: tuple[tuple[in
     everyone = [(r, c) for r in range(3, 9) for c, group in enumerate(GROUPS) if group == r % 3]
     trace = Trace(rows=(*came, *everyone), schedule=Cyclic(groups=3, assignment="metadata"))
     settings: dict[str, Any] = {"objective": Contrastive()} if kind == "embeddings" else {}
-    module = Embedding() if kind == "embeddings" else linear()
-    rounds = run(small("cycp-pairwise", participation=trace, **settings), module)
+    module = Embedding() if kind == "embeddings" else linear_scorer()
+    rounds = run_rounds(small_recipe("cycp-pairwise", participation=trace, **settings), module)
     start, half, end = (rounds[r].state.server.shared.weights for r in (0, 5, 8))
     # A client with pairs to form learns; without any pool nobody has, until the cycle ends.
     # A mean of equal weights over 3 clients may still round.

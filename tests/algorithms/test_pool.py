@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms import _pool
-from fedauc.algorithms._pool import Chunk, assemble, draw, systematic
+from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool, resample_systematically
 from fedauc.interfaces import BatchSize, Census, Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
 
@@ -35,16 +35,16 @@ def tagged(*shape: int, client: int, side: int, extra: int = 0) -> Tensor:
     return scores if not extra else scores[..., None].expand(*shape, extra)
 
 
-def chunk(*clients: int, extra: int = 0) -> Chunk:
+def chunk(*clients: int, extra: int = 0) -> RoundScores:
     """One round's scores of 2 steps of 2 positives and 3 negatives."""
     positives = torch.stack([tagged(2, 2, client=c, side=1, extra=extra) for c in clients])
     negatives = torch.stack([tagged(2, 3, client=c, side=0, extra=extra) for c in clients])
-    return Chunk(torch.tensor(clients), Passive(positives, negatives))
+    return RoundScores(torch.tensor(clients), Passive(positives, negatives))
 
 
 @pytest.mark.parametrize("weighting", ["clients", "paper"])
 def test_only_holders_of_a_class_enter_its_pool(weighting: str) -> None:
-    pool = assemble(setting(weighting), [chunk(0, 1), chunk(2)], phase(), NONE)
+    pool = rebuild_pool(setting(weighting), [chunk(0, 1), chunk(2)], phase(), NONE)
     # Clients 0 and 2 hold positives (10, 11, 12, 13 each), 0 and 1 negatives (0 to 5 each).
     assert pool.positives.tolist() == [10, 11, 12, 13, 210, 211, 212, 213]
     assert pool.negatives.tolist() == [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]
@@ -52,15 +52,15 @@ def test_only_holders_of_a_class_enter_its_pool(weighting: str) -> None:
 
 def test_a_class_that_nobody_had_keeps_its_old_scores() -> None:
     old = Passive(torch.tensor([7.0, 8.0], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64))
-    pool = assemble(setting(), [chunk(1)], phase(), old)
+    pool = rebuild_pool(setting(), [chunk(1)], phase(), old)
     assert pool.positives.tolist() == [7, 8]
     assert pool.negatives.tolist() == [100, 101, 102, 103, 104, 105]
-    nothing = assemble(setting(), [], phase(), old)
+    nothing = rebuild_pool(setting(), [], phase(), old)
     assert (nothing.positives.tolist(), nothing.negatives.tolist()) == ([7, 8], [9])
 
 
 def test_embeddings_stay_whole() -> None:
-    pool = assemble(setting("pooled"), [chunk(0, 1, extra=3)], phase(), NONE)
+    pool = rebuild_pool(setting("pooled"), [chunk(0, 1, extra=3)], phase(), NONE)
     assert (pool.positives.shape, pool.negatives.shape) == ((4, 3), (12, 3))
     assert all(len(set(row)) == 1 for row in pool.negatives.tolist())
 
@@ -69,7 +69,7 @@ def test_pooled_weighting_counts_an_entry_by_its_clients_rows() -> None:
     # Negatives: client 0 holds 2 rows and client 1 holds 8, so of 12 entries they get 12 * 2/10 and 12 * 8/10.
     shares = Counter[int]()
     for number in range(200):
-        pool = assemble(setting("pooled"), [chunk(0, 1)], phase(number), NONE)
+        pool = rebuild_pool(setting("pooled"), [chunk(0, 1)], phase(number), NONE)
         assert len(pool.negatives) == 12
         owners = Counter((pool.negatives // 100).int().tolist())
         assert 2 <= owners[0] <= 3
@@ -84,7 +84,7 @@ def test_systematic_resampling_is_within_one_of_the_expected_number(weights: lis
     expected = array / array.sum() * len(array)
     totals = np.zeros(len(array))
     for number in range(500):
-        chosen = systematic(array, (3, "resample", number))
+        chosen = resample_systematically(array, (3, "resample", number))
         counts = np.bincount(chosen, minlength=len(array))
         assert len(chosen) == len(array)
         assert (np.abs(counts - expected) < 1).all()
@@ -94,7 +94,7 @@ def test_systematic_resampling_is_within_one_of_the_expected_number(weights: lis
 
 
 def test_equal_weights_resample_to_every_entry_once() -> None:
-    assert sorted(systematic(np.full(7, 3), ("any",)).tolist()) == list(range(7))
+    assert sorted(resample_systematically(np.full(7, 3), ("any",)).tolist()) == list(range(7))
 
 
 def pool_of(size: int) -> Passive:
@@ -104,7 +104,7 @@ def pool_of(size: int) -> Passive:
 def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> None:
     cohort = Cohort(0, (0, 2), (0.5, 0.5))
     # 7 steps of 2 and 3: 14 positives and 21 negatives from 10 each: every entry once (twice), then a reshuffle.
-    drawn = draw(setting(), pool_of(10), cohort, phase(local_steps=7))
+    drawn = draw_passive_scores(setting(), pool_of(10), cohort, phase(local_steps=7))
     assert (drawn.positives.shape, drawn.negatives.shape) == ((2, 7, 2), (2, 7, 3))
     for client in range(2):
         first, second = drawn.positives[client].flatten().tolist(), drawn.negatives[client].flatten().tolist()
@@ -114,9 +114,9 @@ def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> Non
 
 
 def test_draws_differ_by_client_round_and_class_and_not_by_company() -> None:
-    together = draw(setting(), pool_of(50), Cohort(0, (0, 2), (0.5, 0.5)), phase())
-    alone = draw(setting(), pool_of(50), Cohort(0, (2,), (1.0,)), phase())
-    later = draw(setting(), pool_of(50), Cohort(1, (2,), (1.0,)), phase(1))
+    together = draw_passive_scores(setting(), pool_of(50), Cohort(0, (0, 2), (0.5, 0.5)), phase())
+    alone = draw_passive_scores(setting(), pool_of(50), Cohort(0, (2,), (1.0,)), phase())
+    later = draw_passive_scores(setting(), pool_of(50), Cohort(1, (2,), (1.0,)), phase(1))
     assert torch.equal(together.positives[1], alone.positives[0])
     assert not torch.equal(together.positives[0], together.positives[1])
     assert not torch.equal(later.positives, alone.positives)
@@ -127,9 +127,9 @@ def test_large_pools_are_drawn_from_for_one_client_at_a_time(monkeypatch: pytest
     cohort = Cohort(0, (0, 2, 1), (0.5, 0.25, 0.25))
     embeddings = Passive(*(side[:, None] + torch.tensor([0.0, 0.5]) for side in pool_of(10)))
     for pool in (pool_of(50), embeddings):
-        together = draw(setting(), pool, cohort, phase())
+        together = draw_passive_scores(setting(), pool, cohort, phase())
         monkeypatch.setattr(_pool, "WORDS", 1)
-        apart = draw(setting(), pool, cohort, phase())
+        apart = draw_passive_scores(setting(), pool, cohort, phase())
         monkeypatch.undo()
         assert all(torch.equal(*sides) for sides in zip(together, apart, strict=True))
 
@@ -137,6 +137,6 @@ def test_large_pools_are_drawn_from_for_one_client_at_a_time(monkeypatch: pytest
 @pytest.mark.parametrize("extra", [(), (3,)], ids=["scores", "embeddings"])
 def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> None:
     pool = Passive(torch.zeros(0, *extra), torch.ones(5, *extra))
-    drawn = draw(setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), phase())
+    drawn = draw_passive_scores(setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), phase())
     assert drawn.positives.shape == (2, 2, 0, *extra)
     assert drawn.negatives.shape == (2, 2, 3, *extra)

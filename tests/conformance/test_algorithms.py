@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedauc.algorithms import algorithms, methods
+from fedauc.algorithms import find_algorithms, find_methods
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.engines import engines
 from fedauc.experiments import checkpoint
@@ -43,22 +43,22 @@ from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_st
 from small_federations import (
     EMPTY,
     FEATURES,
-    assembled,
-    federation,
-    finite,
+    all_finite,
+    assemble_small,
     held_out,
-    linear,
-    listen,
-    run,
+    linear_scorer,
+    record_exchanges,
+    run_rounds,
     same_bits,
-    small,
+    small_federation,
+    small_recipe,
 )
 
 ENGINES = sorted(set(engines()) - {"compiled"})
 """Compiling takes seconds for every case; tests/engines/test_compiled.py has its own, fewer ones."""
 OUTPUTS: tuple[StageOutput, ...] = ("last", "cycle_mean", "round_mean")
 
-every_method = pytest.mark.parametrize("method", sorted(methods()))
+every_method = pytest.mark.parametrize("method", sorted(find_methods()))
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 
 TWO_STAGES: dict[str, Any] = {"cycles": 3, "stages": Geometric(initial=1, decay=0.5, scale=2.0)}
@@ -66,7 +66,7 @@ TWO_STAGES: dict[str, Any] = {"cycles": 3, "stages": Geometric(initial=1, decay=
 
 
 def test_every_algorithm_goes_by_a_method() -> None:
-    assert {method.algorithm for method in methods().values()} == set(algorithms().values())
+    assert {method.algorithm for method in find_methods().values()} == set(find_algorithms().values())
 
 
 # ---------------------------------------------------------------------------------------------------------- whole runs
@@ -76,24 +76,24 @@ def test_every_algorithm_goes_by_a_method() -> None:
 @every_engine
 @pytest.mark.parametrize("weighting", sorted(WEIGHTINGS))
 def test_runs_with_single_class_and_empty_clients(method: str, engine: str, weighting: str) -> None:
-    recipe = small(method, engine=engine, weighting=weighting, **TWO_STAGES)
-    training, _, start = assembled(recipe)
+    recipe = small_recipe(method, engine=engine, weighting=weighting, **TWO_STAGES)
+    training, _, start = assemble_small(recipe)
     rounds = list(training.rounds(start))
-    assert [r.phase.round for r in rounds] == list(range(training.plan.rounds))
-    assert [r.state.round for r in rounds] == list(range(1, training.plan.rounds + 1))
-    assert all(finite(r.state.server) for r in rounds)
+    assert [r.phase.round for r in rounds] == list(range(training.plan.total_rounds))
+    assert [r.state.round for r in rounds] == list(range(1, training.plan.total_rounds + 1))
+    assert all(all_finite(r.state.server) for r in rounds)
     assert not any(EMPTY in r.cohort.clients for r in rounds)
     assert all((r.loss_value is None) == r.phase.scoring for r in rounds)
     assert all(r.loss_value >= 0 for r in rounds if r.loss_value is not None)
-    model = recipe.algorithm.model
+    model = recipe.algorithm.extract_model
     assert not torch.equal(model(start.server.shared).weights, model(rounds[-1].state.server.shared).weights)
 
 
 @every_method
 @every_engine
 def test_same_seed_same_bits_and_another_seed_other_bits(method: str, engine: str) -> None:
-    one, two = (run(small(method, engine=engine))[-1].state.server for _ in range(2))
-    other = run(small(method, engine=engine, seed=4))[-1].state.server
+    one, two = (run_rounds(small_recipe(method, engine=engine))[-1].state.server for _ in range(2))
+    other = run_rounds(small_recipe(method, engine=engine, seed=4))[-1].state.server
     assert same_bits(one, two)
     assert not same_bits(one.shared, other.shared)
 
@@ -101,14 +101,14 @@ def test_same_seed_same_bits_and_another_seed_other_bits(method: str, engine: st
 @every_method
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_leaves_its_inputs_and_every_global_generator_alone(method: str, engine: str) -> None:
-    clients, test = federation(), held_out()
+    clients, test = small_federation(), held_out()
     # Dropout draws from torch's global generator unless the engine keys it; BatchNorm has buffers to spoil.
     module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(0.5), nn.Linear(FEATURES, 1)).double().train()
     kept = {name: value.clone() for name, value in module.state_dict().items()}
     data = [t.clone() for t in (clients.inputs, clients.labels, test.inputs, test.labels)]
     index = [a.copy() for a in (clients.rows, clients.offsets, *clients.census)]
     generators = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
-    fitted = fit(module, clients, small(method, engine=engine), test=test)
+    fitted = fit(module, clients, small_recipe(method, engine=engine), test=test)
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert repr(np.random.get_state()) == repr(generators[1])  # noqa: NPY002
     assert random.getstate() == generators[2]
@@ -126,10 +126,10 @@ def test_leaves_its_inputs_and_every_global_generator_alone(method: str, engine:
 def test_resumes_from_any_round_with_the_same_bits(
     method: str, engine: str, stage_output: StageOutput, tmp_path: Path
 ) -> None:
-    recipe = small(method, engine=engine, stage_output=stage_output, **TWO_STAGES)
+    recipe = small_recipe(method, engine=engine, stage_output=stage_output, **TWO_STAGES)
     whole: list[tuple[Round, dict[int, Tree]]] = []
-    training, _, state = assembled(recipe)
-    paths = [tmp_path / f"{number}" for number in range(training.plan.rounds)]
+    training, _, state = assemble_small(recipe)
+    paths = [tmp_path / f"{number}" for number in range(training.plan.total_rounds)]
     checkpoint.save_checkpoint(
         paths[0], checkpoint.Checkpoint(state, training.engine.client_states(), training.ledger, [])
     )
@@ -139,7 +139,7 @@ def test_resumes_from_any_round_with_the_same_bits(
             path, checkpoint.Checkpoint(finished.state, training.engine.client_states(), training.ledger, [])
         )
     for number, path in enumerate(paths):
-        again = assembled(recipe).training
+        again = assemble_small(recipe).training
         loaded = checkpoint.load_checkpoint(path, "cpu")
         assert loaded.state.round == number
         again.engine.restore_client_states(loaded.client_states)
@@ -158,8 +158,8 @@ def test_resumes_from_any_round_with_the_same_bits(
 
 
 def test_the_stops_above_cover_mid_cycle_scoring_and_stage_boundaries() -> None:
-    training = assembled(small("cycp-pairwise", stage_output="round_mean", **TWO_STAGES)).training
-    phases = [training.plan.phase(number) for number in range(training.plan.rounds)]
+    training = assemble_small(small_recipe("cycp-pairwise", stage_output="round_mean", **TWO_STAGES)).training
+    phases = [training.plan.phase(number) for number in range(training.plan.total_rounds)]
     # Scoring + 1 cycle, then scoring + 2 cycles, of K = 3 rounds: 15 rounds.
     assert len(phases) == 15
     assert [p.round for p in phases if p.starts_stage] == [0, 6]
@@ -178,9 +178,9 @@ def _arrays(tree: Tree) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("stage_output", ["last", "round_mean"])
 def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dtype: str, stage_output: str) -> None:
-    settings: dict[str, Any] = {"prox": 0.1} if methods()[method].algorithm.name in ("minimax", "codasca") else {}
-    rounds, exchanges = listen(
-        small(method, engine=engine, dtype=dtype, stage_output=stage_output, **TWO_STAGES, **settings)
+    settings: dict[str, Any] = {"prox": 0.1} if find_methods()[method].algorithm.name in ("minimax", "codasca") else {}
+    rounds, exchanges = record_exchanges(
+        small_recipe(method, engine=engine, dtype=dtype, stage_output=stage_output, **TWO_STAGES, **settings)
     )
     down, up, anchored = np.zeros(2, dtype=int), np.zeros(2, dtype=int), set()
     for download, cohort, upload in exchanges:
@@ -202,13 +202,13 @@ def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dt
 @every_engine
 def test_learns(method: str, engine: str) -> None:
     # Class means 3 apart in one feature: the best AUC is Phi(3 / sqrt 2) = 0.983. The start ranks by other features.
-    test, module = held_out(separation=3.0), linear(bias=False)
+    test, module = held_out(separation=3.0), linear_scorer(bias=False)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[-0.1, 0.3, -0.3, 0.3]]))
     # A full-participation cycle is one round, so that it takes more cycles to do as many.
-    cycles = 24 if methods()[method].participation == "full" else 8
-    recipe = small(method, engine=engine, cycles=cycles, local_steps=8, positives=8, negatives=8)
-    fitted = fit(module, federation(times=4, separation=3.0), recipe, test=test)
+    cycles = 24 if find_methods()[method].participation == "full" else 8
+    recipe = small_recipe(method, engine=engine, cycles=cycles, local_steps=8, positives=8, negatives=8)
+    fitted = fit(module, small_federation(times=4, separation=3.0), recipe, test=test)
     labels = test.labels.numpy()
     before = auc(labels, module(test.inputs).detach().numpy()[:, 0])
     curve = [quality.auc for _, quality in fitted.history]
@@ -223,22 +223,22 @@ def test_learns(method: str, engine: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_works_in_every_precision(method: str, engine: str, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    recipe = small(method, engine=engine, dtype=name, **TWO_STAGES)
-    rounds = run(recipe)
+    recipe = small_recipe(method, engine=engine, dtype=name, **TWO_STAGES)
+    rounds = run_rounds(recipe)
     server = rounds[-1].state.server
     assert {leaf.dtype for leaf in tree_leaves(server.shared)} == {dtype}
-    assert finite(server)
-    exact = run(small(method, engine=engine, **TWO_STAGES))[-1].state.server
+    assert all_finite(server)
+    exact = run_rounds(small_recipe(method, engine=engine, **TWO_STAGES))[-1].state.server
     # 14 to 21 rounds of rounding at 2^-8 relative (bfloat16); the weights are of order 1.
     close = {torch.float64: 0.0, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
-    one, two = (recipe.algorithm.model(s.shared).weights.double() for s in (server, exact))
+    one, two = (recipe.algorithm.extract_model(s.shared).weights.double() for s in (server, exact))
     assert (one - two).abs().max() <= close
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_the_fitted_model_scores_new_rows_in_every_precision(dtype: str) -> None:
     rows = held_out().inputs
-    fitted = fit(linear(), federation(), small("fedavg", dtype=dtype))
+    fitted = fit(linear_scorer(), small_federation(), small_recipe("fedavg", dtype=dtype))
     with torch.no_grad():
         expected = fitted.module(rows.to(next(fitted.module.parameters()).dtype))[:, 0].double().numpy()
     np.testing.assert_array_equal(fitted.scores(rows), expected)
@@ -255,7 +255,7 @@ class LinearNetwork(Network):
     def __init__(self, width: int = 0) -> None:
         self._width = width
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         weights = model.weights.reshape(*model.weights.shape[:-1], FEATURES, max(self._width, 1))
         outputs = inputs @ weights
 
@@ -274,8 +274,8 @@ class Case(NamedTuple):
 
 
 def _cases() -> dict[str, Case]:
-    found = {name: Case(m.algorithm(**dict(m.parameters), weight_decay=0.01)) for name, m in methods().items()}
-    kinds = algorithms()
+    found = {name: Case(m.algorithm(**dict(m.parameters), weight_decay=0.01)) for name, m in find_methods().items()}
+    kinds = find_algorithms()
     found["minimax-prox"] = Case(kinds["minimax"](objective=Minimax(score="identity"), prox=0.3))  # type: ignore[call-arg]
     found["minimax-prior"] = Case(kinds["minimax"](objective=Minimax(prior=0.2)))
     found["codasca-prox"] = Case(kinds["codasca"](objective=Minimax(), prox=0.3))  # type: ignore[call-arg]
@@ -291,9 +291,9 @@ STEPS = 3
 
 
 def _setting() -> Setting:
-    recipe = small("fedavg")
+    recipe = small_recipe("fedavg")
     # Clients 0, 4 and 6 of the small federation hold both classes.
-    census = Census(*(counts[[0, 4, 6]] for counts in federation().census))
+    census = Census(*(counts[[0, 4, 6]] for counts in small_federation().census))
     return Setting(0, 2, recipe.batch, census, "clients")
 
 
@@ -303,7 +303,7 @@ def _start(width: int) -> Model:
 
 
 def _phase(number: int, scoring: bool) -> Phase:
-    batch = small("fedavg").batch
+    batch = small_recipe("fedavg").batch
     # Cycles of two rounds, each with everyone.
     return Phase(number, number // 2, 0, 0.1, STEPS, batch, scoring, number == 0, ends_cycle=number % 2 == 1)
 
@@ -341,7 +341,7 @@ def _visit(case: Case, download: Download, client_state: Tree, batches: list[Bat
     local, emitted, values = case.algorithm.begin(download, client_state), [], []
     for batch in batches:
         if not download.phase.scoring:
-            values.append(case.algorithm.monitor(network, download, local, batch))
+            values.append(case.algorithm.monitored_loss(network, download, local, batch))
         local, out = case.algorithm.step(network, download, local, batch)
         emitted.append(out)
     together = tree_map(lambda *leaves: torch.stack(leaves, dim=lead), *emitted)
@@ -393,7 +393,7 @@ def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case:
         _close(stacked.client_state, together.client_state)
         client_states = [visited.client_state for visited in alone]
         server = case.algorithm.merge(setting, server, mean_of(together.upload, cohort), cohort, phase)
-    assert not torch.equal(case.algorithm.model(server.shared).weights, _start(case.width).weights)
+    assert not torch.equal(case.algorithm.extract_model(server.shared).weights, _start(case.width).weights)
 
 
 @every_case
@@ -461,13 +461,13 @@ def test_a_recipe_says_which_engines_there_are() -> None:
 
 
 def test_the_linear_network_above_is_the_module_network() -> None:
-    module, rows = linear(bias=False), held_out().inputs[:5]
+    module, rows = linear_scorer(bias=False), held_out().inputs[:5]
     network = ModuleNetwork(module)
-    one, two = network.score(network.state(), rows), LinearNetwork().score(network.state(), rows)
+    one, two = network.forward_pass(network.state(), rows), LinearNetwork().forward_pass(network.state(), rows)
     cotangent = torch.arange(5, dtype=torch.float64)
     _close((one.outputs, one.pullback(cotangent)), (two.outputs, two.pullback(cotangent)))
 
 
 def test_assemble_needs_no_method_name() -> None:
-    recipe = replace(small("fedavg"), method="my own")
-    assert assemble_training(recipe, linear(), federation()).training.plan.rounds == 6
+    recipe = replace(small_recipe("fedavg"), method="my own")
+    assert assemble_training(recipe, linear_scorer(), small_federation()).training.plan.total_rounds == 6

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedauc.interfaces import Objective
-from fedauc.objectives import kinds, objectives
+from fedauc.objectives import find_objectives, kinds
 from fedauc.objectives.barrier_hinge import BarrierHinge
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
@@ -41,7 +41,7 @@ def numbers(kind: type[Objective]) -> dict[str, float]:
 
 def made(base: Any) -> list[Any]:
     """Each discovered member of `base` with its defaults, and once more with every numeric default stretched."""
-    kinds: list[Any] = [kind for kind in objectives().values() if issubclass(kind, base)]
+    kinds: list[Any] = [kind for kind in find_objectives().values() if issubclass(kind, base)]
     stretched = [kind(**{name: STRETCH * value for name, value in numbers(kind).items()}) for kind in kinds]
     return [kind() for kind in kinds] + stretched
 
@@ -50,7 +50,7 @@ GAPS: list[GapObjective] = made(GapObjective)
 PAIRS: list[PairObjective] = made(PairObjective)
 POINTS: list[PointObjective] = made(PointObjective)
 
-every = pytest.mark.parametrize("objective", [kind() for kind in objectives().values()], ids=lambda o: o.name)
+every = pytest.mark.parametrize("objective", [kind() for kind in find_objectives().values()], ids=lambda o: o.name)
 every_gap = pytest.mark.parametrize("objective", GAPS, ids=repr)
 every_pair = pytest.mark.parametrize("objective", PAIRS, ids=repr)
 every_point = pytest.mark.parametrize("objective", POINTS, ids=repr)
@@ -84,7 +84,7 @@ GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
 
 def both(objective: PairObjective, active: Active, passive: Passive) -> tuple[torch.Tensor, Active]:
     """The monitored value and the derivative."""
-    return objective.monitored(active, passive), objective.couple(active, passive)
+    return objective.monitored_loss(active, passive), objective.active_slopes(active, passive)
 
 
 def gap_twin(objective: GapObjective, t: Array) -> tuple[Array, Array]:
@@ -136,7 +136,7 @@ def labelled(*lead: int) -> tuple[Tensor, Tensor]:
 
 
 def test_every_listed_objective_is_found_under_its_name() -> None:
-    found = objectives()
+    found = find_objectives()
     assert set(GAP_TWINS) | {"contrastive", "logistic", "minimax"} <= set(found)
     assert all(kind.name == name for name, kind in found.items())
 
@@ -159,7 +159,9 @@ def test_unknown_score_is_refused(objective: Objective) -> None:
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf, "1.0", True])
-@pytest.mark.parametrize("name", [(kind, field) for kind in objectives() for field in numbers(objectives()[kind])])
+@pytest.mark.parametrize(
+    "name", [(kind, field) for kind in find_objectives() for field in numbers(find_objectives()[kind])]
+)
 def test_what_is_not_a_finite_number_is_refused(name: tuple[str, str], value: Any) -> None:
     refuses(name[0], {name[1]: value}, f"{name[1]} is {value!r}; it must be a")
 
@@ -189,15 +191,15 @@ def test_bad_parameters_name_value_bound_and_remedy(name: str, fields: dict[str,
 
 def refuses(name: str, fields: dict[str, Any], start: str) -> None:
     with pytest.raises(ValueError) as error:
-        objectives()[name](**fields)
+        find_objectives()[name](**fields)
     assert str(error.value).startswith(start)
     assert "\n" not in str(error.value)
 
 
 def test_draws() -> None:
-    wanted = {objective.name: objective.draw for objective in [*PAIRS, *POINTS]}
+    wanted = {objective.name: objective.batch_kind for objective in [*PAIRS, *POINTS]}
     assert wanted == {o.name: "classes" for o in PAIRS} | {o.name: "rows" for o in POINTS}
-    assert (Minimax().draw, Minimax(prior=0.2).draw) == ("classes", "rows")
+    assert (Minimax().batch_kind, Minimax(prior=0.2).batch_kind) == ("classes", "rows")
 
 
 # -------------------------------------------------------------------------------------------------- surrogates of a gap
@@ -206,23 +208,23 @@ def test_draws() -> None:
 @every_gap
 def test_gap_formula_agrees_with_its_twin(objective: GapObjective) -> None:
     value, slope = gap_twin(objective, gaps().numpy())
-    np.testing.assert_allclose(objective.value(gaps()).numpy(), value, rtol=1e-13)
-    np.testing.assert_allclose(objective.slope(gaps()).numpy(), slope, rtol=1e-13)
+    np.testing.assert_allclose(objective.pair_loss(gaps()).numpy(), value, rtol=1e-13)
+    np.testing.assert_allclose(objective.pair_slope(gaps()).numpy(), slope, rtol=1e-13)
 
 
 @every_gap
 def test_gap_slope_is_the_derivative(objective: GapObjective) -> None:
     points = gaps().requires_grad_()
-    (derivative,) = torch.autograd.grad(objective.value(points).sum(), points)
-    torch.testing.assert_close(objective.slope(points), derivative, rtol=1e-12, atol=1e-14)
-    assert torch.autograd.gradcheck(objective.value, (points,))
+    (derivative,) = torch.autograd.grad(objective.pair_loss(points).sum(), points)
+    torch.testing.assert_close(objective.pair_slope(points), derivative, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(objective.pair_loss, (points,))
 
 
 @every_gap
 @every_precision
 def test_gap_extremes_are_exact_and_finite(objective: GapObjective, dtype: torch.dtype) -> None:
     points = torch.tensor(EXTREMES, dtype=dtype)
-    value, slope = objective.value(points), objective.slope(points)
+    value, slope = objective.pair_loss(points), objective.pair_slope(points)
     assert value.dtype == slope.dtype == dtype
     assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
     for got, twin in zip((value, slope), gap_twin(objective, np.array(EXTREMES)), strict=True):
@@ -233,7 +235,7 @@ def test_gap_extremes_are_exact_and_finite(objective: GapObjective, dtype: torch
 def test_gap_symmetry_is_as_claimed(objective: GapObjective) -> None:
     """ψ(t) + ψ(-t) is one constant for all |t| up to the margin (for all t where there is none), or it is not."""
     points = torch.linspace(0, getattr(objective, "margin", 50.0), 101, dtype=torch.float64)
-    total = objective.value(points) + objective.value(-points)
+    total = objective.pair_loss(points) + objective.pair_loss(-points)
     assert bool(torch.allclose(total, total[:1], rtol=1e-14)) == getattr(objective, "symmetric", False)
 
 
@@ -241,15 +243,17 @@ def test_symmetry_constants() -> None:
     """1 for the sigmoid; 2m for the barrier hinge up to its margin, and more beyond it."""
     points = torch.tensor([0.4, 1.5, 1.6], dtype=torch.float64)
     sigmoid, barrier_hinge = PairwiseSigmoid(scale=0.3), BarrierHinge(margin=1.5, steepness=2.0)
-    assert (sigmoid.value(points) + sigmoid.value(-points)).tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert (sigmoid.pair_loss(points) + sigmoid.pair_loss(-points)).tolist() == pytest.approx([1.0, 1.0, 1.0])
     # At t = 1.6 the right wall stands τ(t - m) = 0.2 high and the middle piece, at -t, m + t = 3.1.
-    assert (barrier_hinge.value(points) + barrier_hinge.value(-points)).tolist() == pytest.approx([3.0, 3.0, 3.3])
+    assert (barrier_hinge.pair_loss(points) + barrier_hinge.pair_loss(-points)).tolist() == pytest.approx(
+        [3.0, 3.0, 3.3]
+    )
 
 
 def test_barrier_hinge_takes_the_middle_slope_at_its_kinks() -> None:
     """Kinks of m = 1, τ = 2: t = 1 and t = -mτ/(τ - 1) = -2."""
     points = torch.tensor([-2.001, -2.0, 1.0, 1.001], dtype=torch.float64)
-    assert BarrierHinge(margin=1.0, steepness=2.0).slope(points).tolist() == [-2.0, -1.0, -1.0, 2.0]
+    assert BarrierHinge(margin=1.0, steepness=2.0).pair_slope(points).tolist() == [-2.0, -1.0, -1.0, 2.0]
 
 
 # ------------------------------------------------------------------------------------------------- active meets passive
@@ -274,7 +278,7 @@ def test_couple_derivative_is_twice_the_values(objective: PairObjective, absent:
 @every_gap
 def test_couple_value_is_half_the_pairs_summed(objective: GapObjective) -> None:
     active, passive = meeting(objective)
-    value = objective.monitored(active, passive)
+    value = objective.monitored_loss(active, passive)
     first = gap_twin(objective, active.positives.numpy()[:, None] - passive.negatives.numpy())[0].mean(1)
     second = gap_twin(objective, passive.positives.numpy() - active.negatives.numpy()[:, None])[0].mean(1)
     total = active.positive_weights.numpy() @ first + active.negative_weights.numpy() @ second
@@ -315,16 +319,16 @@ class Watched(PairwiseSigmoid):
 
     seen: list[int] = dataclasses.field(default_factory=list)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         self.seen.append(gap.numel())
-        return super().value(gap)
+        return super().pair_loss(gap)
 
 
 def test_many_pairs_are_met_in_blocks_and_few_at_once() -> None:
     few, many = Watched(), Watched()
     for objective, rows in ((few, 100), (many, 600)):
         scores, weights = normal(2, rows), torch.ones(2, rows)
-        objective.monitored(Active(scores, scores, weights, weights), Passive(scores, scores))
+        objective.monitored_loss(Active(scores, scores, weights, weights), Passive(scores, scores))
     # 2 clients of 100 x 100 pairs on either side are below the bound; 600 x 600 are above it.
     assert few.seen == [20_000, 20_000]
     assert sum(many.seen) == 2 * 2 * 600 * 600
@@ -392,9 +396,9 @@ def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> No
 def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
     scores, labels = labelled(2)
     scores.requires_grad_()
-    (derivative,) = torch.autograd.grad(objective.value(scores, labels).sum(), scores)
-    torch.testing.assert_close(objective.slope(scores, labels), derivative, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(objective.value(scores, labels)[1], objective.value(scores[1], labels[1]))
+    (derivative,) = torch.autograd.grad(objective.example_loss(scores, labels).sum(), scores)
+    torch.testing.assert_close(objective.example_slope(scores, labels), derivative, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(objective.example_loss(scores, labels)[1], objective.example_loss(scores[1], labels[1]))
 
 
 @every_point
@@ -403,7 +407,7 @@ def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
 def test_point_extremes_are_exact_and_finite(objective: PointObjective, dtype: torch.dtype, label: int) -> None:
     scores = torch.tensor(EXTREMES, dtype=dtype)
     labels = torch.full(scores.shape, label)
-    value, slope = objective.value(scores, labels), objective.slope(scores, labels)
+    value, slope = objective.example_loss(scores, labels), objective.example_slope(scores, labels)
     assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
     if objective.name == "logistic":
         sign, z = 2 * label - 1, np.array(EXTREMES)

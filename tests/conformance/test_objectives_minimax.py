@@ -50,22 +50,22 @@ def test_value_agrees_with_its_twin(objective: Minimax) -> None:
     scores, labels, weights, duals = sample()
     a, b, alpha = (dual.item() for dual in duals)
     twin = minimax_twin(objective, scores.numpy(), labels.numpy(), weights.numpy(), (a, b, alpha))
-    assert objective.value(scores, labels, weights, duals).item() == pytest.approx(twin, rel=1e-12)
+    assert objective.saddle_value(scores, labels, weights, duals).item() == pytest.approx(twin, rel=1e-12)
 
 
 @every_form
 def test_slopes_are_the_derivatives(objective: Minimax) -> None:
     scores, labels, weights, duals = sample(4)
     points = [leaf.requires_grad_() for leaf in (scores, *duals)]
-    total = objective.value(scores, labels, weights, duals).sum()
-    slope, moves = objective.slopes(scores, labels, weights, duals)
+    total = objective.saddle_value(scores, labels, weights, duals).sum()
+    slope, moves = objective.saddle_slopes(scores, labels, weights, duals)
     torch.testing.assert_close((slope, *moves), torch.autograd.grad(total, points), rtol=1e-12, atol=1e-13)
 
 
 @every_form
 def test_a_stack_is_each_client_alone(objective: Minimax) -> None:
     batch = sample(4)
-    for verb in (objective.value, objective.slopes, objective.monitored):
+    for verb in (objective.saddle_value, objective.saddle_slopes, objective.monitored_loss):
         stacked, mapped = verb(*batch), torch.func.vmap(verb)(*batch)
         for client in range(4):
             alone = verb(*tree_at(batch, client))
@@ -78,7 +78,7 @@ def test_monitors_the_pairwise_square_whatever_the_class_shares(objective: Minim
     scores, labels, weights, duals = sample()
     pairs = (objective.margin - scores[:3, None] + scores[None, 3:]).square().numpy()
     first, second = (part.numpy() / part.sum().item() for part in (weights[:3], weights[3:]))
-    monitored = objective.monitored(scores, labels, weights, duals).item()
+    monitored = objective.monitored_loss(scores, labels, weights, duals).item()
     assert monitored == pytest.approx(first @ pairs @ second, rel=1e-12)
 
 
@@ -88,7 +88,7 @@ def test_monitors_an_absent_class_at_its_dual(objective: Minimax, held: int) -> 
     scores, labels, weights, duals = sample()
     kept = scores[labels == held].numpy()
     shares = weights[labels == held].numpy() / weights[labels == held].sum().item()
-    monitored = objective.monitored(scores, labels, torch.where(labels == held, weights, 0), duals).item()
+    monitored = objective.monitored_loss(scores, labels, torch.where(labels == held, weights, 0), duals).item()
     gap = shares @ kept - duals.b.item() if held else duals.a.item() - shares @ kept
     spread = shares @ (kept - shares @ kept) ** 2
     assert monitored == pytest.approx((objective.margin - gap) ** 2 + spread, rel=1e-12)
@@ -100,8 +100,8 @@ def test_is_finite_at_extreme_scores(objective: Minimax, dtype: torch.dtype) -> 
     scores = torch.tensor(EXTREMES, dtype=dtype)
     _, labels, weights, duals = sample()
     batch = scores, labels, weights.to(dtype), Duals(*(1e4 * dual.sign().to(dtype) for dual in duals))
-    slope, moves = objective.slopes(*batch)
-    for result in (objective.value(*batch), objective.monitored(*batch), slope, *moves):
+    slope, moves = objective.saddle_slopes(*batch)
+    for result in (objective.saddle_value(*batch), objective.monitored_loss(*batch), slope, *moves):
         assert result.dtype == dtype
         assert bool(result.isfinite().all())
-    assert objective.monitored(*batch).item() >= 0
+    assert objective.monitored_loss(*batch).item() >= 0

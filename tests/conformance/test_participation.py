@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation import participations
+from fedauc.participation import find_participations
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
 from fedauc.participation.trace import Trace
@@ -61,7 +61,7 @@ def run(schedule: Schedule, rounds: int = ROUNDS) -> list[Cohort]:
 
 
 def test_every_member_has_an_example_of_its_own_type() -> None:
-    found = participations()
+    found = find_participations()
     assert set(found) == set(EXAMPLES)
     assert all(type(example) is found[name] for name, cases in EXAMPLES.items() for example in cases.values())
 

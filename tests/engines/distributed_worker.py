@@ -39,7 +39,7 @@ def outcome(method: str, engine: str) -> dict[str, Any]:
     rounds = list(assembly.training.rounds(assembly.start))
     client_states = assembly.training.engine.client_states()
     return {
-        "weights": [recipe.algorithm.model(r.state.server.shared).weights.tolist() for r in rounds],
+        "weights": [recipe.algorithm.extract_model(r.state.server.shared).weights.tolist() for r in rounds],
         "values": [r.loss_value for r in rounds],
         "traffic": list(rounds[-1].traffic),
         "remembering": sorted(client_states),

@@ -15,7 +15,7 @@ from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.recipe import Assembly, assemble_training
-from fedauc.models.model import Scale
+from fedauc.models.model import InputScaling
 from fedauc.network import Compute
 from fedauc.pieces import Cut, Window
 from graphed_runs import WAYS, distance, only, ran, settings
@@ -44,7 +44,7 @@ def network() -> nn.Module:
         nn.Flatten(),
         nn.Linear(8, 1),
     )
-    return Scale(body)
+    return InputScaling(body)
 
 
 def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Assembly:
@@ -56,7 +56,7 @@ def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, 
 
 
 def values(assembly: Assembly, shared: Any) -> np.ndarray:
-    module = assembly.network.module(assembly.training.algorithm.model(shared))
+    module = assembly.network.module(assembly.training.algorithm.extract_model(shared))
     return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
 
 
@@ -99,7 +99,7 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
     mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
     together = SharedGraph([each.training.engine for each in mine])  # type: ignore[misc]
     states = [each.start for each in mine]
-    for _ in range(mine[0].training.plan.rounds):
+    for _ in range(mine[0].training.plan.total_rounds):
         opened = [each.training.open_round(state) for each, state in zip(mine, states, strict=True)]
         visits = together.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
         closed = zip(mine, opened, visits, strict=True)
@@ -118,7 +118,7 @@ def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.M
     loop = made("a-scaffold", "loop", False, monkeypatch)
     mine = made("a-scaffold", "graphed", True, monkeypatch, device="cuda")
     wanted, state = values(loop, ran(loop)[-1].state.server.shared), ran(mine)[-1].state
-    module = mine.network.module(mine.training.algorithm.model(state.server.shared)).cpu()
+    module = mine.network.module(mine.training.algorithm.extract_model(state.server.shared)).cpu()
     found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
     assert isinstance(mine.training.engine, GraphedEngine)

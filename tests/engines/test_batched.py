@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc import Clients, Recipe, fit
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.engines import batched, engines
 from fedauc.engines.batched import BatchedEngine, Rows, VisitBatches
 from fedauc.engines.kernels import Unsupported, kernels
@@ -20,7 +20,7 @@ from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.experiments.recipe import assemble_training
 from fedauc.interfaces import Model, Network
 from fedauc.models._layers import ImageMean
-from fedauc.models.model import Scale
+from fedauc.models.model import InputScaling
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.trees import Tree, tree_leaves
@@ -43,7 +43,7 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(FEATURES, 6, bias=False), nn.Tanh(), nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 2)
     ),
-    "wrapped": lambda: Scale(nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 3), nn.ReLU(), nn.Linear(3, 1))),
+    "wrapped": lambda: InputScaling(nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 3), nn.ReLU(), nn.Linear(3, 1))),
 }
 
 
@@ -97,11 +97,11 @@ def stack(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor
 def agree(network: ModuleNetwork, together: Network, shape: tuple[int, ...] = (FEATURES,)) -> None:
     """Outputs and pullback of the stack are each client's own."""
     model, inputs = stack(network, shape)
-    scored = together.score(model, inputs)
+    scored = together.forward_pass(model, inputs)
     cotangent = torch.from_numpy(np.random.default_rng(1).normal(size=scored.outputs.shape))
     gradient = scored.pullback(cotangent)
     for client in range(CLIENTS):
-        alone = network.score(Model(model.weights[client], model.buffers[client]), inputs[client])
+        alone = network.forward_pass(Model(model.weights[client], model.buffers[client]), inputs[client])
         torch.testing.assert_close(scored.outputs[client], alone.outputs, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(gradient[client], alone.pullback(cotangent[client]), rtol=1e-12, atol=1e-12)
 
@@ -126,11 +126,11 @@ def test_mapped_networks_give_autograds_numbers(chain: str) -> None:
 
 @pytest.mark.parametrize("how", [(0.0, 1.0), (0.5, 0.25)], ids=["plain", "centred"])
 def test_kernels_take_images_of_bytes(how: tuple[float, float]) -> None:
-    network = ModuleNetwork(keyed(lambda: Scale(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
+    network = ModuleNetwork(keyed(lambda: InputScaling(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
     images = torch.arange(CLIENTS * ROWS * 12, dtype=torch.uint8).view(CLIENTS, ROWS, 3, 2, 2)
     model = Model(network.state().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
-    together = KernelNetwork(network.plain).score(model, images)
-    alone = network.score(network.state(), images[1])
+    together = KernelNetwork(network.plain).forward_pass(model, images)
+    alone = network.forward_pass(network.state(), images[1])
     torch.testing.assert_close(together.outputs[1], alone.outputs, rtol=1e-12, atol=1e-12)
 
 
@@ -144,14 +144,14 @@ def federation() -> Clients:
 
 def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list[Tree]:
     chosen = {"cycles": 3, "local_steps": 3, "positives": 3, "negatives": 4, "dtype": "float64", "groups": 2}
-    if methods()[method].participation == "full":
+    if find_methods()[method].participation == "full":
         del chosen["groups"]
     recipe = Recipe.of(method, engine=engine, **{**chosen, **settings})
     assembly = assemble_training(recipe, module, federation())
     return [finished.state.server for finished in assembly.training.rounds(assembly.start)]
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", find_methods())
 @pytest.mark.parametrize("chain", ["mlp", "layer norm", "shared layer", "reused activation"])
 def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
     """To 1e-9 in float64, over stages, single-class clients and memories, by kernels and by vmap."""

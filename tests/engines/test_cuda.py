@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedauc import Clients, fit
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.recipe import Recipe, assemble_training
 
@@ -31,7 +31,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", find_methods())
 def test_cuda_equals_cpu_in_float64(method: str) -> None:
     """Two cycles; 1e-9 leaves room for sums in another order."""
     settings: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 4, "negatives": 4, "dtype": "float64"}
@@ -58,7 +58,7 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
     whole = fit(model(), federation(), recipe)
     path, assembly = tmp_path / "state.pt", assemble_training(recipe, model(), federation())
     state = assembly.start
-    for _ in range(assembly.training.plan.rounds):
+    for _ in range(assembly.training.plan.total_rounds):
         finished = next(assembly.training.rounds(state))
         save_checkpoint(
             path, Checkpoint(finished.state, assembly.training.engine.client_states(), assembly.training.ledger, [])
@@ -68,6 +68,6 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
         assembly.training.engine.restore_client_states(loaded.client_states)
         assembly.training.ledger.restore_from(loaded.ledger)
         state = loaded.state
-    again = assembly.network.module(recipe.algorithm.model(state.server.shared))
+    again = assembly.network.module(recipe.algorithm.extract_model(state.server.shared))
     for one, two in zip(whole.module.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two)

@@ -7,10 +7,10 @@ import pytest
 
 from fedauc.engines import draws as drawing
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import BatchSize, Draw, Phase, Setting
-from small_federations import HOLDING, NEGATIVES, POSITIVES, federation
+from fedauc.interfaces import BatchKind, BatchSize, Phase, Setting
+from small_federations import HOLDING, NEGATIVES, POSITIVES, small_federation
 
-CLIENTS = federation()
+CLIENTS = small_federation()
 BATCH = BatchSize(2, 3)
 BOTH, NO_POSITIVES, NO_NEGATIVES = 4, 1, 3
 """Client 4 holds 2 + 7 rows, client 1 holds 0 + 6, client 3 holds 4 + 0."""
@@ -19,7 +19,7 @@ present = pytest.mark.parametrize("client", [c for c in range(8) if POSITIVES[c]
 every_weighting = pytest.mark.parametrize("weighting", ["clients", "pooled", "paper"])
 
 
-def draws(draw: Draw = "classes", weighting: str = "clients", seed: int = 0) -> Draws:
+def draws(draw: BatchKind = "classes", weighting: str = "clients", seed: int = 0) -> Draws:
     return Draws(CLIENTS, Setting(seed, 3, BATCH, CLIENTS.census, weighting), draw)
 
 
@@ -96,7 +96,7 @@ def test_a_small_client_wraps_around_after_using_every_row() -> None:
 
 
 @pytest.mark.parametrize("draw", ["classes", "rows"])
-def test_rows_are_a_function_of_seed_round_and_client(draw: Draw) -> None:
+def test_rows_are_a_function_of_seed_round_and_client(draw: BatchKind) -> None:
     def index(round: int = 0, seed: int = 0) -> np.ndarray:
         return draws(draw, seed=seed).rows(BOTH, phase(round, local_steps=4)).rows
 
@@ -117,7 +117,7 @@ def test_the_mean_over_clients_is_the_weightings_objective() -> None:
 
 @pytest.mark.parametrize("draw", ["classes", "rows"])
 def test_clients_drawn_for_one_at_a_time_draw_what_they_draw_together(
-    draw: Draw, monkeypatch: pytest.MonkeyPatch
+    draw: BatchKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = [c for c in range(8) if POSITIVES[c] + NEGATIVES[c]]
     together = draws(draw).cohort(chosen, phase(local_steps=4)).rows

@@ -20,8 +20,8 @@ from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.recipe import Recipe, assemble_training
 from fedauc.interfaces import Batch, Download, Model, Network
-from fedauc.models import models
-from fedauc.models.model import Scale
+from fedauc.models import find_models
+from fedauc.models.model import InputScaling
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.training import Round
@@ -52,7 +52,7 @@ def network(norm: Callable[[int], nn.Module]) -> nn.Module:
         nn.Flatten(),
         nn.Linear(4 * 2 * 2, 1),
     )
-    return Scale(body)
+    return InputScaling(body)
 
 
 def group(channels: int) -> nn.Module:
@@ -88,7 +88,7 @@ def test_every_way_gives_the_loops_result(
 
 def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
     """The trained module's state, whatever the order of the flat vector."""
-    module = made.module(recipe.algorithm.model(rounds[-1].state.server.shared))
+    module = made.module(recipe.algorithm.extract_model(rounds[-1].state.server.shared))
     return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
 
 
@@ -220,10 +220,10 @@ def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypa
     together = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
     states = [part.start for part in parts]
     last: list[Round | None] = [None] * 3
-    for turn in range(1 + max(part.training.plan.rounds for part in parts)):
+    for turn in range(1 + max(part.training.plan.total_rounds for part in parts)):
         opened = [
             part.training.open_round(state)
-            if state.round < part.training.plan.rounds and (turn, run) != (1, 2)
+            if state.round < part.training.plan.total_rounds and (turn, run) != (1, 2)
             else None
             for run, (part, state) in enumerate(zip(parts, states, strict=True))
         ]
@@ -266,7 +266,7 @@ def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeyp
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (16, 3, 32, 32)).astype(np.uint8)
     data = Clients.from_arrays(pictures, np.arange(16) % 2 == 0, client=np.arange(16) // 8)
-    kind: Any = models()[name]
+    kind: Any = find_models()[name]
     module = kind(norm=norm).build((3, 32, 32), 0)
     size: dict[str, Any] = {"positives": 2, "negatives": 2, "local_steps": 1, "cycles": 1, "groups": 1, "per_round": 2}
     loop, mine = (
@@ -319,9 +319,9 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
     cpu = ran(assemble_training(recipe, network(nn.BatchNorm2d), images()))
     part = assemble_training(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
     gpu = ran(part)
-    model = recipe.algorithm.model(gpu[-1].state.server.shared)
+    model = recipe.algorithm.extract_model(gpu[-1].state.server.shared)
     wanted = ModuleNetwork(network(nn.BatchNorm2d), torch.float64)
-    expected = wanted.module(recipe.algorithm.model(cpu[-1].state.server.shared)).state_dict()
+    expected = wanted.module(recipe.algorithm.extract_model(cpu[-1].state.server.shared)).state_dict()
     for name, value in part.network.module(model).state_dict().items():
         torch.testing.assert_close(value.cpu(), expected[name], rtol=1e-9, atol=1e-9)
     # A graph's replay, not the fallback that takes lanes one by one.
@@ -337,7 +337,7 @@ def test_no_round_waits_for_the_device(method: str) -> None:
     training, _, state = assemble_training(recipe, network(group), images())
     warm = 2 * training.setting.cycle_length
     try:
-        for number in range(training.plan.rounds):
+        for number in range(training.plan.total_rounds):
             if number == warm:
                 torch.cuda.set_sync_debug_mode("error")
             opened = training.open_round(state)
@@ -345,6 +345,6 @@ def test_no_round_waits_for_the_device(method: str) -> None:
             finished = training.close_round(opened, training.engine.visit(opened.download, opened.cohort))
             state = finished.state
         with pytest.raises(RuntimeError, match="synchroniz"):
-            float(training.algorithm.model(state.server.shared).weights[0])
+            float(training.algorithm.extract_model(state.server.shared).weights[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -37,8 +37,8 @@ class Heavy(FedAvg):  # type: ignore[misc]
         weights = local.model.weights - 0.05 * gradient.weights + 0.5 * (local.model.weights - local.before)
         return Ball(Model(weights, gradient.buffers), local.model.weights), gradient.weights
 
-    def monitor(self, network: Network, download: Download, local: Any, batch: Batch) -> Tensor:
-        return super().monitor(network, download, local.model, batch)
+    def monitored_loss(self, network: Network, download: Download, local: Any, batch: Batch) -> Tensor:
+        return super().monitored_loss(network, download, local.model, batch)
 
     def finish(self, download: Download, client_state: Tree, local: Any, emitted: Tree) -> tuple[Upload, Tree]:
         steps: Tensor = emitted.mean(-2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cli_helpers import fedauc
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.engines import _say
 from fedauc.experiments.codec import families
 from fedauc.experiments.config import FORMAT
@@ -42,7 +42,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_the_methods_are_named_as_in_the_paper() -> None:
-    assert set(methods()) == PAPER_METHODS
+    assert set(find_methods()) == PAPER_METHODS
 
 
 def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedauc.federation.serialization import Payload, pack_payload, unpack_tensor
 from fedauc.federation.site import DEFAULT_POLICY, Site, SitePolicy
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
-from small_federations import GROUPS, federation, small
+from small_federations import GROUPS, small_federation, small_recipe
 
 NAMES = tuple(f"site-{index}" for index in range(len(GROUPS)))
 
@@ -170,13 +170,13 @@ def entries() -> tuple[SiteEntry, ...]:
 
 def agreed(method: str, changes: dict[str, Any] | None = None, **settings: Any) -> FederationAgreement:
     """The small recipe among the small federation's sites."""
-    recipe: Recipe = small(method, **settings)
+    recipe: Recipe = small_recipe(method, **settings)
     return FederationAgreement(recipe=recipe, sites=entries(), policy=terms(**(changes or {})))
 
 
 def grid_of(folder: Path, faults: Sequence[Fault] = (), test: Examples | None = None) -> MemoryGrid:
     """A fresh grid over the small federation."""
-    return MemoryGrid(sites_of(federation(), folder, test), Time(), faults)
+    return MemoryGrid(sites_of(small_federation(), folder, test), Time(), faults)
 
 
 def exchange_of(grid: MemoryGrid, agreement: FederationAgreement) -> Exchange:

@@ -21,7 +21,7 @@ from fedauc.stages import Geometric
 from fedauc.training import Round
 from fedauc.trees import tree_leaves
 from federation.memory_grid import NAMES, Fault, MemoryGrid, agreed, exchange_of, grid_of
-from small_federations import EMPTY, GROUPS, federation, linear, run, same_bits, small
+from small_federations import EMPTY, GROUPS, linear_scorer, run_rounds, same_bits, small_federation, small_recipe
 
 METHODS: dict[str, dict[str, Any]] = {
     "cycp-pairwise": {},
@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def build(shape: tuple[int, ...], seed: int) -> nn.Module:
     assert shape == (4,)
-    return linear()
+    return linear_scorer()
 
 
 def served(agreement: FederationAgreement, grid: MemoryGrid, out: Path, model: ModelBuilder = build) -> list[Round]:
@@ -51,7 +51,7 @@ def test_without_faults_every_round_has_the_loop_engines_bits(method: str, tmp_p
     settings = METHODS[method]
     grid = grid_of(tmp_path / "sites")
     rounds = served(agreed(method, {"evaluation": "none"}, **settings), grid, tmp_path / "run")
-    expected = run(small(method, engine="loop", **settings))
+    expected = run_rounds(small_recipe(method, engine="loop", **settings))
     assert len(rounds) == len(expected) > 3
     for ours, theirs in zip(rounds, expected, strict=True):
         assert same_bits(ours.state.server, theirs.state.server)
@@ -65,7 +65,7 @@ def test_what_can_be_mended_changes_nothing(kind: str, tmp_path: Path) -> None:
     faults = [Fault(site=4, round=1, kind=kind), Fault(site=6, round=5, kind=kind)]
     grid = grid_of(tmp_path / "sites", faults)
     rounds = served(agreed("cycp-pairwise", {"evaluation": "none"}), grid, tmp_path / "run")
-    expected = run(small("cycp-pairwise", engine="loop"))
+    expected = run_rounds(small_recipe("cycp-pairwise", engine="loop"))
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
     assert rounds[-1].traffic.absences == 0
     assert all(fault.times == 0 for fault in grid.faults)
@@ -90,7 +90,7 @@ def test_what_cannot_be_mended_is_an_absence(method: str, kind: str, tmp_path: P
     agreement = agreed(method, {"evaluation": "none"}, cycles=3, participation=Cyclic())
     rounds = served(agreement, grid, tmp_path / "run")
     away = {(fault.round, fault.site) for fault in faults}
-    expected = run(small(method, engine="loop", cycles=3, participation=trace(len(rounds), away)))
+    expected = run_rounds(small_recipe(method, engine="loop", cycles=3, participation=trace(len(rounds), away)))
     assert same_bits(rounds[-1].state.server.shared, expected[-1].state.server.shared)
     assert [set(each.cohort.absent) for each in rounds] == [set(each.cohort.absent) for each in expected]
     assert rounds[-1].traffic.absences == 2
@@ -166,7 +166,7 @@ def test_a_site_that_is_offline_is_waited_for_until_it_comes(tmp_path: Path) -> 
     rounds: list[Round] = []
     service.go(rounds.append)
     assert rounds[0].cohort.clients == (0, 1)
-    assert same_bits(rounds[-1].state.server, run(small("cycp-fedavg", engine="loop"))[-1].state.server)
+    assert same_bits(rounds[-1].state.server, run_rounds(small_recipe("cycp-fedavg", engine="loop"))[-1].state.server)
 
 
 def test_a_node_under_a_wrong_key_or_an_unknown_name_gets_nothing(
@@ -204,7 +204,7 @@ def test_the_stage_reference_is_sent_once_per_stage_and_again_when_lost(tmp_path
     assert words == ["sent", "sent", "kept", "sent"]
     others = [facts["anchor"] for name, facts in grid.pushed if name == NAMES[5] and facts["kind"] == "visit"]
     assert others == ["sent", "sent", "kept"]
-    expected = run(small("cycp-minimax", engine="loop", **settings))
+    expected = run_rounds(small_recipe("cycp-minimax", engine="loop", **settings))
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
 
 
@@ -251,4 +251,4 @@ def test_two_nodes_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
         grid.online_nodes = lambda listed=listed: listed  # type: ignore[method-assign, misc]
         assert exchange.online_sites()[0].node_id == 999
         assert np.count_nonzero([node.node_id == 999 for node in exchange.online_sites().values()]) == 1
-    assert len(federation()) == len(exchange.online_sites())
+    assert len(small_federation()) == len(exchange.online_sites())

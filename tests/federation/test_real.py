@@ -51,7 +51,7 @@ def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
     recipe = Recipe.of(method, engine="loop", **settings)
     training, _, state = assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients)
     *_, last = training.rounds(state)
-    return np.asarray(recipe.algorithm.model(last.state.server.shared).weights)
+    return np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
 
 
 def trained(folder: Path) -> np.ndarray:

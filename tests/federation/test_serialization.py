@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.algorithms.minimax import Shared, origin
+from fedauc.algorithms.minimax import Shared, starting_point
 from fedauc.federation.serialization import (
     ALLOWED_DTYPES,
     Payload,
@@ -36,7 +36,7 @@ def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
 
 
 def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
-    point = origin(Model(torch.randn(5), torch.zeros(0)), Minimax())
+    point = starting_point(Model(torch.randn(5), torch.zeros(0)), Minimax())
     parcel = pack_payload({}, {"shared": point})
     assert "minimax" not in parcel.header_text
     assert "Shared" not in parcel.header_text

@@ -24,7 +24,7 @@ from fedauc.training import Round
 from federation.memory_grid import NAMES, Fault, Time, agreed, exchange_of, grid_of, sites_of, terms
 from federation.memory_grid import MemoryGrid as Grid
 from federation.test_faults import build, trace
-from small_federations import EMPTY, NEGATIVES, POSITIVES, federation, held_out, linear, same_bits
+from small_federations import EMPTY, NEGATIVES, POSITIVES, held_out, linear_scorer, same_bits, small_federation
 
 
 class Killed(Exception):
@@ -165,7 +165,7 @@ def test_without_any_site_the_run_does_not_begin(tmp_path: Path) -> None:
 def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg")
     grid = grid_of(tmp_path)
-    wide = sites_of(federation(), tmp_path)["site-3"]
+    wide = sites_of(small_federation(), tmp_path)["site-3"]
     load = wide._load
     wide._load = lambda: load()._replace(inputs=torch.zeros(4, 9))
     grid.sites["site-3"] = wide
@@ -181,13 +181,13 @@ def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Pa
     """25 of the 200 held-out rows at each of 8 sites; exact from scores, within its own bounds from histograms."""
     test = held_out()
     time = Time()
-    grid = Grid(sites_of(federation(), tmp_path / "sites", test, SitePolicy("scores")), time)
+    grid = Grid(sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("scores")), time)
     agreement = agreed("cycp-pairwise", {"evaluation": ask})
     rounds: list[Round] = []
     service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
     final = service.go(rounds.append)["final"]
-    network = ModuleNetwork(linear())
-    model = agreement.recipe.algorithm.model(rounds[-1].state.server.shared)
+    network = ModuleNetwork(linear_scorer())
+    model = agreement.recipe.algorithm.extract_model(rounds[-1].state.server.shared)
     exact = auc(test.labels, network.predict(model, test.inputs))
     assert final["test_sites"] == 8
     assert final["test_positives"] + final["test_negatives"] == 200
@@ -202,11 +202,11 @@ def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Pa
 
 def test_a_sites_own_auc_comes_only_where_its_owner_allows_it(tmp_path: Path) -> None:
     test = held_out()
-    sites = sites_of(federation(), tmp_path / "sites", test)
-    sites["site-1"] = sites_of(federation(), tmp_path / "sites", test, SitePolicy("histograms", share_auc=True))[
+    sites = sites_of(small_federation(), tmp_path / "sites", test)
+    sites["site-1"] = sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("histograms", share_auc=True))[
         "site-1"
     ]
-    sites["site-3"] = sites_of(federation(), tmp_path / "sites", test, SitePolicy("nothing"))["site-3"]
+    sites["site-3"] = sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("nothing"))["site-3"]
     agreement = agreed("cycp-fedavg", {"evaluation": "histograms"}, cycles=1)
     exchange = exchange_of(Grid(sites, Time()), agreement)
     final = FederatedRun.create(agreement, exchange, tmp_path / "run", build).go()["final"]

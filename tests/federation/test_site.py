@@ -21,7 +21,7 @@ from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census, Phase
 from federation.memory_grid import agreed, exchange_of, grid_of, sites_of
 from federation.test_faults import build
-from small_federations import federation, held_out
+from small_federations import held_out, small_federation
 
 EMPTY = np.zeros(0, np.uint8)
 
@@ -40,7 +40,7 @@ EMPTY = np.zeros(0, np.uint8)
     ],
 )
 def test_a_site_answers_whatever_it_is_asked(text: str, tmp_path: Path) -> None:
-    site = sites_of(federation(), tmp_path, held_out())["site-0"]
+    site = sites_of(small_federation(), tmp_path, held_out())["site-0"]
     facts = site.answer_message(Payload(text, EMPTY)).read_header()
     assert facts["kind"] == "unable"
     assert "\n" not in facts["reason"]
@@ -80,7 +80,7 @@ def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Pa
     grid.push_message = keep  # type: ignore[method-assign]
     FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()
     mine = [each for each in letters if each.read_header()["kind"] == "visit" and each.read_header()["client"] == 0]
-    site = sites_of(federation(), tmp_path / "again")["site-0"]
+    site = sites_of(small_federation(), tmp_path / "again")["site-0"]
     first, again = site.answer_message(mine[0]), site.answer_message(mine[0])
     assert first.header_text == again.header_text
     assert np.array_equal(first.body, again.body)
@@ -98,7 +98,7 @@ def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Pa
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_totals_weigh_a_site_as_the_true_census_does(weighting: str) -> None:
     """Eight sites, one empty, two without positives, one without negatives: every site's scales agree to the bit."""
-    census = federation().census
+    census = small_federation().census
     totals = ClassTotals.from_census(census)
     for client in range(len(census.positives)):
         held = (int(census.positives[client]), int(census.negatives[client]))
@@ -146,7 +146,7 @@ def test_a_drawer_keeps_parcels_whole(tmp_path: Path) -> None:
 
 
 def test_a_site_is_one_client_with_the_simulators_rows() -> None:
-    clients = federation()
+    clients = small_federation()
     for client in (0, 1, 3):
         mine = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
         data = from_arrays(clients.inputs[mine], clients.labels[mine])

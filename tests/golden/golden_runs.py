@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.data.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe, assemble_training
@@ -29,7 +29,7 @@ from fedauc.federation.server import FederatedRun
 from fedauc.models.mlp import MLP
 from federation.memory_grid import agreed, exchange_of, grid_of
 from federation.test_faults import build
-from small_federations import federation, held_out, linear
+from small_federations import held_out, linear_scorer, small_federation
 
 HERE = Path(__file__).parent
 
@@ -59,9 +59,9 @@ def settings(name: str) -> dict[str, Any]:
 
         chosen["objective"] = Minimax(score=chosen.pop("score"))
     if "objective" in chosen and isinstance(chosen["objective"], str):
-        from fedauc.objectives import objectives
+        from fedauc.objectives import find_objectives
 
-        chosen["objective"] = objectives()[chosen["objective"]]()
+        chosen["objective"] = find_objectives()[chosen["objective"]]()
     return {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3, **chosen}
 
 
@@ -113,10 +113,10 @@ def run_rank(path: str, names: list[str]) -> None:
     found = {}
     for name in names:
         recipe = Recipe.of(name, cycles=2, local_steps=3, positives=3, negatives=3, dtype="float64", engine="batched")
-        assembly = assemble_training(recipe, linear(), federation())
+        assembly = assemble_training(recipe, linear_scorer(), small_federation())
         rounds = list(assembly.training.rounds(assembly.start))
         lines = [{"value": done.loss_value, **done.traffic._asdict()} for done in rounds]
-        model = recipe.algorithm.model(rounds[-1].state.server.shared)
+        model = recipe.algorithm.extract_model(rounds[-1].state.server.shared)
         found[name] = digest(lines, {"weights": model.weights.numpy()})
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(found))
@@ -149,7 +149,7 @@ def environment() -> dict[str, str]:
 
 def method_names() -> list[str]:
     """All methods."""
-    return sorted(methods())
+    return sorted(find_methods())
 
 
 SUITES: dict[str, Any] = {

@@ -70,10 +70,10 @@ class Quadratic(PointObjective):
     name: ClassVar[str] = "quadratic"
     curvature: float = 1.0
 
-    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         return self.curvature / 2 * scores.square()
 
-    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_slope(self, scores: Tensor, labels: Tensor) -> Tensor:
         return self.curvature * scores
 
 

@@ -68,9 +68,9 @@ def test_closed_form_saddle_has_zero_slopes_and_the_pairwise_value(
 ) -> None:
     objective, data, saddle = Minimax(margin=margin, prior=prior), batch(prior), closed_form()
     square = pairwise_square(margin)
-    np.testing.assert_allclose(torch.stack([*objective.slopes(*data, saddle)[1]]).numpy(), 0, atol=1e-15)
-    assert objective.value(*data, saddle).item() == pytest.approx(factor * (square - margin**2), rel=1e-13)
-    assert objective.monitored(*data, saddle).item() == pytest.approx(square, rel=1e-13)
+    np.testing.assert_allclose(torch.stack([*objective.saddle_slopes(*data, saddle)[1]]).numpy(), 0, atol=1e-15)
+    assert objective.saddle_value(*data, saddle).item() == pytest.approx(factor * (square - margin**2), rel=1e-13)
+    assert objective.monitored_loss(*data, saddle).item() == pytest.approx(square, rel=1e-13)
     a, b, alpha = (dual.item() for dual in saddle)
     assert twin(a, b, alpha, margin, prior is not None) == pytest.approx(factor * (square - margin**2), rel=1e-13)
 
@@ -100,7 +100,7 @@ def test_root_of_the_librarys_dual_slopes_is_it(prior: float | None, factor: flo
     objective, data = Minimax(margin=margin, prior=prior), batch(prior)
 
     def slopes(duals: np.ndarray) -> np.ndarray:
-        return torch.stack([*objective.slopes(*data, Duals(*torch.from_numpy(duals)))[1]]).numpy()
+        return torch.stack([*objective.saddle_slopes(*data, Duals(*torch.from_numpy(duals)))[1]]).numpy()
 
     found = root(slopes, np.array([5.0, -5.0, 5.0]), tol=1e-12)
     np.testing.assert_allclose(found.x, [dual.item() for dual in closed_form()], atol=1e-10)
@@ -109,10 +109,10 @@ def test_root_of_the_librarys_dual_slopes_is_it(prior: float | None, factor: flo
 @forms
 def test_it_is_a_minimum_in_a_and_b_and_a_maximum_in_alpha(prior: float | None, factor: float) -> None:
     objective, data, saddle = Minimax(prior=prior), batch(prior), closed_form()
-    level = objective.value(*data, saddle).item()
+    level = objective.saddle_value(*data, saddle).item()
     for step in (-0.3, 0.3):
-        assert objective.value(*data, saddle._replace(a=saddle.a + step)).item() > level
-        assert objective.value(*data, saddle._replace(b=saddle.b + step)).item() > level
+        assert objective.saddle_value(*data, saddle._replace(a=saddle.a + step)).item() > level
+        assert objective.saddle_value(*data, saddle._replace(b=saddle.b + step)).item() > level
         # f is quadratic in α with curvature 2·factor: a step of 0.3 costs exactly factor·0.09.
-        moved = objective.value(*data, saddle._replace(alpha=saddle.alpha + step)).item()
+        moved = objective.saddle_value(*data, saddle._replace(alpha=saddle.alpha + step)).item()
         assert level - moved == pytest.approx(factor * step**2, rel=1e-10)

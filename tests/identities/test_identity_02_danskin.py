@@ -43,13 +43,13 @@ def exact(scorer: nn.Module, margin: float, score: Score) -> tuple[Tensor, ...]:
 def chained(scorer: nn.Module, objective: Minimax, offset: float) -> tuple[Tensor, ...]:
     """The library's slopes pulled back by hand, with the duals moved off their best by `offset`."""
     raw = raw_outputs(scorer)
-    scores = objective.link(raw.detach())
-    rate = objective.unlink(scores, torch.ones_like(scores))
+    scores = objective.to_scores(raw.detach())
+    rate = objective.to_output_slopes(scores, torch.ones_like(scores))
     labels = (torch.arange(len(scores)) < POSITIVES).double()
     by_class = labels / POSITIVES + (1 - labels) / NEGATIVES
-    weights = by_class if objective.draw == "classes" else torch.full_like(scores, 1 / len(scores))
+    weights = by_class if objective.batch_kind == "classes" else torch.full_like(scores, 1 / len(scores))
     a, b = scores[:POSITIVES].mean(), scores[POSITIVES:].mean()
-    slope, _ = objective.slopes(scores, labels, weights, Duals(a + offset, b, b - a))
+    slope, _ = objective.saddle_slopes(scores, labels, weights, Duals(a + offset, b, b - a))
     return torch.autograd.grad(raw, tuple(scorer.parameters()), slope * rate)
 
 

@@ -32,11 +32,11 @@ def best(scores: Tensor) -> Duals:
 def test_saddle_value_ignores_a_shift(prior: float | None, shift: float) -> None:
     objective, (scores, labels, weights) = Minimax(prior=prior), batch(prior)
     moved = scores + shift
-    value = objective.value(scores, labels, weights, best(scores)).item()
-    assert objective.value(moved, labels, weights, best(moved)).item() == pytest.approx(value, rel=1e-12)
+    value = objective.saddle_value(scores, labels, weights, best(scores)).item()
+    assert objective.saddle_value(moved, labels, weights, best(moved)).item() == pytest.approx(value, rel=1e-12)
     # At fixed duals f does change: (shift)² and a term in it enter, at least 1e-5 for the smallest shift here.
-    assert abs(objective.value(moved, labels, weights, best(scores)).item() - value) > 1e-6
-    first, second = (objective.monitored(each, labels, weights, best(each)).item() for each in (scores, moved))
+    assert abs(objective.saddle_value(moved, labels, weights, best(scores)).item() - value) > 1e-6
+    first, second = (objective.monitored_loss(each, labels, weights, best(each)).item() for each in (scores, moved))
     assert first == pytest.approx(second, rel=1e-12)
 
 
@@ -44,6 +44,6 @@ def test_saddle_value_ignores_a_shift(prior: float | None, shift: float) -> None
 def test_slopes_at_the_saddle_sum_to_zero(prior: float | None) -> None:
     """The same fact in the small: the derivative along a common shift is Σᵢ ∂f/∂hᵢ."""
     objective, (scores, labels, weights) = Minimax(prior=prior), batch(prior)
-    slope, _ = objective.slopes(scores, labels, weights, best(scores))
+    slope, _ = objective.saddle_slopes(scores, labels, weights, best(scores))
     assert slope.sum().item() == pytest.approx(0, abs=1e-15)
     assert slope.abs().sum().item() > 0.1

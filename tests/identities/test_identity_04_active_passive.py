@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.interfaces import Score
-from fedauc.objectives import objectives
+from fedauc.objectives import find_objectives
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive
 
 POSITIVES, NEGATIVES, FEATURES = 4, 9, 5
 
-SURROGATES = [kind for kind in objectives().values() if issubclass(kind, GapObjective)]
+SURROGATES = [kind for kind in find_objectives().values() if issubclass(kind, GapObjective)]
 
 
 def network(outputs: int) -> nn.Module:
@@ -34,12 +34,12 @@ def examples() -> Tensor:
 
 def active_passive(objective: PairObjective, model: nn.Module, raw: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The value, and G1 + G2 pulled back through the model, when all active scores are also the whole pool."""
-    scores = objective.link(raw.detach())
-    rate = objective.unlink(scores, torch.ones_like(scores))
+    scores = objective.to_scores(raw.detach())
+    rate = objective.to_output_slopes(scores, torch.ones_like(scores))
     shares = [torch.full((count,), 1 / count, dtype=torch.float64) for count in (POSITIVES, NEGATIVES)]
     pool = Passive(scores[:POSITIVES], scores[POSITIVES:])
     active = Active(*pool, *shares)
-    value, slopes = objective.monitored(active, pool), objective.couple(active, pool)
+    value, slopes = objective.monitored_loss(active, pool), objective.active_slopes(active, pool)
     cotangent = torch.cat([slopes.positives, slopes.negatives]) * rate
     return value, torch.autograd.grad(raw, tuple(model.parameters()), cotangent, retain_graph=True)
 
@@ -60,7 +60,7 @@ def test_every_surrogate_gives_the_exact_pairwise_gradient(kind: Any, score: Sco
     model = network(1)
     raw = model(examples()).flatten()
     scores = torch.sigmoid(raw) if score == "sigmoid" else raw
-    agrees(objective, model, raw, objective.value(scores[:POSITIVES, None] - scores[None, POSITIVES:]).mean())
+    agrees(objective, model, raw, objective.pair_loss(scores[:POSITIVES, None] - scores[None, POSITIVES:]).mean())
 
 
 @pytest.mark.parametrize("margin", [1.0, 4.0], ids=["few dissimilar pairs within it", "most within it"])

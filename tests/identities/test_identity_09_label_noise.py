@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.objectives import objectives
+from fedauc.objectives import find_objectives
 from fedauc.objectives.kinds import GapObjective
 
 POSITIVES, NEGATIVES, SCORERS = 6, 10, 8
 
-SURROGATES = [kind for kind in objectives().values() if issubclass(kind, GapObjective)]
+SURROGATES = [kind for kind in find_objectives().values() if issubclass(kind, GapObjective)]
 SYMMETRIC = [kind for kind in SURROGATES if getattr(kind, "symmetric", False)]
 OTHERS = [kind for kind in SURROGATES if kind not in SYMMETRIC]
 
@@ -53,7 +53,7 @@ def risks(objective: GapObjective, scores: np.ndarray, flips: tuple[float, float
     """Each scorer's risk, every pair weighed by the chance that it is called a positive and a negative."""
     first, second = shares(flips)
     gaps = torch.from_numpy(scores[:, :, None] - scores[:, None, :])
-    return np.asarray(np.einsum("sij,i,j->s", objective.value(gaps).numpy(), first, second))
+    return np.asarray(np.einsum("sij,i,j->s", objective.pair_loss(gaps).numpy(), first, second))
 
 
 def misfit(clean: np.ndarray, corrupted: np.ndarray) -> float:
@@ -68,7 +68,7 @@ def misfit(clean: np.ndarray, corrupted: np.ndarray) -> float:
 def test_symmetric_surrogates_map_affinely(kind: Any, flips: tuple[float, float]) -> None:
     objective: GapObjective = kind()
     zero = torch.zeros(1, dtype=torch.float64)
-    constant = 2 * objective.value(zero).item()
+    constant = 2 * objective.pair_loss(zero).item()
     beta, gamma = impurities(flips)
     clean, corrupted = risks(objective, scorers(), (0.0, 0.0)), risks(objective, scorers(), flips)
     np.testing.assert_allclose(corrupted, (1 - beta - gamma) * clean + constant * (beta + gamma) / 2, rtol=1e-13)
@@ -89,7 +89,7 @@ def test_no_affine_map_fits_the_others(kind: Any, flips: tuple[float, float]) ->
 @noises
 def test_barrier_hinge_loses_it_beyond_its_margin(flips: tuple[float, float]) -> None:
     """Scores in [0, 4] put gaps on the walls, outside |t| ≤ 1."""
-    objective: Any = objectives()["barrier-hinge"]()
+    objective: Any = find_objectives()["barrier-hinge"]()
     wide = 4 * scorers()
     assert misfit(risks(objective, wide, (0.0, 0.0)), risks(objective, wide, flips)) > 1e-2
 

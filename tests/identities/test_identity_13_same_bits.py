@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.data.clients import Clients
 from fedauc.engines import engines as all_engines
 from fedauc.engines.draws import Draws
@@ -32,7 +32,7 @@ from identities.identity_runs import clients_of, flat, gaussian, linear, path
 ENGINES = sorted(set(all_engines()) - {"compiled"})
 """Every engine, so that a new one is tested without being listed; `compiled` has its own, fewer cases."""
 
-METHODS = sorted(methods())
+METHODS = sorted(find_methods())
 FEATURES, CLIENTS = 3, 6
 COUNTS = [(3, 8), (5, 4), (2, 6), (4, 9), (6, 2), (1, 5)]
 
@@ -71,7 +71,7 @@ def network(dropout: float = 0.0) -> nn.Module:
 
 def recipe_of(method: str, participation: Participation | None = None, **own: Any) -> Recipe:
     settings: dict[str, Any] = {
-        "participation": participation or PARTICIPATIONS[methods()[method].participation],
+        "participation": participation or PARTICIPATIONS[find_methods()[method].participation],
         "stages": Geometric(initial=1, decay=0.5, scale=2),
         "cycles": 3,
         "learning_rate": 0.05,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedauc.models import ModelConfig
 from fedauc.models.cnn import SmallCNN
 from fedauc.models.densenet import DenseNet121
-from fedauc.models.model import Scale
+from fedauc.models.model import InputScaling
 from fedauc.models.resnet import ResNet18
 
 CONFIGS = [ResNet18(), ResNet18(norm="batch"), DenseNet121(), DenseNet121(norm="batch")]
@@ -104,7 +104,7 @@ def test_a_compiler_sees_one_graph_and_the_same_outputs(config: ModelConfig) -> 
     """The first eight parts, which hold every kind of layer: tracing all 121 takes a minute."""
     module = config.build((3, 32, 32), 0)
     assert isinstance(module.body, nn.Sequential)
-    start = Scale(module.body[:8], config.shift, config.scale)
+    start = InputScaling(module.body[:8], config.shift, config.scale)
     compiled = torch.compile(start, fullgraph=True, backend="eager")
     assert torch.equal(compiled(images()), start(images()))
 
@@ -165,13 +165,13 @@ def test_embeddings_have_as_many_numbers_as_asked() -> None:
 def test_photographs_are_centred() -> None:
     """Bytes spread evenly over 0..255 have mean 1/2 and deviation 0.289 after division, so 0 and 1.16 here."""
     bytes_ = torch.arange(256, dtype=torch.uint8)[None]
-    centred = Scale(_Echo(), ResNet18.shift, ResNet18.scale)(bytes_)
+    centred = InputScaling(_Echo(), ResNet18.shift, ResNet18.scale)(bytes_)
     assert abs(float(centred.mean())) < 1e-6
     assert float(centred.std()) == pytest.approx(1.16, abs=0.01)
-    assert not Scale(_Echo(), ResNet18.shift, ResNet18.scale).plain
-    assert str(Scale(_Echo(), 0.5, 0.25)) != str(Scale(_Echo()))
-    plain = Scale(_Echo())
-    assert plain.plain
+    assert not InputScaling(_Echo(), ResNet18.shift, ResNet18.scale).divides_only
+    assert str(InputScaling(_Echo(), 0.5, 0.25)) != str(InputScaling(_Echo()))
+    plain = InputScaling(_Echo())
+    assert plain.divides_only
     assert torch.equal(plain(bytes_), bytes_.float() / 255)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.models import ModelConfig, models
+from fedauc.models import ModelConfig, find_models
 from fedauc.models.cnn import SmallCNN
 from fedauc.models.linear import Linear
 from fedauc.models.mlp import MLP
 
 SHAPE = (3, 8, 8)
-MEMBERS = sorted(models())
+MEMBERS = sorted(find_models())
 
 
 def weights(module: torch.nn.Module) -> torch.Tensor:
@@ -27,7 +27,7 @@ def images(count: int = 5) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_one_score_per_row_and_gradients_for_every_weight(name: str) -> None:
-    module = models()[name]().build(SHAPE, 0)
+    module = find_models()[name]().build(SHAPE, 0)
     outputs = module(images().float() / 255)
     assert outputs.shape == (5, 1)
     outputs.sum().backward()
@@ -38,7 +38,7 @@ def test_one_score_per_row_and_gradients_for_every_weight(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_are_scaled_as_the_model_says(name: str, dtype: torch.dtype) -> None:
     """To [0, 1] by default; the deep image networks centre them too."""
-    config = models()[name]()
+    config = find_models()[name]()
     module = config.build(SHAPE, 0).to(dtype)
     torch.nn.init.normal_(next(module.parameters()), generator=torch.Generator().manual_seed(0))
     unit = images().to(dtype) / 255
@@ -57,14 +57,14 @@ def test_weights_follow_the_seed(config: ModelConfig) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_global_generators_are_left_alone(name: str) -> None:
     numpy_before, torch_before = np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
-    models()[name]().build(SHAPE, 7)
+    find_models()[name]().build(SHAPE, 7)
     assert torch.equal(torch.get_rng_state(), torch_before)
     assert str(np.random.get_state(legacy=False)) == str(numpy_before)  # noqa: NPY002
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_rows_do_not_see_each_other_and_nothing_is_buffered(name: str) -> None:
-    module = models()[name]().build(SHAPE, 0)
+    module = find_models()[name]().build(SHAPE, 0)
     together, alone = module(images()), torch.cat([module(image[None]) for image in images()])
     assert torch.allclose(together, alone, atol=1e-6)
     assert not list(module.buffers())
@@ -72,7 +72,7 @@ def test_rows_do_not_see_each_other_and_nothing_is_buffered(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_stacked_models_run_under_vmap(name: str) -> None:
-    config = models()[name]()
+    config = find_models()[name]()
     modules = [config.build(SHAPE, seed) for seed in (0, 1)]
     stacked, _ = torch.func.stack_module_state(modules)
 

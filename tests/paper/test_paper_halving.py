@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from paper.halving import Rung, Winner, candidates, check_budget, halve, rungs
 from paper.layout import Cell, Column, Entry, runs
 from paper.scales import PAPER, Texts
@@ -139,7 +139,7 @@ def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "cycp-fedavg", "a-scaffold"])
 def test_the_full_grid_tries_two_steps_in_whole_runs(method: str) -> None:
     """The method's own step and a smaller; a candidate is evaluated as the table's runs are, whose record it is."""
-    found, usual = candidates(Entry(method, method), "full"), methods()[method].learning_rate
+    found, usual = candidates(Entry(method, method), "full"), find_methods()[method].learning_rate
     own, smaller = (float(each["learning-rate"]) for each in found)
     assert own == usual
     assert smaller == pytest.approx(0.3 * usual)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.data.cifar import Cifar10
 from fedauc.data.creditcard_full import CreditCardFull
 from fedauc.data.partitions import IID, Dirichlet
@@ -104,7 +104,7 @@ def test_table_9_and_the_classes_repeat_on_other_data() -> None:
 def test_card_fraud_has_every_method_on_splits_of_its_own() -> None:
     """Twelve methods and pooled rows; five splits with one seed each, whatever seeds are asked for."""
     sheet = SHEETS["creditcard"](PAPER)
-    assert {entry.method for entry in sheet.rows} == set(methods())
+    assert {entry.method for entry in sheet.rows} == set(find_methods())
     assert len(sheet.rows) == 13
     for cell in cells(sheet):
         found = [config for case in runs(PAPER, cell, {}, [5, 6, 7]) for config in case]

@@ -7,11 +7,11 @@ from fedauc.discovery import members, modules
 from fedauc.interfaces import Algorithm
 
 
-def algorithms() -> dict[str, type[Algorithm]]:
+def find_algorithms() -> dict[str, type[Algorithm]]:
     """Every algorithm by name."""
     return members(__name__, Algorithm)  # type: ignore[type-abstract]
 
 
-def methods() -> dict[str, Method]:
+def find_methods() -> dict[str, Method]:
     """Every method of the literature by name: an algorithm under a participation, with defaults that train."""
     return {method.name: method for module in modules(__name__) for method in getattr(module, "METHODS", ())}

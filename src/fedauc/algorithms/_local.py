@@ -21,19 +21,19 @@ class Gradient(NamedTuple):
 
 def point_gradient(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Gradient:
     """The gradient of sum_i weights_i · loss(score_i, label_i)."""
-    scored = network.score(model, batch.inputs)
-    scores = objective.link(scored.outputs)
-    slopes = batch.weights * objective.slope(scores, batch.labels)
-    return Gradient(scored.pullback(objective.unlink(scores, slopes)), scored.buffers)
+    scored = network.forward_pass(model, batch.inputs)
+    scores = objective.to_scores(scored.outputs)
+    slopes = batch.weights * objective.example_slope(scores, batch.labels)
+    return Gradient(scored.pullback(objective.to_output_slopes(scores, slopes)), scored.buffers)
 
 
 def point_loss(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Tensor:
     """sum_i weights_i · loss(score_i, label_i)."""
-    scores = objective.link(network.score(model, batch.inputs).outputs)
-    return (batch.weights * objective.value(scores, batch.labels)).sum(-1)
+    scores = objective.to_scores(network.forward_pass(model, batch.inputs).outputs)
+    return (batch.weights * objective.example_loss(scores, batch.labels)).sum(-1)
 
 
-def descend(weights: Tensor, direction: Tensor, learning_rate: float | Tensor, weight_decay: float) -> Tensor:
+def sgd_step(weights: Tensor, direction: Tensor, learning_rate: float | Tensor, weight_decay: float) -> Tensor:
     """w - η (g + decay · w)."""
     if weight_decay:
         direction = direction + weight_decay * weights
@@ -43,12 +43,12 @@ def descend(weights: Tensor, direction: Tensor, learning_rate: float | Tensor, w
     return weights - learning_rate * direction
 
 
-def moved(shared: Tree, reduced: Upload) -> Tree:
+def apply_mean_change(shared: Tree, reduced: Upload) -> Tree:
     """What all share after the mean change, if there is one."""
     return shared if is_empty(reduced.mean) else tree_add(shared, reduced.mean)
 
 
-def amplify(start: Model, end: Model, factor: float) -> Model:
+def amplify_progress(start: Model, end: Model, factor: float) -> Model:
     """x_start + γ (x_end - x_start), written so that γ = 1 gives x_end to the bit; buffers are statistics, and stay."""
     return Model(end.weights + (factor - 1) * (end.weights - start.weights), end.buffers)
 

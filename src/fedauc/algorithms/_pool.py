@@ -13,17 +13,17 @@ from fedauc import keys
 from fedauc.data.blocks import WORDS, row_blocks
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
-from fedauc.trees import send
+from fedauc.trees import send_to_device
 
 
-class Chunk(NamedTuple):
+class RoundScores(NamedTuple):
     """One round's scores `[M, I, B]` per class (embeddings `[M, I, B, E]`), and whose they are `[M]`, on the CPU."""
 
     clients: Tensor
     scores: Passive
 
 
-def assemble(setting: Setting, recent: Sequence[Chunk], phase: Phase, old: Passive) -> Passive:
+def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Passive) -> Passive:
     """One flat pool per class from the rounds' scores.
 
     Slots of a class that a client does not hold are dropped. Under `pooled` weighting an entry counts by its client's
@@ -32,31 +32,31 @@ def assemble(setting: Setting, recent: Sequence[Chunk], phase: Phase, old: Passi
     sides = []
     for side, held in enumerate(setting.census):
         counts = [held[chunk.clients.cpu().numpy()] for chunk in recent]
-        parts = [_holders(chunk.scores[side], count) for chunk, count in zip(recent, counts, strict=True)]
+        parts = [_scores_of_holders(chunk.scores[side], count) for chunk, count in zip(recent, counts, strict=True)]
         scores = torch.cat(parts) if parts else old[side][:0]
         if setting.weighting == "pooled" and len(scores):
             slots = [chunk.scores[side].shape[1:3].numel() for chunk in recent]
             rows = np.concatenate([np.repeat(count[count > 0], n) for count, n in zip(counts, slots, strict=True)])
-            chosen = systematic(rows, (setting.seed, "resample", phase.round, side))
-            scores = scores[send(chosen, scores.device)]
+            chosen = resample_systematically(rows, (setting.seed, "resample", phase.round, side))
+            scores = scores[send_to_device(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
     return Passive(*sides)
 
 
-def _holders(scores: Tensor, counts: np.ndarray) -> Tensor:
+def _scores_of_holders(scores: Tensor, counts: np.ndarray) -> Tensor:
     """The scores of the clients that hold some rows of the class, flat."""
-    return (scores if counts.all() else scores[send(np.flatnonzero(counts), scores.device)]).flatten(0, 2)
+    return (scores if counts.all() else scores[send_to_device(np.flatnonzero(counts), scores.device)]).flatten(0, 2)
 
 
-def systematic(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:
+def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:
     """As many indices as weights, each chosen in proportion to its weight, to within one of the expected count."""
-    offset = float(keys.words(1, *key)[0]) / 2**64
+    offset = float(keys.random_words(1, *key)[0]) / 2**64
     edges = np.cumsum(weights) / weights.sum() * len(weights)
     chosen = np.searchsorted(edges, np.arange(len(weights)) + offset, side="right")
     return np.minimum(chosen, len(weights) - 1)
 
 
-def draw(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passive:
+def draw_passive_scores(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passive:
     """Each client's passive scores `[M, I, B]` per class: without replacement, reshuffled when exhausted."""
     sides = []
     for side, (scores, size) in enumerate(zip(pool, phase.batch, strict=True)):
@@ -65,9 +65,9 @@ def draw(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passi
             continue
         clients, count = np.array(cohort.clients), phase.local_steps * size
         chosen = scores.new_empty(len(clients), count, *scores.shape[1:])
-        for some in row_blocks((len(clients), keys.demand(len(scores), count)), WORDS):
+        for some in row_blocks((len(clients), keys.count_words(len(scores), count)), WORDS):
             sizes = np.full(len(clients[some]), len(scores))
-            index = keys.samples(sizes, count, clients[some], setting.seed, "passive", phase.round, side)
-            chosen[some] = scores[send(index, scores.device)]
+            index = keys.sample_client_indices(sizes, count, clients[some], setting.seed, "passive", phase.round, side)
+            chosen[some] = scores[send_to_device(index, scores.device)]
         sides.append(chosen.view(len(clients), phase.local_steps, size, *scores.shape[1:]))
     return Passive(*sides)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from fedauc.algorithms._local import amplify, check_amplify, moved
+from fedauc.algorithms._local import amplify_progress, apply_mean_change, check_amplify
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.fedavg import FedAvg, LocalSGD
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
@@ -41,9 +41,9 @@ class AFedAvg(LocalSGD):
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Average; amplify at the end of a cycle. A stage may have moved the model, so its first period starts anew."""
         start = server.anchor if phase.starts_stage else server.private
-        shared = moved(server.shared, reduced)
+        shared = apply_mean_change(server.shared, reduced)
         if phase.ends_cycle:
-            start = shared = amplify(start, shared, self.amplify)
+            start = shared = amplify_progress(start, shared, self.amplify)
         return server._replace(shared=shared, private=start)
 
 

@@ -17,14 +17,14 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import amplify, check_amplify
+from fedauc.algorithms._local import amplify_progress, check_amplify
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
 from fedauc.interfaces import Cohort, Download, Model, Phase, Server, Setting, Upload
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
 
-class Memory(NamedTuple):
+class ClientState(NamedTuple):
     """The variate in force, and the period's running sum of raw gradients, step count and number."""
 
     variate: Tensor
@@ -32,13 +32,13 @@ class Memory(NamedTuple):
     steps: Tensor
     period: Tensor
 
-    def coming(self) -> Tensor:
+    def next_variate(self) -> Tensor:
         """The variate that the period's end will bring: the mean so far, or the one in force if there is none."""
         steps = self.steps[..., None]
         return torch.where(steps > 0, self.total / steps.clamp(min=1), self.variate)
 
 
-class Private(NamedTuple):
+class PeriodState(NamedTuple):
     """The model at the period's start and the collected change of c."""
 
     start: Model
@@ -64,25 +64,25 @@ class AScaffold(CorrectedSGD):
     def init(self, setting: Setting, model: Model) -> Server:
         """c = 0, nothing pending, the first period starts here."""
         shared = Shared(model, torch.zeros_like(model.weights))
-        return Server(shared=shared, anchor=shared, private=Private(model, torch.zeros_like(model.weights)))
+        return Server(shared=shared, anchor=shared, private=PeriodState(model, torch.zeros_like(model.weights)))
 
-    def initial_client_state(self, download: Download) -> Memory:
+    def initial_client_state(self, download: Download) -> ClientState:
         """c_m is 0 at first, and nothing has been summed in this period."""
         zero = torch.zeros_like(download.shared.variate)
         steps = torch.zeros(zero.shape[:-1], dtype=torch.int64, device=zero.device)
-        return Memory(zero, zero, steps, torch.full_like(steps, download.phase.cycle))
+        return ClientState(zero, zero, steps, torch.full_like(steps, download.phase.cycle))
 
-    def begin(self, download: Download, client_state: Memory) -> Local:
+    def begin(self, download: Download, client_state: ClientState) -> Local:
         """Use the variate in force."""
-        client_state = _rolled(download, client_state)
+        client_state = _start_new_period(download, client_state)
         return Local(download.shared.model, client_state.variate, torch.zeros_like(client_state.variate))
 
-    def finish(self, download: Download, client_state: Memory, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
+    def finish(self, download: Download, client_state: ClientState, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
         """Add the visit to the period's mean, and send by how much that moves it."""
-        before = _rolled(download, client_state)
+        before = _start_new_period(download, client_state)
         after = before._replace(total=before.total + local.total, steps=before.steps + download.phase.local_steps)
         change = tree_sub(local.model, download.shared.model)
-        return Upload(mean=Shared(change, after.coming() - before.coming())), after
+        return Upload(mean=Shared(change, after.next_variate() - before.next_variate())), after
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Average and collect; at the end of a cycle c moves and the progress is amplified."""
@@ -92,20 +92,20 @@ class AScaffold(CorrectedSGD):
         model, variate = server.shared
         if not is_empty(reduced.mean):
             model = tree_add(model, reduced.mean.model)
-            pending = pending + len(cohort.clients) / setting.clients * reduced.mean.variate
+            pending = pending + len(cohort.clients) / setting.client_count * reduced.mean.variate
         if phase.ends_cycle:
-            start = model = amplify(start, model, self.amplify)
+            start = model = amplify_progress(start, model, self.amplify)
             variate, pending = variate + pending, torch.zeros_like(pending)
-        return server._replace(shared=Shared(model, variate), private=Private(start, pending))
+        return server._replace(shared=Shared(model, variate), private=PeriodState(start, pending))
 
 
-def _rolled(download: Download, client_state: Memory) -> Memory:
+def _start_new_period(download: Download, client_state: ClientState) -> ClientState:
     """The memory at this visit: rolled over when the period it speaks of has ended."""
     period = torch.full_like(client_state.period, download.phase.cycle)
     ended = client_state.period != period
     zero = torch.zeros_like(client_state.total)
-    return Memory(
-        torch.where(ended[..., None], client_state.coming(), client_state.variate),
+    return ClientState(
+        torch.where(ended[..., None], client_state.next_variate(), client_state.variate),
         torch.where(ended[..., None], zero, client_state.total),
         torch.where(ended, 0, client_state.steps),
         period,

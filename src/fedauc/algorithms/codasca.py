@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms._method import Method
-from fedauc.algorithms.minimax import ProximalStep, origin, saddle_gradient, square_loss
+from fedauc.algorithms.minimax import ProximalStep, saddle_gradient, square_loss, starting_point
 from fedauc.algorithms.minimax import Shared as Point
 from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals
@@ -53,14 +53,14 @@ class Codasca(ProximalStep):
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The minimax method's start, and c = 0."""
-        point = origin(model, self.objective)
+        point = starting_point(model, self.objective)
         zero = tree_map(torch.zeros_like, Variate(model.weights, point.duals))
         shared = Shared(point, zero)
         return Server(shared=shared, anchor=shared)
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the point and c, and the stage's reference if there is a proximal term."""
-        return Download(phase, server.shared, self.anchor(server.anchor.point))
+        return Download(phase, server.shared, self.stage_reference(server.anchor.point))
 
     def initial_client_state(self, download: Download) -> Variate:
         """A client's memory is its variate, 0 at first."""
@@ -76,11 +76,13 @@ class Codasca(ProximalStep):
         gradient, duals = saddle_gradient(self.objective, network, local.point, batch)
         raw = Variate(gradient.weights, duals)
         direction = tree_map(lambda g, own, all_: g - own + all_, raw, local.variate, download.shared.variate)
-        point = self.move(download, local.point, gradient._replace(weights=direction.weights), direction.duals)
+        point = self.descend_ascend(
+            download, local.point, gradient._replace(weights=direction.weights), direction.duals
+        )
         total = tree_add(local.total, raw)
         return Local(point, local.variate, total), ()
 
-    def monitor(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
         """The non-negative square loss."""
         return square_loss(self.objective, network, local.point, batch)
 
@@ -94,7 +96,7 @@ class Codasca(ProximalStep):
         """c keeps being the mean of every client's variate."""
         if is_empty(reduced.mean):
             return server
-        share = len(cohort.clients) / setting.clients
+        share = len(cohort.clients) / setting.client_count
         variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
         return server._replace(shared=Shared(tree_add(server.shared.point, reduced.mean.point), variate))
 
@@ -102,7 +104,7 @@ class Codasca(ProximalStep):
         """c stays the mean of the clients' variates."""
         return last._replace(point=mean.point)
 
-    def model(self, shared: Shared) -> Model:
+    def extract_model(self, shared: Shared) -> Model:
         """The model, without duals and variates."""
         return shared.point.model
 

@@ -14,7 +14,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend, moved, point_gradient, point_loss
+from fedauc.algorithms._local import apply_mean_change, check_objective, point_gradient, point_loss, sgd_step
 from fedauc.algorithms._method import Method
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import PointObjective
@@ -44,10 +44,10 @@ class LocalSGD(Algorithm):
     def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Tree]:
         """w ← w - η ∇ℓ."""
         gradient = point_gradient(self.objective, network, local, batch)
-        weights = descend(local.weights, gradient.weights, download.phase.learning_rate, self.weight_decay)
+        weights = sgd_step(local.weights, gradient.weights, download.phase.learning_rate, self.weight_decay)
         return Model(weights, gradient.buffers), ()
 
-    def monitor(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
         """The loss of the batch."""
         return point_loss(self.objective, network, local, batch)
 
@@ -55,7 +55,7 @@ class LocalSGD(Algorithm):
         """Send the change back; remember nothing."""
         return Upload(mean=tree_sub(local, download.shared)), ()
 
-    def model(self, shared: Model) -> Model:
+    def extract_model(self, shared: Model) -> Model:
         """All of it."""
         return shared
 
@@ -73,7 +73,7 @@ class FedAvg(LocalSGD):
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Move by the mean change."""
-        return server._replace(shared=moved(server.shared, reduced))
+        return server._replace(shared=apply_mean_change(server.shared, reduced))
 
 
 METHODS = (

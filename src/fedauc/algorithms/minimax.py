@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import Gradient, check_objective, descend, moved
+from fedauc.algorithms._local import Gradient, apply_mean_change, check_objective, sgd_step
 from fedauc.algorithms._method import Method
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals, Minimax
@@ -42,16 +42,16 @@ class Anchor(NamedTuple):
 
 def saddle_gradient(objective: Minimax, network: Network, point: Shared, batch: Batch) -> tuple[Gradient, Duals]:
     """∇_w f and ∂f/∂(a, b, α) at one point."""
-    scored = network.score(point.model, batch.inputs)
-    scores = objective.link(scored.outputs)
-    slopes, duals = objective.slopes(scores, batch.labels, batch.weights, point.duals)
-    return Gradient(scored.pullback(objective.unlink(scores, slopes)), scored.buffers), duals
+    scored = network.forward_pass(point.model, batch.inputs)
+    scores = objective.to_scores(scored.outputs)
+    slopes, duals = objective.saddle_slopes(scores, batch.labels, batch.weights, point.duals)
+    return Gradient(scored.pullback(objective.to_output_slopes(scores, slopes)), scored.buffers), duals
 
 
 def square_loss(objective: Minimax, network: Network, point: Shared, batch: Batch) -> Tensor:
     """The non-negative square AUC loss of the batch."""
-    scores = objective.link(network.score(point.model, batch.inputs).outputs)
-    return objective.monitored(scores, batch.labels, batch.weights, point.duals)
+    scores = objective.to_scores(network.forward_pass(point.model, batch.inputs).outputs)
+    return objective.monitored_loss(scores, batch.labels, batch.weights, point.duals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,30 +67,30 @@ class ProximalStep(Algorithm):
         if not self.prox >= 0:
             raise ValueError(f"prox is {self.prox}; it must be at least 0")
 
-    def anchor(self, point: Shared) -> Anchor | tuple[()]:
+    def stage_reference(self, point: Shared) -> Anchor | tuple[()]:
         """The stage's reference; nothing is sent without a proximal term."""
         return Anchor(point.model.weights, point.duals.a, point.duals.b) if self.prox else ()
 
-    def move(self, download: Download, local: Shared, gradient: Gradient, duals: Duals) -> Shared:
+    def descend_ascend(self, download: Download, local: Shared, gradient: Gradient, duals: Duals) -> Shared:
         """The step itself, given a direction."""
         learning_rate, direction, (a, b, alpha) = download.phase.learning_rate, gradient.weights, duals
         if self.prox:
             direction = direction + self.prox * (local.model.weights - download.anchor.weights)
             a = a + self.prox * (local.duals.a - download.anchor.a)
             b = b + self.prox * (local.duals.b - download.anchor.b)
-        weights = descend(local.model.weights, direction, learning_rate, self.weight_decay)
+        weights = sgd_step(local.model.weights, direction, learning_rate, self.weight_decay)
         old = local.duals
         new = Duals(old.a - learning_rate * a, old.b - learning_rate * b, old.alpha + learning_rate * alpha)
         return Shared(Model(weights, gradient.buffers), new)
 
 
-def origin(model: Model, objective: Minimax) -> Shared:
+def starting_point(model: Model, objective: Minimax) -> Shared:
     """The starting point: the model with the duals of one that tells nothing apart, whose raw outputs are 0.
 
     From a = b = 0 instead, the first steps would push every sigmoid score down to where its slope is gone.
     """
     zero = torch.zeros((), dtype=model.weights.dtype, device=model.weights.device)
-    level = objective.link(zero)
+    level = objective.to_scores(zero)
     return Shared(model, Duals(level, level, zero))
 
 
@@ -103,12 +103,12 @@ class MinimaxAlgorithm(ProximalStep):
 
     def init(self, setting: Setting, model: Model) -> Server:
         """a = b = the score of a raw output of 0, and α = 0."""
-        start = origin(model, self.objective)
+        start = starting_point(model, self.objective)
         return Server(shared=start, anchor=start)
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send (w, a, b, α), and the stage's reference."""
-        return Download(phase, server.shared, self.anchor(server.anchor))
+        return Download(phase, server.shared, self.stage_reference(server.anchor))
 
     def begin(self, download: Download, client_state: Tree) -> Shared:
         """Start from the point sent."""
@@ -118,9 +118,9 @@ class MinimaxAlgorithm(ProximalStep):
     def step(self, network: Network, download: Download, local: Shared, batch: Batch) -> tuple[Shared, Tree]:
         """Simultaneous descent in (w, a, b) and ascent in α."""
         gradient, duals = saddle_gradient(self.objective, network, local, batch)
-        return self.move(download, local, gradient, duals), ()
+        return self.descend_ascend(download, local, gradient, duals), ()
 
-    def monitor(self, network: Network, download: Download, local: Shared, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Shared, batch: Batch) -> Tensor:
         """The non-negative square loss, not the bare saddle value."""
         return square_loss(self.objective, network, local, batch)
 
@@ -130,9 +130,9 @@ class MinimaxAlgorithm(ProximalStep):
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
         """Move by the mean change."""
-        return server._replace(shared=moved(server.shared, reduced))
+        return server._replace(shared=apply_mean_change(server.shared, reduced))
 
-    def model(self, shared: Shared) -> Model:
+    def extract_model(self, shared: Shared) -> Model:
         """The model, without the duals."""
         return shared.model
 

@@ -21,20 +21,20 @@ from typing import ClassVar, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend, moved
+from fedauc.algorithms._local import apply_mean_change, check_objective, sgd_step
 from fedauc.algorithms._method import Method
-from fedauc.algorithms._pool import Chunk, assemble, draw
+from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import Active, PairObjective, Passive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.trees import Tree, is_empty, tree_sub
 
 
-class Private(NamedTuple):
+class PoolState(NamedTuple):
     """The pool that is drawn from, and the scores collected since."""
 
     pool: Passive
-    recent: tuple[Chunk, ...]
+    recent: tuple[RoundScores, ...]
 
 
 @final
@@ -63,11 +63,11 @@ class Pairwise(Algorithm):
     def init(self, setting: Setting, model: Model) -> Server:
         """An empty pool; the scoring rounds fill it."""
         none = torch.zeros(0, dtype=model.weights.dtype, device=model.weights.device)
-        return Server(shared=model, anchor=model, private=Private(Passive(none, none), ()))
+        return Server(shared=model, anchor=model, private=PoolState(Passive(none, none), ()))
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the model, and to each client its own draw of passive scores."""
-        own = () if phase.scoring else draw(setting, server.private.pool, cohort, phase)
+        own = () if phase.scoring else draw_passive_scores(setting, server.private.pool, cohort, phase)
         return Download(phase, server.shared, per_client=own)
 
     def begin(self, download: Download, client_state: Tree) -> Model:
@@ -77,23 +77,23 @@ class Pairwise(Algorithm):
 
     def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Passive]:
         """w ← w - η (G1 + G2); the active scores are emitted as they are computed."""
-        scored = network.score(local, batch.inputs)
-        scores = self.objective.link(scored.outputs)
+        scored = network.forward_pass(local, batch.inputs)
+        scores = self.objective.to_scores(scored.outputs)
         active = _by_class(scores, batch.weights, download.phase.batch.positives)
         emitted = Passive(active.positives, active.negatives)
         if download.phase.scoring:
             return local, emitted
-        coupled = self.objective.couple(active, batch.per_client)
+        coupled = self.objective.active_slopes(active, batch.per_client)
         slopes = torch.cat([coupled.positives, coupled.negatives], dim=batch.weights.ndim - 1)
-        gradient = scored.pullback(self.objective.unlink(scores, slopes))
-        weights = descend(local.weights, gradient, download.phase.learning_rate, self.weight_decay)
+        gradient = scored.pullback(self.objective.to_output_slopes(scores, slopes))
+        weights = sgd_step(local.weights, gradient, download.phase.learning_rate, self.weight_decay)
         return Model(weights, scored.buffers), emitted
 
-    def monitor(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
         """The loss of the step's active-passive pairs."""
-        scores = self.objective.link(network.score(local, batch.inputs).outputs)
+        scores = self.objective.to_scores(network.forward_pass(local, batch.inputs).outputs)
         active = _by_class(scores, batch.weights, download.phase.batch.positives)
-        return self.objective.monitored(active, batch.per_client)
+        return self.objective.monitored_loss(active, batch.per_client)
 
     def finish(self, download: Download, client_state: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
         """Send the change (unless only scoring) and the scores `[I, B]`; remember nothing."""
@@ -103,15 +103,15 @@ class Pairwise(Algorithm):
         """Move by the mean change; the scores wait until the cycle ends, or slide through the window."""
         pool, recent = server.private
         if not is_empty(reduced.pool):
-            recent = (*recent, Chunk(torch.tensor(cohort.clients), reduced.pool))
+            recent = (*recent, RoundScores(torch.tensor(cohort.clients), reduced.pool))
         if self.pool == "window":
             recent = recent[-setting.cycle_length :]
-            pool = assemble(setting, recent, phase, pool)
+            pool = rebuild_pool(setting, recent, phase, pool)
         elif phase.ends_cycle:
-            pool, recent = assemble(setting, recent, phase, pool), ()
-        return server._replace(shared=moved(server.shared, reduced), private=Private(pool, recent))
+            pool, recent = rebuild_pool(setting, recent, phase, pool), ()
+        return server._replace(shared=apply_mean_change(server.shared, reduced), private=PoolState(pool, recent))
 
-    def model(self, shared: Model) -> Model:
+    def extract_model(self, shared: Model) -> Model:
         """All of it."""
         return shared
 

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedauc.algorithms._local import check_objective, descend, point_gradient, point_loss
+from fedauc.algorithms._local import check_objective, point_gradient, point_loss, sgd_step
 from fedauc.algorithms._method import Method
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import PointObjective
@@ -55,11 +55,11 @@ class CorrectedSGD(Algorithm):
         """w ← w - η (g - c_m + c)."""
         gradient = point_gradient(self.objective, network, local.model, batch)
         direction = gradient.weights - local.variate + download.shared.variate
-        weights = descend(local.model.weights, direction, download.phase.learning_rate, self.weight_decay)
+        weights = sgd_step(local.model.weights, direction, download.phase.learning_rate, self.weight_decay)
         moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
         return moved, ()
 
-    def monitor(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
+    def monitored_loss(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
         """The loss of the batch."""
         return point_loss(self.objective, network, local.model, batch)
 
@@ -67,7 +67,7 @@ class CorrectedSGD(Algorithm):
         """c stays the mean of the clients' variates."""
         return last._replace(model=mean.model)
 
-    def model(self, shared: Shared) -> Model:
+    def extract_model(self, shared: Shared) -> Model:
         """The model, without c."""
         return shared.model
 
@@ -102,7 +102,7 @@ class Scaffold(CorrectedSGD):
         """c keeps being the mean of every client's variate."""
         if is_empty(reduced.mean):
             return server
-        share = len(cohort.clients) / setting.clients
+        share = len(cohort.clients) / setting.client_count
         variate = server.shared.variate + share * reduced.mean.variate
         return server._replace(shared=Shared(tree_add(server.shared.model, reduced.mean.model), variate))
 

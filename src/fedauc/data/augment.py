@@ -21,7 +21,7 @@ AUGMENTS: Mapping[str, str] = {
 
 def draw_moves(count: int, seed: int, round: int, client: int) -> np.ndarray:
     """`count` moves `[count, 3]` of a client's visit: down and right by 0 to 2 MARGIN, and whether to mirror."""
-    words = keys.words(count, seed, "augment", round, client)
+    words = keys.random_words(count, seed, "augment", round, client)
     # Disjoint bits of one word; 16 bits over 9 values are biased by 1e-4 at most.
     parts = np.stack([words, words >> np.uint64(16), words >> np.uint64(32)], axis=-1) & np.uint64(0xFFFF)
     return (parts % np.array([2 * MARGIN + 1, 2 * MARGIN + 1, 2], dtype=np.uint64)).astype(np.uint8)

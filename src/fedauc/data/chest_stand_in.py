@@ -54,7 +54,7 @@ def _deal(positive: np.ndarray, seed: int) -> np.ndarray:
     part = np.full(len(positive), "", dtype="<U10")
     for stratum in (False, True):
         members = np.flatnonzero(positive == stratum)
-        order, start = members[keys.sample(len(members), len(members), seed, "patients", int(stratum))], 0
+        order, start = members[keys.sample_indices(len(members), len(members), seed, "patients", int(stratum))], 0
         for name, share in HELD_OUT:
             stop = start + max(1, round(share * len(members)))
             part[order[start:stop]], start = name, stop

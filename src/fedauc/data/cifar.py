@@ -123,7 +123,7 @@ class Cifar(Stored):
             if count >= len(members):
                 what = "validation_positives" if label else "validation_rows"
                 raise ValueError(f"{what} asks for {count} of {len(members)} rows labelled {label}: lower it")
-            held[members[keys.sample(len(members), count, seed, "validation", label)]] = True
+            held[members[keys.sample_indices(len(members), count, seed, "validation", label)]] = True
         return held
 
 

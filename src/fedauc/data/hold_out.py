@@ -25,7 +25,7 @@ def hold_out(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple[Rows
                 f"{purpose}_fraction is {fraction}; it takes all {len(members)} rows labelled {label} and leaves none "
                 "to train on: lower it"
             )
-        held[members[keys.sample(len(members), count, seed, purpose, label)]] = True
+        held[members[keys.sample_indices(len(members), count, seed, purpose, label)]] = True
     return rows.take(np.flatnonzero(~held)), rows.take(np.flatnonzero(held))
 
 

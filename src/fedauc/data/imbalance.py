@@ -41,5 +41,5 @@ def to_positive_rate(rows: Rows, rate: float, seed: int) -> Rows:
 
 def _keep(rows: Rows, kept: int, seed: int, purpose: str) -> Rows:
     positives = np.flatnonzero(rows.labels == 1)
-    chosen = positives[keys.sample(len(positives), kept, seed, purpose)]
+    chosen = positives[keys.sample_indices(len(positives), kept, seed, purpose)]
     return rows.take(np.sort(np.concatenate([np.flatnonzero(rows.labels != 1), chosen])))

@@ -41,9 +41,9 @@ class MedicareLike(Dataset):
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the states' offsets once, then three independent parts."""
-        direction = keys.generator(seed, "direction").standard_normal(self.features)
+        direction = keys.numpy_generator(seed, "direction").standard_normal(self.features)
         step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
-        offsets = keys.generator(seed, "offsets").standard_normal((len(STATES), self.features), dtype=np.float32)
+        offsets = keys.numpy_generator(seed, "offsets").standard_normal((len(STATES), self.features), dtype=np.float32)
         offsets *= np.float32(self.shift)
         train = self._draw(step, offsets, self.rows, seed, "train")
         validation, test = (self._draw(step, offsets, self.rows // 4, seed, part) for part in ("validation", "test"))
@@ -56,8 +56,8 @@ class MedicareLike(Dataset):
         place = np.searchsorted(stops, np.arange(size), side="right")
         labels = np.zeros(size, dtype=np.int8)
         positives = max(EVALUABLE, round(self.positive_rate * size))
-        labels[keys.sample(size, positives, seed, "labels", part)] = 1
-        inputs = keys.generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
+        labels[keys.sample_indices(size, positives, seed, "labels", part)] = 1
+        inputs = keys.numpy_generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
         # State by state and in place: one row of offsets per row of inputs would double the memory.
         for state, stop in enumerate(stops):
             inputs[(stops[state - 1] if state else 0) : stop] += offsets[state]

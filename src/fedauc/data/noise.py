@@ -22,5 +22,5 @@ def flip_labels(labels: np.ndarray, positives: float, negatives: float, seed: in
         if count and count == len(members):
             raise ValueError(f"{name} is {rate}; of {len(members)} rows that leaves none as they were: lower it")
         if count:
-            flipped[members[keys.sample(len(members), count, seed, name)]] = 1 - label
+            flipped[members[keys.sample_indices(len(members), count, seed, name)]] = 1 - label
     return flipped

@@ -104,7 +104,7 @@ class Dirichlet(Partition):
         client = np.empty(len(rows.labels), dtype=np.int64)
         for label in (0, 1):
             members = np.flatnonzero(rows.labels == label)
-            draw = keys.generator(seed, "dirichlet", label)
+            draw = keys.numpy_generator(seed, "dirichlet", label)
             shares = draw.dirichlet(np.full(self.clients, float(self.concentration)))
             cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
             order = members[_shuffle(len(members), seed, self.name, label)]
@@ -163,4 +163,4 @@ def _check_enough(rows: Rows, clients: int) -> None:
 
 
 def _shuffle(size: int, *key: int | str) -> np.ndarray:
-    return keys.sample(size, size, *key) if size else np.empty(0, dtype=np.int64)
+    return keys.sample_indices(size, size, *key) if size else np.empty(0, dtype=np.int64)

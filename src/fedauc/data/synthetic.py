@@ -41,9 +41,9 @@ class Synthetic(Dataset):
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the clients' offsets once, then three independent parts."""
-        direction = keys.generator(seed, "direction").standard_normal(self.features)
+        direction = keys.numpy_generator(seed, "direction").standard_normal(self.features)
         step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
-        offsets = keys.generator(seed, "offsets").standard_normal((self.clients, self.features), dtype=np.float32)
+        offsets = keys.numpy_generator(seed, "offsets").standard_normal((self.clients, self.features), dtype=np.float32)
         offsets *= np.float32(self.shift)
         train, validation, test = (self._draw(step, offsets, seed, part) for part in ("train", "validation", "test"))
         return Table(train, validation, test, f"{len(train.labels)} drawn rows of {self.clients} clients to train on")
@@ -53,7 +53,7 @@ class Synthetic(Dataset):
         client = np.repeat(np.arange(self.clients), self.rows_per_client)
         positives = min(max(1, round(self.positive_rate * size)), size - 1)
         labels = np.zeros(size, dtype=np.int8)
-        labels[keys.sample(size, positives, seed, "labels", part)] = 1
-        noise = keys.generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
+        labels[keys.sample_indices(size, positives, seed, "labels", part)] = 1
+        noise = keys.numpy_generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
         inputs = noise + offsets[client] + (labels[:, None] - np.float32(0.5)) * step
         return Rows(inputs, labels, client)

@@ -18,7 +18,7 @@ from fedauc.engines.simulator import CachedForward, Simulator
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, send, tree_at, tree_map, tree_stack
+from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_map, tree_stack
 
 SMALL = 1 << 26
 """Multiplications of a cohort's step below which one thread does better: starting a second takes too long."""
@@ -77,7 +77,7 @@ class StackedEngine(Simulator):
 
     def _products(self, download: Download, cohort: Cohort) -> int:
         """About as many multiplications as a step's forward pass has: exact for linear layers."""
-        return len(cohort.clients) * download.phase.batch.total * sum(self._network.cut.lengths)
+        return len(cohort.clients) * download.phase.batch.total_rows * sum(self._network.cut.lengths)
 
     def open(self, download: Download, cohort: Cohort) -> Opened:
         """Everything the cohort's local steps need."""
@@ -94,7 +94,7 @@ class StackedEngine(Simulator):
         return Visits(upload, None if download.phase.scoring else loss)
 
     def _shares(self, cohort: Cohort) -> Tensor:
-        return send(np.array(cohort.weights), self._network.device)
+        return send_to_device(np.array(cohort.weights), self._network.device)
 
     def _widened(self, download: Download, count: int) -> Download:
         """What each client of the cohort is sent."""
@@ -142,14 +142,19 @@ class StackedEngine(Simulator):
 
     def _draw(self, download: Download, cohort: Cohort) -> Rows:
         drawn, device = self._draws.cohort(cohort.clients, download.phase), self._inputs.device
-        moves = () if drawn.moves is None else send(drawn.moves, device)
-        return Rows(send(drawn.rows, device), send(drawn.weights, device).to(self._labels), download.per_client, moves)
+        moves = () if drawn.moves is None else send_to_device(drawn.moves, device)
+        return Rows(
+            send_to_device(drawn.rows, device),
+            send_to_device(drawn.weights, device).to(self._labels),
+            download.per_client,
+            moves,
+        )
 
     def _loss(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
         """Each client's loss before its first step; a scoring visit has none."""
         if download.phase.scoring:
             return batch.weights.new_zeros(len(batch.weights))
-        return self._algorithm.monitor(network, download, local, batch)
+        return self._algorithm.monitored_loss(network, download, local, batch)
 
 
 class VisitBatches:
@@ -226,7 +231,7 @@ def _try(network: ModuleNetwork, mapped: VmapNetwork, rows: Tensor) -> None:
     """Some modules only turn out at run time to resist vmap (randomness, data-dependent control flow)."""
     model = widen(network.state(), 1)
     try:
-        mapped.score(model, rows[None])
+        mapped.forward_pass(model, rows[None])
     except RuntimeError as error:
         raise Unsupported(str(error).split("\n")[0]) from error
 

@@ -192,7 +192,7 @@ class CompiledEngine(StackedEngine):
             return [*map(_copy, _leaves(after, lengths))], [*map(_copy, tree_leaves(emitted))]
 
         first = tree_at(drawn, 0)
-        losses = self._algorithm.monitor(self._stacked, download, local, self._batch(first, rows.weights))
+        losses = self._algorithm.monitored_loss(self._stacked, download, local, self._batch(first, rows.weights))
         # For its shape alone: the compiler drops the numbers.
         shape = step(local, first)[1]
         last, emitted = scan(flat_step, [*map(_copy, _leaves(local, lengths))], tree_leaves(drawn))

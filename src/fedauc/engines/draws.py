@@ -12,7 +12,7 @@ from fedauc.data.augment import draw_moves
 from fedauc.data.blocks import WORDS, row_blocks
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import class_scales, row_scales
-from fedauc.interfaces import Draw, Phase, Setting
+from fedauc.interfaces import BatchKind, Phase, Setting
 
 
 class VisitRows(NamedTuple):
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 class Draws:
     """A visit's batches: without replacement inside a visit, reshuffled when a small client is exhausted."""
 
-    def __init__(self, clients: Clients, setting: Setting, draw: Draw) -> None:
+    def __init__(self, clients: Clients, setting: Setting, draw: BatchKind) -> None:
         self._clients, self._setting, self._draw = clients, setting, draw
         self._largest = int(np.diff(clients.offsets).max())
         scales = class_scales if draw == "classes" else row_scales
@@ -64,17 +64,17 @@ class Draws:
         return np.concatenate([first, second], axis=2), weights
 
     def _any(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
-        size, offsets = phase.batch.total, self._clients.offsets
+        size, offsets = phase.batch.total_rows, self._clients.offsets
         rows = self._take(offsets[clients], offsets[clients + 1], clients, phase, 2)
         return rows, np.repeat(self._scales[clients, None] / size, size, axis=1)
 
     def _take(self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int) -> np.ndarray:
         """Rows `[M, I, B]` of the clients' stretches of the index."""
-        size = phase.batch.total if side == 2 else phase.batch[side]
+        size = phase.batch.total_rows if side == 2 else phase.batch[side]
         sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
         parts = []
         for some in row_blocks((len(clients), max(count, self._largest)), WORDS):
-            chosen = keys.samples(sizes[some], count, clients[some], *key)
+            chosen = keys.sample_client_indices(sizes[some], count, clients[some], *key)
             parts.append(self._clients.rows.take(chosen + start[some, None]))
         rows: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return rows.reshape(len(clients), phase.local_steps, size)

@@ -196,7 +196,7 @@ def _draws(network: ModuleNetwork, rows: Tensor) -> bool:
 
     with torch.random.fork_rng([network.device] if cuda else []):
         before = states()
-        network.score(network.state(), rows)
+        network.forward_pass(network.state(), rows)
         return not all(map(torch.equal, before, states()))
 
 

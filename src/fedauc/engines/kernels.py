@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedauc.models._layers import ImageMean
-from fedauc.models.model import Scale
+from fedauc.models.model import InputScaling
 
 Weights = Sequence[Tensor]
 """A layer's parameters, each `[M, n]`."""
@@ -119,7 +119,7 @@ class FlattenKernel(Kernel):
 class ScaleKernel(Kernel):
     """uint8 images to (x / 255 - shift) / scale; floats as they are."""
 
-    def __init__(self, layer: Scale) -> None:
+    def __init__(self, layer: InputScaling) -> None:
         self._layer, self._dtype = layer, next(layer.parameters()).dtype
 
     def forward(self, weights: Weights, inputs: Tensor) -> tuple[Tensor, Any]:
@@ -127,7 +127,7 @@ class ScaleKernel(Kernel):
         if inputs.dtype != torch.uint8:
             return inputs, ()
         images = inputs.to(self._dtype) / 255
-        return images if self._layer.plain else (images - self._layer.shift) / self._layer.scale, ()
+        return images if self._layer.divides_only else (images - self._layer.shift) / self._layer.scale, ()
 
     def backward(self, weights: Weights, saved: Any, slope: Tensor, first: bool) -> tuple[Tensor, list[Tensor]]:
         """Nothing to learn here."""
@@ -251,11 +251,11 @@ def kernels(module: nn.Module) -> list[Kernel]:
 
 def _walk(module: nn.Module) -> Iterator[Kernel]:
     kind = type(module)
-    if isinstance(module, Scale):
+    if isinstance(module, InputScaling):
         yield ScaleKernel(module)
     if module._forward_hooks or module._forward_pre_hooks:
         raise Unsupported(f"{kind.__name__} has hooks")
-    if kind in (nn.Sequential, Scale):
+    if kind in (nn.Sequential, InputScaling):
         # Not children(), which leaves out a layer that is used a second time.
         for child in module._modules.values():
             if child is not None:

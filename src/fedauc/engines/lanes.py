@@ -135,7 +135,7 @@ class LaneNetwork(Network):
     def __init__(self, step: Step, lanes: Lanes) -> None:
         self._step, self._lanes = step, lanes
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """One forward pass in training mode; the pullback is its transposed derivative.
 
         The numbers are those of casting the weights; other weights than the lanes' own are cast.
@@ -179,7 +179,7 @@ class Step:
         download, network = lanes.sent(), CachedForward(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
         if not download.phase.scoring:
-            losses = self._algorithm.monitor(network, download, lanes.local, batch)
+            losses = self._algorithm.monitored_loss(network, download, lanes.local, batch)
         return *self._algorithm.step(network, download, lanes.local, batch), losses
 
 
@@ -204,7 +204,9 @@ def make_lanes(data: Sequence[Data], opened: Sequence[Opened], width: int, step:
     # Statistics of the same length would be taken for weights.
     if len(network.cut.lengths) > 1 and sum(network.cut.lengths) != network.state().buffers.numel():
         try:
-            cut = network.cut._replace(windows=windows(network, data[0].inputs, opened[0].download.phase.batch.total))
+            cut = network.cut._replace(
+                windows=windows(network, data[0].inputs, opened[0].download.phase.batch.total_rows)
+            )
             return _lightened(_lanes(data, opened, width, step, cut), network)
         except (TypeError, AttributeError):
             # The rule does more with a vector than add and scale it.

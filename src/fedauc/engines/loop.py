@@ -18,7 +18,7 @@ from fedauc.engines.crew import Crew
 from fedauc.engines.simulator import CachedForward, Simulator
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, send, tree_add, tree_at, tree_map, tree_stack
+from fedauc.trees import Tree, is_empty, send_to_device, tree_add, tree_at, tree_map, tree_stack
 
 WORTH = 0.002
 """Seconds of a local step from which threads pay: below, they wait for each other's Python."""
@@ -102,12 +102,12 @@ class LoopEngine(Simulator):
         """The loss before the first step; a scoring visit has none."""
         if download.phase.scoring:
             return torch.full((), torch.nan)
-        return self._algorithm.monitor(network, download, local, batch)
+        return self._algorithm.monitored_loss(network, download, local, batch)
 
     @contextmanager
     def _keyed(self, round: int, client: int) -> Iterator[None]:
         """A module's own randomness (dropout) is keyed too, and the caller's generators are left as they were."""
-        seed = keys.integer(self._setting.seed, "module", round, client)
+        seed = keys.random_integer(self._setting.seed, "module", round, client)
         cuda = self._network.device.type == "cuda"
         with torch.random.fork_rng([self._network.device] if cuda else []):
             torch.default_generator.manual_seed(seed)
@@ -117,9 +117,9 @@ class LoopEngine(Simulator):
 
     def _batches(self, download: Download, client: int) -> list[Batch]:
         drawn = self._draws.cohort((client,), download.phase)
-        index = send(drawn.rows[0], self._inputs.device)
-        weights = send(drawn.weights[0], self._inputs.device).to(self._labels)
-        moves = None if drawn.moves is None else send(drawn.moves[0], self._inputs.device)
+        index = send_to_device(drawn.rows[0], self._inputs.device)
+        weights = send_to_device(drawn.weights[0], self._inputs.device).to(self._labels)
+        moves = None if drawn.moves is None else send_to_device(drawn.moves[0], self._inputs.device)
         batches = []
         for step, chosen in enumerate(index):
             rows = self._inputs[chosen]

@@ -18,11 +18,11 @@ class CachedForward(Network):
         self._inner = inner
         self._last: tuple[Tensor, Tensor, ForwardPass] | None = None
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """The last pass if it was this one, a new pass otherwise."""
         if self._last is not None and self._last[0] is model.weights and self._last[1] is inputs:
             return self._last[2]
-        scored = self._inner.score(model, inputs)
+        scored = self._inner.forward_pass(model, inputs)
         self._last = (model.weights, inputs, scored)
         return scored
 
@@ -34,7 +34,7 @@ class Simulator(Engine):
         self._algorithm, self._network, self._setting = algorithm, network, setting
         self._inputs = network.cast(clients.inputs)
         self._labels = clients.labels.to(network.device, network.dtype)
-        self._draws = Draws(clients, setting, algorithm.objective.draw)
+        self._draws = Draws(clients, setting, algorithm.objective.batch_kind)
         self._client_states: dict[int, Tree] = {}
 
     def client_states(self) -> dict[int, Tree]:

@@ -19,7 +19,7 @@ class KernelNetwork(Network):
         self.lengths = [length for kernel in self._kernels for length in kernel.lengths]
         self._first = next(place for place, kernel in enumerate(self._kernels) if kernel.lengths)
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """Layer by layer forward; the pullback goes back through what each layer saved."""
         left = iter(torch.split(model.weights, self.lengths, dim=1))
         parts = [[next(left) for _ in kernel.lengths] for kernel in self._kernels]
@@ -51,7 +51,7 @@ class VmapNetwork(Network):
         self._network = network
         self._mapped = vmap(network.call, randomness="error")
 
-    def score(self, model: Model, inputs: Tensor) -> ForwardPass:
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
         """The gradient of all clients' outputs at once is each client's own, since no client's depend on another's."""
         weights = model.weights.detach().requires_grad_()
         with torch.enable_grad():

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from fedauc.algorithms import algorithms
+from fedauc.algorithms import find_algorithms
 from fedauc.data import datasets
 from fedauc.data.dataset import Dataset
 from fedauc.data.partitions import Partition, partitions
 from fedauc.discovery import lookup
 from fedauc.interfaces import Algorithm, Objective, Participation
-from fedauc.models import models
+from fedauc.models import find_models
 from fedauc.models.model import ModelConfig
-from fedauc.objectives import objectives
-from fedauc.participation import participations
+from fedauc.objectives import find_objectives
+from fedauc.participation import find_participations
 from fedauc.stages import STAGE_RULES, StageRule
 
 
@@ -44,10 +44,10 @@ def families() -> tuple[Family, ...]:
     return (
         Family("data", Dataset, datasets()),
         Family("partition", Partition, partitions()),
-        Family("model", ModelConfig, models()),
-        Family("algorithm", Algorithm, algorithms()),
-        Family("objective", Objective, objectives()),
-        Family("participation", Participation, participations()),
+        Family("model", ModelConfig, find_models()),
+        Family("algorithm", Algorithm, find_algorithms()),
+        Family("objective", Objective, find_objectives()),
+        Family("participation", Participation, find_participations()),
         Family("stages", StageRule, STAGE_RULES),
     )
 

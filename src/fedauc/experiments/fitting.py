@@ -65,12 +65,12 @@ def fit(
     for finished in training.rounds(state):
         state, quality = finished.state, None
         if finished.phase.ends_cycle and not finished.phase.scoring:
-            model = recipe.algorithm.model(state.server.shared)
+            model = recipe.algorithm.extract_model(state.server.shared)
             quality = _look(evaluate, model, held, clients, finished.phase)
             history += [] if quality is None else [(finished.phase.round, quality)]
         if observer is not None:
             observer(finished, quality)
-    trained = network.module(recipe.algorithm.model(state.server.shared))
+    trained = network.module(recipe.algorithm.extract_model(state.server.shared))
     return Fitted(trained, recipe, history, training.ledger.traffic)
 
 

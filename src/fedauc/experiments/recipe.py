@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.data.augment import AUGMENTS
 from fedauc.data.clients import Clients
 from fedauc.data.weighting import WEIGHTINGS
@@ -24,10 +24,10 @@ from fedauc.engines.graphed import GraphedEngine
 from fedauc.interfaces import Algorithm, BatchSize, Engine, Participation, Setting
 from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
-from fedauc.objectives import objectives
-from fedauc.participation import participations
+from fedauc.objectives import find_objectives
+from fedauc.participation import find_participations
 from fedauc.stages import (
-    MOST_LOCAL_STEPS,
+    MAX_LOCAL_STEPS,
     STAGE_RULES,
     Budget,
     Milestones,
@@ -95,11 +95,11 @@ class Recipe:
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
         """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule."""
-        found = lookup("method", method, methods())
+        found = lookup("method", method, find_methods())
         own = {field.name for field in fields(Recipe)}
         recipe = {name: settings.pop(name) for name in own & set(settings)}
         _resolve_member_names(recipe, settings)
-        participation = recipe.pop("participation", None) or participations()[found.participation]()
+        participation = recipe.pop("participation", None) or find_participations()[found.participation]()
         participation = _replace_fields(participation, settings)
         algorithm = recipe.pop("algorithm", None) or found.algorithm(**dict(found.parameters))
         algorithm = _replace_fields(algorithm, settings)
@@ -133,12 +133,12 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     setting = Setting(*numbers, clients.census, recipe.weighting, _check_augment(recipe, clients))
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
-    stages, algorithm = recipe.stages.stages(budget), _with_prox(recipe)
+    stages, algorithm = recipe.stages.divide_budget(budget), _with_prox(recipe)
     averaged = recipe.stage_output != "last"
     scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
-    schedule.cohort(plan.rounds - 1)
+    schedule.cohort(plan.total_rounds - 1)
     cuda = recipe.device.startswith("cuda")
     compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=cuda)
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
@@ -146,7 +146,7 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
     if isinstance(engine, GraphedEngine):
-        first = range(min(schedule.cycle_length, plan.rounds))
+        first = range(min(schedule.cycle_length, plan.total_rounds))
         # Nobody may come in a whole cycle.
         engine.widest = max(1, *(len(schedule.cohort(number).clients) for number in first))
     if dist.is_available() and dist.is_initialized():
@@ -166,7 +166,7 @@ def _check_augment(recipe: Recipe, clients: Clients) -> str:
 def _with_prox(recipe: Recipe) -> Algorithm:
     """The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along."""
     if isinstance(recipe.stages, Theory) and getattr(recipe.algorithm, "prox", None) == 0:
-        prox: dict[str, Any] = {"prox": recipe.stages.prox}
+        prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
         return dataclasses.replace(recipe.algorithm, **prox)
     return recipe.algorithm
 
@@ -202,7 +202,7 @@ def _as_whole_number(name: str, value: Any) -> int:
 
 
 def _check_count(name: str, value: int) -> None:
-    most = MOST_LOCAL_STEPS if name == "local_steps" else math.inf
+    most = MAX_LOCAL_STEPS if name == "local_steps" else math.inf
     if not 1 <= value <= most:
         bound = f" and at most {most}" if most < math.inf else ""
         raise ValueError(f"{name} is {value}; it must be at least 1{bound}")
@@ -211,9 +211,9 @@ def _check_count(name: str, value: int) -> None:
 def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
     """Members given by name become members with their defaults."""
     folders: dict[str, Mapping[str, type]] = {
-        "participation": participations(),
+        "participation": find_participations(),
         "stages": STAGE_RULES,
-        "objective": objectives(),
+        "objective": find_objectives(),
     }
     for name, members in folders.items():
         for given in (recipe, settings):

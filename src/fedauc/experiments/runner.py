@@ -98,7 +98,7 @@ class Run:
     @property
     def progress(self) -> Progress:
         """How far the run is."""
-        return Progress(self.state.round, self.assembly.training.plan.rounds, self.record)
+        return Progress(self.state.round, self.assembly.training.plan.total_rounds, self.record)
 
     def take(self, finished: Round, seconds: float) -> None:
         """Go on to the state after a round that took so many seconds; evaluate it and save it where that is due."""
@@ -119,7 +119,7 @@ class Run:
     def _due(self, finished: Round, every: int) -> bool:
         """Whether the round ends a learning cycle that is due; the last one always is."""
         phase = finished.phase
-        last = phase.round == self.assembly.training.plan.rounds - 1
+        last = phase.round == self.assembly.training.plan.total_rounds - 1
         return last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
     def _checkpoint(self) -> None:
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def _model(self) -> Model:
-        return self.config.recipe.algorithm.model(self.state.server.shared)
+        return self.config.recipe.algorithm.extract_model(self.state.server.shared)
 
     def finish(self) -> dict[str, Any]:
         """Write the result of the last state, and return it."""

@@ -153,14 +153,14 @@ class FederatedRun:
 
     def _due(self, finished: Round) -> bool:
         phase = finished.phase
-        last = phase.round == self.assembly.training.plan.rounds - 1
+        last = phase.round == self.assembly.training.plan.total_rounds - 1
         every = self.federation.policy.evaluate_every
         return last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
     def _record(self, finished: Round) -> dict[str, Any]:
         phase = finished.phase
         facts = _facts(self.federation, self.assembly.training, self.gathered)
-        model = self.federation.recipe.algorithm.model(finished.state.server.shared)
+        model = self.federation.recipe.algorithm.extract_model(finished.state.server.shared)
         return {
             "round": phase.round,
             "cycle": phase.cycle,
@@ -184,7 +184,7 @@ class FederatedRun:
 
     def _finish(self) -> dict[str, Any]:
         path, network = self.folder.path, self.assembly.network
-        model = self.federation.recipe.algorithm.model(self.state.server.shared)
+        model = self.federation.recipe.algorithm.extract_model(self.state.server.shared)
         tensors = network.module(model).state_dict()
         # numpy has no bfloat16, and its files need no pickle.
         arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
@@ -276,7 +276,7 @@ def _make(out: Path, federation: FederationAgreement, gathered: RegisteredSites,
     (part / "checkpoints").mkdir(parents=True)
     counts = {"positives": gathered.census.positives.tolist(), "negatives": gathered.census.negatives.tolist()}
     rows = {"shape": list(gathered.shape), "dtype": gathered.dtype}
-    known = {"run": gathered.run, "rounds": assembly.training.plan.rounds, **counts, **rows}
+    known = {"run": gathered.run, "rounds": assembly.training.plan.total_rounds, **counts, **rows}
     write_atomically(part / "federation.json", federation.to_json().encode())
     write_atomically(
         part / "gathered.json", (json.dumps({**known, **describe_environment()}, indent=2) + "\n").encode()

@@ -120,7 +120,7 @@ def _split(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]
         members = np.flatnonzero(labels == label)
         count = min(round(fraction * len(members)), len(members) - 1)
         if count > 0:
-            held[members[keys.sample(len(members), count, 0, "test", label)]] = True
+            held[members[keys.sample_indices(len(members), count, 0, "test", label)]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedauc.discovery import members
 from fedauc.models.model import ModelConfig
 
-__all__ = ["ModelConfig", "models"]
+__all__ = ["ModelConfig", "find_models"]
 
 
-def models() -> dict[str, type[ModelConfig]]:
+def find_models() -> dict[str, type[ModelConfig]]:
     """Every model by name."""
     return members("fedauc.models", ModelConfig)  # type: ignore[type-abstract]

@@ -51,12 +51,12 @@ def check_choices(stem: str, norm: str, norm_groups: int, channels: int) -> None
         raise ValueError(f"norm_groups is {norm_groups}; it must divide {channels}, the fewest channels of a layer")
 
 
-def normalizer(norm: Norm, norm_groups: int) -> Callable[[int], nn.Module]:
+def norm_factory(norm: Norm, norm_groups: int) -> Callable[[int], nn.Module]:
     """What makes the norm of a layer from its number of channels."""
     return nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(norm_groups, channels)
 
 
-def convolution(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
+def unbiased_convolution(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
     """Without bias, since a norm follows, and padded so that stride 1 keeps the image's size."""
     return nn.Conv2d(channels, out, size, stride, padding=size // 2, bias=False)
 
@@ -64,6 +64,6 @@ def convolution(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2
 def stem_layers(kind: Stem, channels: int, out: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
     """Convolution, norm, rectifier, and in the ImageNet stem a max-pool."""
     if kind == "cifar":
-        return nn.Sequential(convolution(channels, out, 3), norm(out), nn.ReLU())
+        return nn.Sequential(unbiased_convolution(channels, out, 3), norm(out), nn.ReLU())
     pool = nn.MaxPool2d(3, stride=2, padding=1)
-    return nn.Sequential(convolution(channels, out, 7, stride=2), norm(out), nn.ReLU(), pool)
+    return nn.Sequential(unbiased_convolution(channels, out, 7, stride=2), norm(out), nn.ReLU(), pool)

@@ -36,12 +36,12 @@ class SmallCNN(ModelConfig):
             if count % self.norm_groups:
                 raise ValueError(f"channels is {count}; it must be a multiple of norm_groups, {self.norm_groups}")
 
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """One halving block per entry of `channels`."""
         check_images(self.name, input_shape)
-        blocks = [self._block(*pair) for pair in pairwise((input_shape[0], *self.channels))]
+        blocks = [self._strided_block(*pair) for pair in pairwise((input_shape[0], *self.channels))]
         return nn.Sequential(*blocks, ImageMean(), nn.Linear(self.channels[-1], self.outputs))
 
-    def _block(self, channels: int, next_channels: int) -> nn.Module:
+    def _strided_block(self, channels: int, next_channels: int) -> nn.Module:
         convolution = nn.Conv2d(channels, next_channels, kernel_size=3, stride=2, padding=1, bias=False)
         return nn.Sequential(convolution, nn.GroupNorm(self.norm_groups, next_channels), nn.ReLU())

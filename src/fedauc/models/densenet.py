@@ -16,9 +16,9 @@ from fedauc.models._layers import (
     Stem,
     check_choices,
     check_images,
-    convolution,
-    normalizer,
+    norm_factory,
     stem_layers,
+    unbiased_convolution,
 )
 from fedauc.models.model import ModelConfig, check_counts
 
@@ -52,42 +52,42 @@ class DenseNet121(ModelConfig):
         check_choices(self.stem, self.norm, self.norm_groups, GROWTH)
         check_counts("outputs", (self.outputs,))
 
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The stem, four dense blocks with a halving transition after each but the last, a mean and a linear layer."""
         check_images(self.name, input_shape)
-        norm = normalizer(self.norm, self.norm_groups)
+        norm = norm_factory(self.norm, self.norm_groups)
         channels = 2 * GROWTH
         parts: list[nn.Module] = [stem_layers(self.stem, input_shape[0], channels, norm)]
         for place, count in enumerate(BLOCKS):
-            parts += [Dense(channels + GROWTH * layer, norm) for layer in range(count)]
+            parts += [DenseLayer(channels + GROWTH * layer, norm) for layer in range(count)]
             channels += GROWTH * count
             if place < len(BLOCKS) - 1:
-                parts.append(_transition(channels, norm))
+                parts.append(_transition_layer(channels, norm))
                 channels //= 2
         parts += [norm(channels), nn.ReLU(), ImageMean(), Head(channels, self.outputs)]
-        return _initialized(nn.Sequential(*parts))
+        return _initialize_weights(nn.Sequential(*parts))
 
 
-class Dense(nn.Module):
+class DenseLayer(nn.Module):
     """Puts new channels, made from all that came before, next to them."""
 
     def __init__(self, channels: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         narrow = 4 * GROWTH
-        first = (norm(channels), nn.ReLU(), convolution(channels, narrow, 1))
-        self.body = nn.Sequential(*first, norm(narrow), nn.ReLU(), convolution(narrow, GROWTH, 3))
+        first = (norm(channels), nn.ReLU(), unbiased_convolution(channels, narrow, 1))
+        self.body = nn.Sequential(*first, norm(narrow), nn.ReLU(), unbiased_convolution(narrow, GROWTH, 3))
 
     def forward(self, images: Tensor) -> Tensor:
         """`[B, C, H, W]` to `[B, C + 32, H, W]`."""
         return torch.cat([images, self.body(images)], dim=-3)
 
 
-def _transition(channels: int, norm: Callable[[int], nn.Module]) -> nn.Module:
+def _transition_layer(channels: int, norm: Callable[[int], nn.Module]) -> nn.Module:
     pool = nn.AvgPool2d(2, ceil_mode=True)
-    return nn.Sequential(norm(channels), nn.ReLU(), convolution(channels, channels // 2, 1), pool)
+    return nn.Sequential(norm(channels), nn.ReLU(), unbiased_convolution(channels, channels // 2, 1), pool)
 
 
-def _initialized(network: nn.Sequential) -> nn.Module:
+def _initialize_weights(network: nn.Sequential) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)

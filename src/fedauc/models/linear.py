@@ -24,7 +24,7 @@ class Linear(ModelConfig):
         if self.init not in ("zeros", "default"):
             raise ValueError(f"init is {self.init!r}; use 'zeros' or 'default'")
 
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """One layer."""
         layer = nn.Linear(math.prod(input_shape), 1, bias=self.bias)
         if self.init == "zeros":

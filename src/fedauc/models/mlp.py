@@ -25,7 +25,7 @@ class MLP(ModelConfig):
         check_counts("hidden", self.hidden)
         check_counts("outputs", (self.outputs,))
 
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Linear layers with a rectifier between each two."""
         widths = (math.prod(input_shape), *self.hidden)
         blocks = [layer for wide, next_wide in pairwise(widths) for layer in (nn.Linear(wide, next_wide), nn.ReLU())]

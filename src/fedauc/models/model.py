@@ -24,18 +24,18 @@ class ModelConfig(ABC):
     """uint8 images become (x / 255 - shift) / scale."""
 
     @abstractmethod
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The network for inputs `[B, *input_shape]` of floats; outputs `[B, 1]`, or `[B, E]` for embeddings."""
 
     def build(self, input_shape: tuple[int, ...], seed: int) -> nn.Module:
         """The network on the CPU, the same for the same seed; global generators stay as they were."""
         if not input_shape or min(input_shape) < 1:
             raise ValueError(f"input_shape is {input_shape}; it must name at least one feature, without the batch size")
-        with _keyed(keys.integer(seed, "model", self.name)), torch.device("cpu"):
-            return Scale(self.layers(tuple(input_shape)), self.shift, self.scale)
+        with _seeded_generator(keys.random_integer(seed, "model", self.name)), torch.device("cpu"):
+            return InputScaling(self.build_layers(tuple(input_shape)), self.shift, self.scale)
 
 
-class Scale(nn.Module):
+class InputScaling(nn.Module):
     """Runs a network on floats: uint8 images become (x / 255 - shift) / scale in the type of its weights.
 
     The defaults give [0, 1]; a half and a quarter make a photograph's mean about 0 and its deviation about 1. Floats
@@ -48,7 +48,7 @@ class Scale(nn.Module):
         self.shift, self.scale = shift, scale
 
     @property
-    def plain(self) -> bool:
+    def divides_only(self) -> bool:
         """Whether images become [0, 1] and nothing more."""
         return (self.shift, self.scale) == (0.0, 1.0)
 
@@ -60,7 +60,7 @@ class Scale(nn.Module):
         """Outputs of the network."""
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(next(self.body.parameters()).dtype) / 255
-            inputs = inputs if self.plain else (inputs - self.shift) / self.scale
+            inputs = inputs if self.divides_only else (inputs - self.shift) / self.scale
         outputs: Tensor = self.body(inputs)
         return outputs
 
@@ -73,7 +73,7 @@ def check_counts(name: str, values: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def _keyed(seed: int) -> Iterator[None]:
+def _seeded_generator(seed: int) -> Iterator[None]:
     # torch.manual_seed would also reseed the accelerators, which fork_rng with no devices does not put back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -16,9 +16,9 @@ from fedauc.models._layers import (
     Stem,
     check_choices,
     check_images,
-    convolution,
-    normalizer,
+    norm_factory,
     stem_layers,
+    unbiased_convolution,
 )
 from fedauc.models.model import ModelConfig, check_counts
 
@@ -48,12 +48,12 @@ class ResNet18(ModelConfig):
         check_choices(self.stem, self.norm, self.norm_groups, WIDTHS[0])
         check_counts("outputs", (self.outputs,))
 
-    def layers(self, input_shape: tuple[int, ...]) -> nn.Module:
+    def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The stem, eight blocks, the mean over the image and a linear layer."""
         check_images(self.name, input_shape)
-        norm = normalizer(self.norm, self.norm_groups)
+        norm = norm_factory(self.norm, self.norm_groups)
         stem = stem_layers(self.stem, input_shape[0], WIDTHS[0], norm)
-        stages = [_stage(*pair, norm) for pair in pairwise((WIDTHS[0], *WIDTHS))]
+        stages = [_residual_stage(*pair, norm) for pair in pairwise((WIDTHS[0], *WIDTHS))]
         network = nn.Sequential(stem, *stages, ImageMean(), Head(WIDTHS[-1], self.outputs))
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
@@ -61,15 +61,17 @@ class ResNet18(ModelConfig):
         return network
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """relu(shortcut(x) + body(x)), where the shortcut is x itself unless the shape changes."""
 
     def __init__(self, channels: int, out: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        first = (convolution(channels, out, 3, stride), norm(out), nn.ReLU())
-        self.body = nn.Sequential(*first, convolution(out, out, 3), norm(out))
+        first = (unbiased_convolution(channels, out, 3, stride), norm(out), nn.ReLU())
+        self.body = nn.Sequential(*first, unbiased_convolution(out, out, 3), norm(out))
         same = stride == 1 and channels == out
-        self.shortcut = nn.Identity() if same else nn.Sequential(convolution(channels, out, 1, stride), norm(out))
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(unbiased_convolution(channels, out, 1, stride), norm(out))
+        )
         self.activation = nn.ReLU()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -78,6 +80,6 @@ class Residual(nn.Module):
         return outputs
 
 
-def _stage(channels: int, out: int, norm: Callable[[int], nn.Module]) -> nn.Module:
+def _residual_stage(channels: int, out: int, norm: Callable[[int], nn.Module]) -> nn.Module:
     stride = 1 if channels == out else 2
-    return nn.Sequential(Residual(channels, out, stride, norm), Residual(out, out, 1, norm))
+    return nn.Sequential(ResidualBlock(channels, out, stride, norm), ResidualBlock(out, out, 1, norm))

@@ -6,10 +6,10 @@ from fedauc.discovery import members
 from fedauc.interfaces import Objective
 
 
-def objectives() -> dict[str, type[Objective]]:
+def find_objectives() -> dict[str, type[Objective]]:
     """Every objective of this folder, by name.
 
-    >>> objectives()["squared-hinge"](margin=2.0)
+    >>> find_objectives()["squared-hinge"](margin=2.0)
     SquaredHinge(score='identity', margin=2.0)
     """
     return members(__name__, Objective)

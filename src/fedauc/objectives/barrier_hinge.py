@@ -20,7 +20,7 @@ class BarrierHinge(GapObjective):
     Symmetric for |t| ≤ m: there ψ(t) = m - t, so ψ(t) + ψ(-t) = 2m. The walls of slope ±τ start at the kinks t = m and
     t = -mτ/(τ - 1); at both kinks `slope` is the middle piece's -1, a valid subgradient.
 
-    >>> BarrierHinge(margin=1.0, steepness=2.0).value(torch.tensor([-3.0, -1.0, 1.0, 3.0]))
+    >>> BarrierHinge(margin=1.0, steepness=2.0).pair_loss(torch.tensor([-3.0, -1.0, 1.0, 3.0]))
     tensor([5., 2., 0., 4.])
 
     Reference: Charoenphakdee et al., On symmetric losses for learning from corrupted labels, ICML 2019.
@@ -36,13 +36,13 @@ class BarrierHinge(GapObjective):
         check_positive("margin", self.margin)
         check_between("steepness", self.steepness, 1, inf)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """max(m - τ(m + t), max(τ(t - m), m - t))."""
         left = self.margin - self.steepness * (self.margin + gap)
         right = self.steepness * (gap - self.margin)
         return torch.maximum(left, torch.maximum(right, self.margin - gap))
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """-τ left of the first kink, τ right of the second, -1 between them."""
         wall = -self.margin * self.steepness / (self.steepness - 1)
         middle = torch.full_like(gap, -1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc.objectives._checks import check_positive, check_raw
-from fedauc.objectives.kinds import Active, PairObjective, Passive, in_blocks, mean_last
+from fedauc.objectives.kinds import Active, PairObjective, Passive, apply_in_blocks, mean_last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Contrastive(PairObjective):
 
     >>> one, two = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
     >>> share = torch.ones(1)
-    >>> Contrastive(margin=7.0).monitored(Active(one, two, share, share), Passive(one, two))
+    >>> Contrastive(margin=7.0).monitored_loss(Active(one, two, share, share), Passive(one, two))
     tensor(2.)
 
     Reference: Hadsell et al., Dimensionality reduction by learning an invariant mapping, CVPR 2006.
@@ -38,27 +38,27 @@ class Contrastive(PairObjective):
         check_raw(self.name, self.score)
         check_positive("margin", self.margin)
 
-    def couple(self, active: Active, passive: Passive) -> Active:
+    def active_slopes(self, active: Active, passive: Passive) -> Active:
         """Each active embedding meets the passive ones of its own label and of the other (no 1/2 in the derivative)."""
-        pull = _meet(self._slope, active.positives, passive.positives, passive.negatives)
-        push = _meet(self._slope, active.negatives, passive.negatives, passive.positives)
+        pull = _apply_to_pairs(self._mean_slope, active.positives, passive.positives, passive.negatives)
+        push = _apply_to_pairs(self._mean_slope, active.negatives, passive.negatives, passive.positives)
         return active._replace(
             positives=active.positive_weights[..., None] * pull,
             negatives=active.negative_weights[..., None] * push,
         )
 
-    def monitored(self, active: Active, passive: Passive) -> Tensor:
+    def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
         """The weighted mean loss of the pairs, halved."""
-        first = _meet(self._value, active.positives, passive.positives, passive.negatives)
-        second = _meet(self._value, active.negatives, passive.negatives, passive.positives)
+        first = _apply_to_pairs(self._mean_loss, active.positives, passive.positives, passive.negatives)
+        second = _apply_to_pairs(self._mean_loss, active.negatives, passive.negatives, passive.positives)
         return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
 
-    def _value(self, near: Tensor, far: Tensor) -> Tensor:
+    def _mean_loss(self, near: Tensor, far: Tensor) -> Tensor:
         """Each own embedding's mean loss `[..., B]`."""
         lack = (self.margin - torch.linalg.vector_norm(far, dim=-1)).clamp_min(0)
         return mean_last(near.square().sum(-1)) / 2 + mean_last(lack.square()) / 2
 
-    def _slope(self, near: Tensor, far: Tensor) -> Tensor:
+    def _mean_slope(self, near: Tensor, far: Tensor) -> Tensor:
         """Its derivative with respect to the own embedding `[..., B, E]`."""
         distance = torch.linalg.vector_norm(far, dim=-1)
         lack = (self.margin - distance).clamp_min(0)
@@ -66,13 +66,15 @@ class Contrastive(PairObjective):
         return _mean_pairs(near) - _mean_pairs(lack[..., None] * direction)
 
 
-def _meet(function: Callable[[Tensor, Tensor], Tensor], own: Tensor, alike: Tensor, other: Tensor) -> Tensor:
+def _apply_to_pairs(function: Callable[[Tensor, Tensor], Tensor], own: Tensor, alike: Tensor, other: Tensor) -> Tensor:
     """A function of each own embedding's differences to the passive ones of its own label and of the other."""
     partners = alike.shape[own.ndim - 2] + other.shape[own.ndim - 2]
-    return in_blocks(lambda part: function(_differences(part, alike), _differences(part, other)), own, -2, partners)
+    return apply_in_blocks(
+        lambda part: function(_pair_differences(part, alike), _pair_differences(part, other)), own, -2, partners
+    )
 
 
-def _differences(own: Tensor, passive: Tensor) -> Tensor:
+def _pair_differences(own: Tensor, passive: Tensor) -> Tensor:
     """u - v for every pair, `[..., B, P, E]`."""
     if passive.numel() == 0:
         # An empty pool does not know the embedding's width.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Draw, Objective
+from fedauc.interfaces import BatchKind, Objective
 
 WHOLE = 1 << 18
 """How many pairs a CPU works on at once: small problems are bound by the number of operations, not by arithmetic."""
@@ -22,17 +22,17 @@ class PointObjective(Objective):
     """A loss of one example, `value(scores, labels)`: the baselines'."""
 
     @property
-    def draw(self) -> Draw:
+    def batch_kind(self) -> BatchKind:
         """Rows whatever their label."""
         return "rows"
 
     @abstractmethod
-    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The loss of each example, non-negative, the shape of `scores`."""
 
-    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_slope(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The derivative of `value` with respect to `scores`; by autograd unless a subclass knows it."""
-        return _derivative(lambda s: self.value(s, labels), scores)
+        return _autograd_slope(lambda s: self.example_loss(s, labels), scores)
 
 
 class Active(NamedTuple):
@@ -55,11 +55,11 @@ class PairObjective(Objective):
     """A loss that couples active with passive scores."""
 
     @abstractmethod
-    def couple(self, active: Active, passive: Passive) -> Active:
+    def active_slopes(self, active: Active, passive: Passive) -> Active:
         """The derivative with respect to the active scores, in their places; the weights are passed on."""
 
     @abstractmethod
-    def monitored(self, active: Active, passive: Passive) -> Tensor:
+    def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
         """The loss `[...]`, non-negative: half the sum of both sides, since each pair is met from two sides."""
 
 
@@ -67,28 +67,28 @@ class GapObjective(PairObjective):
     """A surrogate of the gap t = h - h' between a positive's and a negative's score: give `value`, perhaps `slope`."""
 
     @abstractmethod
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """The surrogate psi(t), elementwise, non-negative."""
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """psi'(t); by autograd unless a subclass knows it."""
-        return _derivative(self.value, gap)
+        return _autograd_slope(self.pair_loss, gap)
 
-    def couple(self, active: Active, passive: Passive) -> Active:
+    def active_slopes(self, active: Active, passive: Passive) -> Active:
         """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
-        first, second = _means(self.slope, active, passive)
+        first, second = _mean_over_pairs(self.pair_slope, active, passive)
         return active._replace(
             positives=active.positive_weights * first,
             negatives=-active.negative_weights * second,
         )
 
-    def monitored(self, active: Active, passive: Passive) -> Tensor:
+    def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
         """The weighted mean of psi over the pairs of G1 and of G2, halved."""
-        first, second = _means(self.value, active, passive)
+        first, second = _mean_over_pairs(self.pair_loss, active, passive)
         return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
 
 
-def _means(function: Callable[[Tensor], Tensor], active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
+def _mean_over_pairs(function: Callable[[Tensor], Tensor], active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
     """Each active score's mean of a function of its gaps: in G1 `[..., B1]` over P2, in G2 `[..., B2]` over P1."""
 
     def first(own: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ def _means(function: Callable[[Tensor], Tensor], active: Active, passive: Passiv
         return mean_last(function(passive.positives[..., None, :] - own[..., :, None]))
 
     return (
-        in_blocks(first, active.positives, -1, passive.negatives.shape[-1]),
-        in_blocks(second, active.negatives, -1, passive.positives.shape[-1]),
+        apply_in_blocks(first, active.positives, -1, passive.negatives.shape[-1]),
+        apply_in_blocks(second, active.negatives, -1, passive.positives.shape[-1]),
     )
 
 
-def in_blocks(function: Callable[[Tensor], Tensor], own: Tensor, rows: int, partners: int) -> Tensor:
+def apply_in_blocks(function: Callable[[Tensor], Tensor], own: Tensor, rows: int, partners: int) -> Tensor:
     """`function(own)`, some of the rows at a time where all their pairs at once would take much memory.
 
     `rows` is the dimension of `own`, counted from its end, that `function` keeps in place and treats entry by entry;
@@ -121,7 +121,7 @@ def mean_last(values: Tensor) -> Tensor:
     return values.sum(-1) / max(values.shape[-1], 1)
 
 
-def _derivative(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+def _autograd_slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     """The derivative of an elementwise function, traceable by torch.func and torch.compile."""
     gradient: Tensor = torch.func.grad(lambda x: function(x).sum())(point)
     return gradient

@@ -16,7 +16,7 @@ from fedauc.objectives.kinds import PointObjective
 class Logistic(PointObjective):
     """log(1 + e^{-z}) for a positive, log(1 + e^{z}) for a negative, on raw scores z.
 
-    >>> Logistic().value(torch.tensor([0.0, 1e4, 1e4]), torch.tensor([1, 1, 0]))
+    >>> Logistic().example_loss(torch.tensor([0.0, 1e4, 1e4]), torch.tensor([1, 1, 0]))
     tensor([6.9315e-01, 0.0000e+00, 1.0000e+04])
     """
 
@@ -26,11 +26,11 @@ class Logistic(PointObjective):
         super().__post_init__()
         check_raw(self.name, self.score)
 
-    def value(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """log(1 + e^{-dz}), with d = 1 for a positive and -1 for a negative."""
         return torch.logaddexp(-_signs(scores, labels) * scores, scores.new_zeros(()))
 
-    def slope(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def example_slope(self, scores: Tensor, labels: Tensor) -> Tensor:
         """1 / (1 + e^{-z}) - y."""
         return torch.sigmoid(scores) - labels.to(scores.dtype)
 

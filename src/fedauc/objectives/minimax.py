@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.interfaces import Draw, Objective, Score
+from fedauc.interfaces import BatchKind, Objective, Score
 from fedauc.objectives._checks import check_between, check_positive
 
 
@@ -20,7 +20,7 @@ class Duals(NamedTuple):
     alpha: Tensor
 
 
-class _Shares(NamedTuple):
+class _ClassWeights(NamedTuple):
     """Each example's weight as a positive and as a negative, `[..., B]`."""
 
     positives: Tensor
@@ -35,11 +35,11 @@ class Minimax(Objective):
 
         f = Σᵢ ωᵢ [ yᵢ c₊ ((hᵢ - a)² - 2(m + α)hᵢ) + (1 - yᵢ) c₋ ((hᵢ - b)² + 2(m + α)hᵢ) ] - c₀α²
 
-    Without `prior`, c₊ = c₋ = c₀ = 1 on a `classes` draw: the normalised form, whose learning rate does not depend on the
-    imbalance. With `prior` p, (c₊, c₋, c₀) = (1 - p, p, p(1 - p)) on a `rows` draw: the paper's form.
+    Without `prior`, c₊ = c₋ = c₀ = 1 on a `classes` batch: the normalised form, whose learning rate does not depend on
+    the imbalance. With `prior` p, (c₊, c₋, c₀) = (1 - p, p, p(1 - p)) on a `rows` batch: the paper's form.
     At the saddle, f = L - m² (times p(1 - p)) with L = E₊E₋(m - h + h')².
 
-    >>> Minimax().draw, Minimax(prior=0.1).draw
+    >>> Minimax().batch_kind, Minimax(prior=0.1).batch_kind
     ('classes', 'rows')
 
     Reference: Ying et al., Stochastic online AUC maximization, NeurIPS 2016.
@@ -57,51 +57,51 @@ class Minimax(Objective):
             check_between("prior", self.prior, 0, 1)
 
     @property
-    def draw(self) -> Draw:
+    def batch_kind(self) -> BatchKind:
         """So many of each class, or rows as they come when the prior does the balancing."""
         return "classes" if self.prior is None else "rows"
 
-    def value(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
+    def saddle_value(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
         """f, `[...]`. It may be negative: watch `monitored` instead."""
         a, b, alpha = (dual[..., None] for dual in duals)
-        shares = self._scaled(_shares(scores, labels, weights))
+        shares = self._scaled(_class_weights(scores, labels, weights))
         spread = shares.positives * (scores - a).square() + shares.negatives * (scores - b).square()
         tilt = 2 * (self.margin + alpha) * (shares.negatives - shares.positives) * scores
-        return (spread + tilt).sum(-1) - self._curvature * duals.alpha.square()
+        return (spread + tilt).sum(-1) - self._dual_curvature * duals.alpha.square()
 
-    def slopes(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> tuple[Tensor, Duals]:
+    def saddle_slopes(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> tuple[Tensor, Duals]:
         """∂f/∂scores `[..., B]`, and ∂f/∂(a, b, α) `[...]` each."""
         a, b, alpha = (dual[..., None] for dual in duals)
-        shares = self._scaled(_shares(scores, labels, weights))
+        shares = self._scaled(_class_weights(scores, labels, weights))
         first, second = shares.positives * (scores - a), shares.negatives * (scores - b)
         tilt = shares.negatives - shares.positives
-        rise = (tilt * scores).sum(-1) - self._curvature * duals.alpha
+        rise = (tilt * scores).sum(-1) - self._dual_curvature * duals.alpha
         moves = Duals(a=-2 * first.sum(-1), b=-2 * second.sum(-1), alpha=2 * rise)
         return 2 * (first + second + (self.margin + alpha) * tilt), moves
 
-    def monitored(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
+    def monitored_loss(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
         """The batch's L = (m - E₊h + E₋h)² + Var₊h + Var₋h ≥ 0, `[...]`; an absent class stands at its dual."""
-        shares = _shares(scores, labels, weights)
-        first, spread = _moments(scores, shares.positives, duals.a)
-        second, other = _moments(scores, shares.negatives, duals.b)
+        shares = _class_weights(scores, labels, weights)
+        first, spread = _class_moments(scores, shares.positives, duals.a)
+        second, other = _class_moments(scores, shares.negatives, duals.b)
         return (self.margin - first + second).square() + spread + other
 
-    def _scaled(self, shares: _Shares) -> _Shares:
+    def _scaled(self, shares: _ClassWeights) -> _ClassWeights:
         if self.prior is None:
             return shares
-        return _Shares((1 - self.prior) * shares.positives, self.prior * shares.negatives)
+        return _ClassWeights((1 - self.prior) * shares.positives, self.prior * shares.negatives)
 
     @property
-    def _curvature(self) -> float:
+    def _dual_curvature(self) -> float:
         return 1.0 if self.prior is None else self.prior * (1 - self.prior)
 
 
-def _shares(scores: Tensor, labels: Tensor, weights: Tensor) -> _Shares:
+def _class_weights(scores: Tensor, labels: Tensor, weights: Tensor) -> _ClassWeights:
     positives = labels.to(scores.dtype) * weights
-    return _Shares(positives, weights - positives)
+    return _ClassWeights(positives, weights - positives)
 
 
-def _moments(scores: Tensor, shares: Tensor, absent: Tensor) -> tuple[Tensor, Tensor]:
+def _class_moments(scores: Tensor, shares: Tensor, absent: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of one class's scores; (`absent`, 0) when its shares are all zero."""
     total = shares.sum(-1)
     held = total > 0

@@ -21,7 +21,7 @@ class QNormHinge(GapObjective):
     The paper's table drops the plus; without it ψ is undefined beyond the margin for most q.
 
     >>> import torch
-    >>> QNormHinge(power=3.0).value(torch.tensor([-1.0, 0.0, 2.0]))
+    >>> QNormHinge(power=3.0).pair_loss(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([8., 1., 0.])
     """
 
@@ -34,10 +34,10 @@ class QNormHinge(GapObjective):
         check_positive("margin", self.margin)
         check_between("power", self.power, 1, POWER_LIMIT)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)₊^q."""
         return (self.margin - gap).clamp_min(0).pow(self.power)
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """-q (m - t)₊^{q-1}."""
         return -self.power * (self.margin - gap).clamp_min(0).pow(self.power - 1)

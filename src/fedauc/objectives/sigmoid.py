@@ -18,7 +18,7 @@ class PairwiseSigmoid(GapObjective):
 
     Symmetric: ψ(t) + ψ(-t) = 1 for every t, so label noise maps its risk affinely.
 
-    >>> PairwiseSigmoid().value(torch.tensor([-1e4, 0.0, 1e4]))
+    >>> PairwiseSigmoid().pair_loss(torch.tensor([-1e4, 0.0, 1e4]))
     tensor([1.0000, 0.5000, 0.0000])
 
     Reference: Calders and Jaroszewicz, Efficient AUC optimization for classification, PKDD 2007.
@@ -32,11 +32,11 @@ class PairwiseSigmoid(GapObjective):
         super().__post_init__()
         check_positive("scale", self.scale)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """1 / (1 + e^{t/λ})."""
         return torch.sigmoid(-gap / self.scale)
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """-ψ(t) ψ(-t) / λ."""
         # The product, not ψ(1 - ψ): the difference loses every digit once ψ rounds to 1.
-        return -self.value(gap) * self.value(-gap) / self.scale
+        return -self.pair_loss(gap) * self.pair_loss(-gap) / self.scale

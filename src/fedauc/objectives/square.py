@@ -16,7 +16,7 @@ class PairwiseSquare(GapObjective):
     """ψ(t) = (m - t)², with margin m > 0. Smooth and convex, but it also punishes gaps beyond the margin.
 
     >>> import torch
-    >>> PairwiseSquare(margin=1.0).value(torch.tensor([0.0, 1.0, 3.0]))
+    >>> PairwiseSquare(margin=1.0).pair_loss(torch.tensor([0.0, 1.0, 3.0]))
     tensor([1., 0., 4.])
 
     Reference: Gao et al., One-pass AUC optimization, ICML 2013.
@@ -29,10 +29,10 @@ class PairwiseSquare(GapObjective):
         super().__post_init__()
         check_positive("margin", self.margin)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)²."""
         return (self.margin - gap).square()
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """-2(m - t)."""
         return 2 * (gap - self.margin)

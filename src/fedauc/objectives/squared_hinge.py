@@ -16,7 +16,7 @@ class SquaredHinge(GapObjective):
     """ψ(t) = (m - t)₊², with margin m > 0. Smooth and convex; zero once a pair is apart by the margin.
 
     >>> import torch
-    >>> SquaredHinge(margin=1.0).value(torch.tensor([0.0, 1.0, 3.0]))
+    >>> SquaredHinge(margin=1.0).pair_loss(torch.tensor([0.0, 1.0, 3.0]))
     tensor([1., 0., 0.])
 
     Reference: Zhao et al., Online AUC maximization, ICML 2011.
@@ -29,10 +29,10 @@ class SquaredHinge(GapObjective):
         super().__post_init__()
         check_positive("margin", self.margin)
 
-    def value(self, gap: Tensor) -> Tensor:
+    def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)₊²."""
         return (self.margin - gap).clamp_min(0).square()
 
-    def slope(self, gap: Tensor) -> Tensor:
+    def pair_slope(self, gap: Tensor) -> Tensor:
         """-2(m - t)₊."""
         return -2 * (self.margin - gap).clamp_min(0)

@@ -6,7 +6,7 @@ from fedauc.discovery import members
 from fedauc.interfaces import Participation
 
 
-def participations() -> dict[str, type[Participation]]:
+def find_participations() -> dict[str, type[Participation]]:
     """Every participation of this folder, by name."""
     # mypy wants a concrete class for `type[T]`; an abstract base is exactly what discovery looks under.
     return members(__name__, Participation)  # type: ignore[type-abstract]

@@ -13,10 +13,10 @@ DEFAULT_GROUPS = 10
 """The paper's K, where neither the configuration nor the clients' labels say."""
 
 
-def present(clients: Roster) -> np.ndarray:
+def nonempty_clients(clients: Roster) -> np.ndarray:
     """The clients that hold data, ascending: int64 `[N]`.
 
-    >>> present(Roster(sizes=np.array([3, 0, 5]))).tolist()
+    >>> nonempty_clients(Roster(sizes=np.array([3, 0, 5]))).tolist()
     [0, 2]
     """
     holding = np.flatnonzero(np.asarray(clients.sizes) > 0)
@@ -25,7 +25,7 @@ def present(clients: Roster) -> np.ndarray:
     return holding
 
 
-def labels(clients: Roster) -> tuple[np.ndarray, np.ndarray] | None:
+def group_labels(clients: Roster) -> tuple[np.ndarray, np.ndarray] | None:
     """The distinct group labels in order, and each client's place among them; None where clients carry no label."""
     if clients.groups is None:
         return None
@@ -44,14 +44,14 @@ def labels(clients: Roster) -> tuple[np.ndarray, np.ndarray] | None:
 
 def default_groups(clients: Roster) -> int:
     """The number of groups where none is asked for: one per label; without labels min(10, N)."""
-    known = labels(clients)
-    return len(known[0]) if known is not None else min(DEFAULT_GROUPS, len(present(clients)))
+    known = group_labels(clients)
+    return len(known[0]) if known is not None else min(DEFAULT_GROUPS, len(nonempty_clients(clients)))
 
 
-def plain_rows(name: str, rows: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+def to_integer_rows(name: str, rows: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
     """Rows of Python ints from any integers, so that a configuration read from JSON hashes and serialises.
 
-    >>> plain_rows("given", [[0, np.int64(1)], [2]])
+    >>> to_integer_rows("given", [[0, np.int64(1)], [2]])
     ((0, 1), (2,))
     """
     try:

@@ -8,10 +8,10 @@ from typing import overload
 import numpy as np
 
 
-class Ragged(Sequence[np.ndarray]):
+class ClientLists(Sequence[np.ndarray]):
     """`length` lists of clients; list i holds the clients whose owner is i, ascending. A lookup is two bisections.
 
-    >>> lists = Ragged(owners=np.array([1, 0, 1]), clients=np.array([9, 4, 7]), length=3)
+    >>> lists = ClientLists(owners=np.array([1, 0, 1]), clients=np.array([9, 4, 7]), length=3)
     >>> [clients.tolist() for clients in lists]
     [[4], [7, 9], []]
     """
@@ -37,6 +37,6 @@ class Ragged(Sequence[np.ndarray]):
         owner = range(self._length)[index]
         return self._clients[self._owners.searchsorted(owner, "left") : self._owners.searchsorted(owner, "right")]
 
-    def counts(self) -> np.ndarray:
+    def client_counts(self) -> np.ndarray:
         """How many clients each list holds: `[length]`."""
         return np.bincount(self._owners, minlength=self._length)

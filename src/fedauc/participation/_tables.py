@@ -11,7 +11,7 @@ import numpy as np
 COLUMNS = ("round", "client")
 
 
-def read(path: str) -> np.ndarray:
+def read_trace(path: str) -> np.ndarray:
     """The trace's rows, int64 `[rows, 2]`: round, client. Other columns and arrays are ignored."""
     file = Path(path)
     if not file.is_file():

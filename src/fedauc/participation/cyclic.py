@@ -10,9 +10,9 @@ import numpy as np
 from fedauc import keys
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
 from fedauc.participation import _groups
-from fedauc.participation._clients import check_choice, check_count, default_groups, plain_rows
-from fedauc.participation._cohorts import Lottery, checked, equal_cohort
-from fedauc.participation._ragged import Ragged
+from fedauc.participation._clients import check_choice, check_count, default_groups, to_integer_rows
+from fedauc.participation._cohorts import CohortSampler, check_round, equal_cohort
+from fedauc.participation._ragged import ClientLists
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Cyclic(Participation):
     given: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "given", plain_rows("given", self.given))
+        object.__setattr__(self, "given", to_integer_rows("given", self.given))
         check_count("groups", self.groups)
         check_count("per_round", self.per_round)
         check_choice("assignment", self.assignment, ("auto", "metadata", "random", "given"))
@@ -59,46 +59,46 @@ class Cyclic(Participation):
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Put the clients into groups and check M against the smallest."""
-        groups = self._assign(clients, seed)
-        smallest = int(groups.counts().min())
+        groups = self._assign_groups(clients, seed)
+        smallest = int(groups.client_counts().min())
         if self.per_round is not None and self.per_round > smallest:
             raise ValueError(
                 f"per_round is {self.per_round}; it must be at most the {smallest} non-empty clients of the smallest "
                 f"group: lower per_round, or use fewer groups"
             )
-        return _Cycle(groups, self.per_round, seed, reshuffled=self.order == "reshuffled")
+        return _CyclicSchedule(groups, self.per_round, seed, reshuffled=self.order == "reshuffled")
 
-    def _assign(self, clients: Roster, seed: int) -> Ragged:
+    def _assign_groups(self, clients: Roster, seed: int) -> ClientLists:
         if self.given:
-            return _groups.as_given(clients, self.given)
+            return _groups.group_as_given(clients, self.given)
         labelled = self.assignment == "auto" and clients.groups is not None
         if labelled or self.assignment == "metadata":
-            return _groups.by_label(clients, self.groups)
-        return _groups.at_random(clients, self.groups or default_groups(clients), seed)
+            return _groups.group_by_label(clients, self.groups)
+        return _groups.group_at_random(clients, self.groups or default_groups(clients), seed)
 
 
-class _Cycle(Schedule):
-    def __init__(self, groups: Ragged, per_round: int | None, seed: int, *, reshuffled: bool) -> None:
+class _CyclicSchedule(Schedule):
+    def __init__(self, groups: ClientLists, per_round: int | None, seed: int, *, reshuffled: bool) -> None:
         self.groups = groups
         self.cycle_length = len(groups)
         self._seed = seed
         self._reshuffled = reshuffled
         # One cycle's order is kept, so that K rounds in sequence cost one shuffle of K and not K.
         self._order = (-1, np.empty(0, dtype=np.int64))
-        self._lottery = Lottery(self._group, per_round, seed)
+        self._sampler = CohortSampler(self._group_of_round, per_round, seed)
 
     def cohort(self, round: int) -> Cohort:
-        round = checked(round)
-        return equal_cohort(round, self._lottery.clients(round))
+        round = check_round(round)
+        return equal_cohort(round, self._sampler.draw_clients(round))
 
-    def _group(self, round: int) -> np.ndarray:
-        return self.groups[self._turn(*divmod(round, self.cycle_length))]
+    def _group_of_round(self, round: int) -> np.ndarray:
+        return self.groups[self._group_index(*divmod(round, self.cycle_length))]
 
-    def _turn(self, cycle: int, place: int) -> int:
+    def _group_index(self, cycle: int, place: int) -> int:
         if not self._reshuffled:
             return place
         kept, order = self._order
         if kept != cycle:
-            order = keys.sample(self.cycle_length, self.cycle_length, self._seed, "order", cycle)
+            order = keys.sample_indices(self.cycle_length, self.cycle_length, self._seed, "order", cycle)
             self._order = (cycle, order)
         return int(order[place])

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation._clients import present
-from fedauc.participation._cohorts import checked, equal_cohort
+from fedauc.participation._clients import nonempty_clients
+from fedauc.participation._cohorts import check_round, equal_cohort
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Full(Participation):
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Keep the clients that hold data."""
-        return _Everyone(present(clients))
+        return _FullSchedule(nonempty_clients(clients))
 
 
-class _Everyone(Schedule):
+class _FullSchedule(Schedule):
     def __init__(self, holding: np.ndarray) -> None:
         self.groups = (holding,)
         self.cycle_length = 1
 
     def cohort(self, round: int) -> Cohort:
-        return equal_cohort(checked(round), self.groups[0])
+        return equal_cohort(check_round(round), self.groups[0])

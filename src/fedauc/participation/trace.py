@@ -9,9 +9,9 @@ import numpy as np
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
 from fedauc.participation import _tables
-from fedauc.participation._clients import check_count, plain_rows, present
-from fedauc.participation._cohorts import checked, equal_cohort
-from fedauc.participation._ragged import Ragged
+from fedauc.participation._clients import check_count, nonempty_clients, to_integer_rows
+from fedauc.participation._cohorts import check_round, equal_cohort
+from fedauc.participation._ragged import ClientLists
 from fedauc.participation.cyclic import Cyclic
 
 
@@ -38,7 +38,7 @@ class Trace(Participation):
     repeat: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", plain_rows("rows", self.rows))
+        object.__setattr__(self, "rows", to_integer_rows("rows", self.rows))
         odd = [row for row in self.rows if len(row) != 2]
         if odd:
             raise ValueError(f"rows holds {odd[0]}; each row must be (round, client): correct the row")
@@ -50,27 +50,27 @@ class Trace(Participation):
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Read the trace and check it against the clients."""
-        available = self._available(clients)
+        available = self._read_available(clients)
         if self.schedule is None:
             assert self.cycle_length is not None
-            return _Recorded(available, present(clients), self.cycle_length, self.repeat)
+            return _TraceSchedule(available, nonempty_clients(clients), self.cycle_length, self.repeat)
         due = self.schedule.bind(clients, seed)
         if self.cycle_length not in (None, due.cycle_length):
             raise ValueError(
                 f"cycle_length is {self.cycle_length} but the schedule has {due.cycle_length} groups: drop cycle_length"
             )
-        return _Due(available, due, self.repeat)
+        return _FilteredSchedule(available, due, self.repeat)
 
-    def _available(self, clients: Roster) -> Ragged:
-        table = _tables.read(self.path) if self.path else np.array(self.rows, dtype=np.int64)
-        _check(table, len(clients.sizes))
+    def _read_available(self, clients: Roster) -> ClientLists:
+        table = _tables.read_trace(self.path) if self.path else np.array(self.rows, dtype=np.int64)
+        _check_trace(table, len(clients.sizes))
         length = int(table[:, 0].max()) + 1
         # A client listed twice in a round is there once; an empty client never is.
-        table = np.unique(table[np.isin(table[:, 1], present(clients))], axis=0)
-        return Ragged(table[:, 0], table[:, 1], length)
+        table = np.unique(table[np.isin(table[:, 1], nonempty_clients(clients))], axis=0)
+        return ClientLists(table[:, 0], table[:, 1], length)
 
 
-def _check(table: np.ndarray, total: int) -> None:
+def _check_trace(table: np.ndarray, total: int) -> None:
     if len(table) == 0:
         raise ValueError("the trace has no rows; it must have at least 1: list a round and a client")
     if table[:, 0].min() < 0:
@@ -83,7 +83,7 @@ def _check(table: np.ndarray, total: int) -> None:
         )
 
 
-def _listed(available: Ragged, round: int, repeat: bool) -> np.ndarray:
+def _clients_available(available: ClientLists, round: int, repeat: bool) -> np.ndarray:
     if round >= len(available) and not repeat:
         raise ValueError(
             f"round is {round}; the trace ends at round {len(available) - 1}: run fewer rounds or set repeat=True"
@@ -91,20 +91,20 @@ def _listed(available: Ragged, round: int, repeat: bool) -> np.ndarray:
     return available[round % len(available)]
 
 
-class _Recorded(Schedule):
-    def __init__(self, available: Ragged, holding: np.ndarray, cycle_length: int, repeat: bool) -> None:
+class _TraceSchedule(Schedule):
+    def __init__(self, available: ClientLists, holding: np.ndarray, cycle_length: int, repeat: bool) -> None:
         self.groups = (holding,)
         self.cycle_length = cycle_length
         self._available = available
         self._repeat = repeat
 
     def cohort(self, round: int) -> Cohort:
-        round = checked(round)
-        return equal_cohort(round, _listed(self._available, round, self._repeat))
+        round = check_round(round)
+        return equal_cohort(round, _clients_available(self._available, round, self._repeat))
 
 
-class _Due(Schedule):
-    def __init__(self, available: Ragged, due: Schedule, repeat: bool) -> None:
+class _FilteredSchedule(Schedule):
+    def __init__(self, available: ClientLists, due: Schedule, repeat: bool) -> None:
         self.groups = due.groups
         self.cycle_length = due.cycle_length
         self._available = available
@@ -112,7 +112,7 @@ class _Due(Schedule):
         self._repeat = repeat
 
     def cohort(self, round: int) -> Cohort:
-        round = checked(round)
+        round = check_round(round)
         due = np.array(self._due.cohort(round).clients, dtype=np.int64)
-        here = np.isin(due, _listed(self._available, round, self._repeat))
+        here = np.isin(due, _clients_available(self._available, round, self._repeat))
         return equal_cohort(round, due[here], tuple(due[~here].tolist()))

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation._clients import check_count, default_groups, present
-from fedauc.participation._cohorts import Lottery, checked, equal_cohort
+from fedauc.participation._clients import check_count, default_groups, nonempty_clients
+from fedauc.participation._cohorts import CohortSampler, check_round, equal_cohort
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Uniform(Participation):
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Fill what is left open from the clients and check M against N."""
-        holding = present(clients)
+        holding = nonempty_clients(clients)
         cycle_length = self.groups or default_groups(clients)
         per_round = self.per_round or -(-len(holding) // cycle_length)
         if per_round > len(holding):
             raise ValueError(
                 f"per_round is {per_round}; it must be at most the {len(holding)} non-empty clients: lower per_round"
             )
-        return _Draws(holding, per_round, cycle_length, seed)
+        return _UniformSchedule(holding, per_round, cycle_length, seed)
 
 
-class _Draws(Schedule):
+class _UniformSchedule(Schedule):
     def __init__(self, holding: np.ndarray, per_round: int, cycle_length: int, seed: int) -> None:
         self.groups = (holding,)
         self.cycle_length = cycle_length
-        self._lottery = Lottery(self._group, per_round, seed)
+        self._sampler = CohortSampler(self._group_of_round, per_round, seed)
 
     def cohort(self, round: int) -> Cohort:
-        round = checked(round)
-        return equal_cohort(round, self._lottery.clients(round))
+        round = check_round(round)
+        return equal_cohort(round, self._sampler.draw_clients(round))
 
-    def _group(self, round: int) -> np.ndarray:
+    def _group_of_round(self, round: int) -> np.ndarray:
         return self.groups[0]

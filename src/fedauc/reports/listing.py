@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from fedauc.algorithms import methods
+from fedauc.algorithms import find_methods
 from fedauc.experiments.codec import families
 from fedauc.experiments.options import parameters, shown
 
@@ -12,7 +12,7 @@ from fedauc.experiments.options import parameters, shown
 def methods_table() -> Table:
     """Every method, with what it is made of."""
     table = _table("method", "algorithm", "participation", "step", "reference")
-    for method in methods().values():
+    for method in find_methods().values():
         row = (method.algorithm.name, method.participation, f"{method.learning_rate:g}", method.reference)
         table.add_row(method.name, *row)
     return table
