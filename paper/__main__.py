@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedauc.cli import start
+from fedauc.cli import run_app
 from paper.commands import app
 
 
 def main() -> None:
     """Start the command line."""
-    start(app, "python -m paper", again="the same command")
+    run_app(app, "python -m paper", again="the same command")
 
 
 if __name__ == "__main__":

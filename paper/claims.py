@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from fedauc.reports.tables import share
+from fedauc.reports.tables import format_share
 from paper.filling import EARLY, Filled, reach
 from paper.orderings import Shown
 
@@ -55,8 +55,10 @@ def interval(series: Series) -> Claim:
     error = math.sqrt(before.deviation**2 / before.values + after.deviation**2 / after.values)
     holds = None if abs(loss - LOSS) < SURE * error else loss <= LOSS
     verdict = {None: "not told from", True: "within", False: "more than"}[holds]
-    fell = f"AUC falls from {share(before.mean, 4)} (I = {short}) to {share(after.mean, 4)} (I = {long}) at most"
-    return Claim(f"{fell}, by {share(loss, 4)} with a standard error of {share(error, 4)}: {verdict} .01", holds)
+    fell = f"AUC falls from {format_share(before.mean, 4)} (I = {short}) to {format_share(after.mean, 4)} (I = {long}) at most"
+    return Claim(
+        f"{fell}, by {format_share(loss, 4)} with a standard error of {format_share(error, 4)}: {verdict} .01", holds
+    )
 
 
 def cohort(series: Series) -> Claim:
@@ -92,7 +94,7 @@ def _rounds(series: Series, symbol: str, target: float) -> Claim:
     steady = all(after < before for before, after in pairwise(rounds))
     holds = rounds[0] - rounds[-1] >= max(gaps, default=1)
     verdict = ("fall with every step" if steady else "fall, not with every step") if holds else "do not fall"
-    return Claim(f"{share(target, 4)} are {listed}: they {verdict}", holds)
+    return Claim(f"{format_share(target, 4)} are {listed}: they {verdict}", holds)
 
 
 CLAIMS: Mapping[str, Callable[[Series], Claim]] = {
@@ -104,8 +106,8 @@ CLAIMS: Mapping[str, Callable[[Series], Claim]] = {
 """What each figure is asked."""
 
 ASKED: Mapping[str, str] = {
-    "figure1": f"A longer interval I costs no more than {share(LOSS, 2)} AUC at equal local steps",
-    "intervals": f"A longer interval I costs no more than {share(LOSS, 2)} AUC at equal rounds",
+    "figure1": f"A longer interval I costs no more than {format_share(LOSS, 2)} AUC at equal local steps",
+    "intervals": f"A longer interval I costs no more than {format_share(LOSS, 2)} AUC at equal rounds",
     "figure2": "Rounds to a common AUC fall from the smallest M to the largest",
     "figure3": "Rounds to a common AUC fall from the smallest K to the largest",
 }

@@ -17,7 +17,7 @@ from fedauc.data.sources import Absent, writable
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.sweep import read_list, read_seeds
-from fedauc.reports.progress import Bars
+from fedauc.reports.progress import ProgressBars
 from paper.filling import Filler, wanted
 from paper.layout import Sheet
 from paper.pictures import draw, panels
@@ -155,7 +155,7 @@ def run(
     if not writable(store.path):
         remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
-    with Bars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
+    with ProgressBars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
         try:
             tune(sheets, found, shop, plan)
             for tested in (True, False):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from fedauc.reports.tables import share
+from fedauc.reports.tables import format_share
 from paper.filling import SIGNIFICANT, Filled, Key
 from paper.layout import Column, Sheet
 from paper.sheets import ALL_METHODS, OURS, PUBLISHED
@@ -142,7 +142,7 @@ def signed(value: float) -> str:
     ('+.0123', '-.2000', '+.0000')
     """
     rounded = round(value, 4)
-    return ("-" if rounded < 0 else "+") + share(abs(rounded), 4)
+    return ("-" if rounded < 0 else "+") + format_share(abs(rounded), 4)
 
 
 def p_text(value: float) -> str:
@@ -151,4 +151,4 @@ def p_text(value: float) -> str:
     >>> p_text(0.0004), p_text(0.0312)
     ('<.001', '.031')
     """
-    return "<.001" if value < 0.001 else share(value, 3)
+    return "<.001" if value < 0.001 else format_share(value, 3)

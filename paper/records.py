@@ -30,7 +30,7 @@ import numpy as np
 import fedauc
 from fedauc import keys
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.codec import convert, encode
+from fedauc.experiments.codec import convert_value, to_plain
 from fedauc.experiments.config import FORMAT, Config
 from fedauc.experiments.folder import RunFolder
 
@@ -259,7 +259,7 @@ def _commit(package: Path = Path(fedauc.__file__).parent) -> str | None:
 
 def _encode(record: Record) -> dict[str, Any]:
     found = {key: value for key, value in vars(record).items() if key != "config"}
-    return {"config": {"format": FORMAT, **encode(record.config)}, **found}
+    return {"config": {"format": FORMAT, **to_plain(record.config)}, **found}
 
 
 DAMAGE = (
@@ -289,11 +289,13 @@ def _decode(found: Any) -> Record:
         raise ValueError(f"it is a {type(found).__name__}, not an object")
     if lacking := {"format", *FIELDS} - found.keys():
         raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
-    if convert(int, found.pop("format"), "format") > FORMAT:
+    if convert_value(int, found.pop("format"), "format") > FORMAT:
         raise _Newer(f"a newer format than {FORMAT}: upgrade fedauc")
     config = Config.from_json(json.dumps(with_new_names(found.pop("config"))), "config")
     curve = tuple(_checked(Point(*point)) for point in found.pop("curve"))
-    others = {key: convert(kind, found.pop(key), key) for key, kind in FIELDS.items() if key not in ("config", "curve")}
+    others = {
+        key: convert_value(kind, found.pop(key), key) for key, kind in FIELDS.items() if key not in ("config", "curve")
+    }
     if found:
         raise ValueError(f"it has an unknown {', '.join(found)}")
     if not (others["auc"] is None or _is_auc(others["auc"])):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
-from fedauc.experiments.options import build
+from fedauc.experiments.options import build_config
 from fedauc.interfaces import Algorithm
 
 Texts = Mapping[str, str]
@@ -62,7 +62,7 @@ def _without(prefix: str, texts: Texts) -> dict[str, str]:
 @functools.lru_cache(maxsize=8192)
 def _built(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
     """Kept, because a report asks for a thousand configurations several times, and each takes milliseconds."""
-    found = build(method, None, dict(texts))
+    found = build_config(method, None, dict(texts))
     return found if _light(found.recipe.algorithm) else replace(found, checkpoint_every=RARELY)
 
 

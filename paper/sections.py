@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedauc.experiments.config import Config
-from fedauc.reports.labels import foreign, warning
+from fedauc.reports.caveats import caveat_sentence, has_caveat
 from paper.claims import CLAIMS, claims
 from paper.halving import candidates
 from paper.layout import Sheet, cells, runs
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     @property
     def foreign(self) -> bool:
         """Whether the rows only stand in for others."""
-        return foreign(self.note)
+        return has_caveat(self.note)
 
 
 def prose(text: str) -> str:
@@ -149,7 +149,7 @@ def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
         known = facts.get(column.dataset)
         if known and known.foreign:
             few = " These are too few to say anything." if known.positives < LEAST else ""
-            yield warning(column.name, known.note, known.positives) + few
+            yield caveat_sentence(column.name, known.note, known.positives) + few
 
 
 def data(facts: Mapping[str, Facts]) -> Iterator[str]:

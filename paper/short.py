@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedauc.reports.tables import share
+from fedauc.reports.tables import format_share
 from paper.claims import ASKED, CLAIMS, Claim, claims
 from paper.filling import EARLY, Filled
 from paper.orderings import Shown, compared, gains, signed
@@ -52,7 +52,7 @@ def _highest(shown: Shown) -> Iterator[str]:
 def _best(rows: Mapping[str, Filled], read: str) -> str:
     means = {name: spread.mean for name, cell in rows.items() if (spread := getattr(cell, read))}
     name = max(means, key=lambda row: means[row], default=None)
-    return "-" if name is None else f"{name} {share(means[name], 4)}"
+    return "-" if name is None else f"{name} {format_share(means[name], 4)}"
 
 
 def _against(sheets: Sequence[Shown]) -> Iterator[str]:
@@ -83,4 +83,4 @@ def _rounds(shown: Shown) -> Iterator[str]:
         if ratios:
             told.append(f"{column.name} {', '.join(ratios)}")
     if told:
-        yield f"Rounds until {share(EARLY, 2)} below a common AUC, as a multiple of {first}'s: {'; '.join(told)}."
+        yield f"Rounds until {format_share(EARLY, 2)} below a common AUC, as a multiple of {first}'s: {'; '.join(told)}."

@@ -10,7 +10,7 @@ from fedauc.data import datasets
 from fedauc.data.sources import Absent
 from fedauc.data.statistics import PAPER, statistics
 from fedauc.reports.summary import Spread
-from fedauc.reports.tables import share, size
+from fedauc.reports.tables import format_bytes, format_share
 from paper.filling import EARLY, Filled, Key, Reach, marks
 from paper.layout import Sheet
 from paper.records import MOST_ROWS
@@ -65,7 +65,10 @@ def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[li
     yield ["", *(column.name for column in sheet.columns)]
     if show in BELOW:
         targets = [filled[sheet.rows[0].name, column.name].target for column in sheet.columns]
-        yield ["AUC to reach", *("-" if target is None else share(target - BELOW[show], 4) for target in targets)]
+        yield [
+            "AUC to reach",
+            *("-" if target is None else format_share(target - BELOW[show], 4) for target in targets),
+        ]
     for entry in sheet.rows:
         keys = [(entry.name, column.name) for column in sheet.columns]
         yield [entry.name, *(show(filled, key) for key in keys)]
@@ -74,7 +77,7 @@ def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[li
 def auc_text(filled: Mapping[Key, Filled], key: Key) -> str:
     """A cell of AUCs, such as `.9110 ± .0012* [.8480]`."""
     cell = filled[key]
-    paper = f" [{share(cell.paper.mean, 4)}]" if cell.paper else ""
+    paper = f" [{format_share(cell.paper.mean, 4)}]" if cell.paper else ""
     if cell.auc is None:
         return (f"stopped {cell.stopped} of {cell.asked}" if cell.stopped else "-") + paper
     stopped = f", {cell.stopped} stopped" if cell.stopped else ""
@@ -101,7 +104,7 @@ def spread_text(spread: Spread | None) -> str:
     """A mean and its deviation, such as `.9012 ± .0020`."""
     if spread is None:
         return "-"
-    return share(spread.mean, 4) + (f" ± {share(spread.deviation, 4)}" if spread.values > 1 else "")
+    return format_share(spread.mean, 4) + (f" ± {format_share(spread.deviation, 4)}" if spread.values > 1 else "")
 
 
 def traffic_text(filled: Mapping[Key, Filled], key: Key) -> str:
@@ -124,9 +127,7 @@ def _reached(filled: Mapping[Key, Filled], key: Key, read: Callable[[Filled], Re
         return "-"
     if mine is None or other is None:
         return "not reached" if cell.whole and first.whole else f"{cell.done} of {cell.asked} runs"
-    return (
-        f"{'≤ ' if mine.first else ''}{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {size(round(mine.bytes))}"
-    )
+    return f"{'≤ ' if mine.first else ''}{mine.rounds:.0f} ({mine.rounds / other.rounds:.2f}), {format_bytes(round(mine.bytes))}"
 
 
 BELOW: Mapping[Text, float] = {traffic_text: 0.0, early_text: EARLY}
@@ -157,7 +158,9 @@ def by_case(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[list[str]]:
         for place, case in enumerate(column.cases):
             known = [filled[entry.name, column.name].cases[place] for entry in sheet.rows]
             what = ", ".join(f"{name} {value}" for name, value in case.items())
-            lines.append([f"{column.name}, {what}", *("-" if mean is None else share(mean, 4) for mean in known)])
+            lines.append(
+                [f"{column.name}, {what}", *("-" if mean is None else format_share(mean, 4) for mean in known)]
+            )
     return lines
 
 

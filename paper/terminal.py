@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedauc.data import datasets
-from fedauc.reports.labels import foreign, warning
+from fedauc.reports.caveats import caveat_sentence, has_caveat
 from paper.filling import Filled, Filler, Key
 from paper.layout import Cell, Sheet
 from paper.records import Store
@@ -61,10 +61,10 @@ def warnings(sheet: Sheet, filler: Filler, store: Store) -> Iterator[str]:
     """One for each column whose runs were on rows that only stand in."""
     for column in sheet.columns:
         cases = [case for entry in sheet.rows for case in filler.records(Cell(entry, column))]
-        done = [record for case in cases for record in case if record and foreign(record.data)]
+        done = [record for case in cases for record in case if record and has_caveat(record.data)]
         if done:
             ranks = next((found for record in done if (found := store.ranks(record.config))), None)
-            yield warning(column.name, done[0].data, int(ranks.labels.sum()) if ranks else None)
+            yield caveat_sentence(column.name, done[0].data, int(ranks.labels.sum()) if ranks else None)
 
 
 def uneven(sheet: Sheet, choices: Choices) -> Iterator[str]:
@@ -85,4 +85,4 @@ def counted(scale: Scale, columns: list[str]) -> Iterator[str]:
     """One for each column of Table 7 that counts rows that only stand in."""
     for column in columns:
         if note := datasets()[scale.datasets[column]["data"]].foreign:
-            yield warning(column, note)
+            yield caveat_sentence(column, note)

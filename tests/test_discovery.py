@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.discovery import lookup, members, modules
+from fedauc.discovery import find_members, import_modules, lookup
 
 BASE = """
 from abc import ABC, abstractmethod
@@ -45,25 +45,25 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     for stem, text in ZOO.items():
         (folder / f"{stem}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (base,) = (module for module in modules("zoo") if module.__name__ == "zoo.base")
+    (base,) = (module for module in import_modules("zoo") if module.__name__ == "zoo.base")
     yield base.Base
     for loaded in [name for name in sys.modules if name.split(".")[0] == "zoo"]:
         del sys.modules[loaded]
 
 
 def test_modules_are_the_public_files_in_alphabetical_order(zoo: type) -> None:
-    stems = [module.__name__ for module in modules("zoo")]
+    stems = [module.__name__ for module in import_modules("zoo")]
     assert stems == [f"zoo.{s}" for s in ("abstract", "ant", "base", "borrower", "nameless", "stranger", "zebra")]
 
 
 def test_members_are_the_concrete_named_classes_of_each_file(zoo: type) -> None:
-    found: dict[str, type] = members("zoo", zoo)
+    found: dict[str, type] = find_members("zoo", zoo)
     assert {name: kind.__name__ for name, kind in found.items()} == {"the-ant": "Ant", "zebra": "Zebra"}
 
 
 def test_a_new_file_is_a_new_member(zoo: type, tmp_path: Path) -> None:
     (tmp_path / "zoo" / "bee.py").write_text(MEMBER.format(klass="Bee", name="bee"))
-    assert "bee" in members("zoo", zoo)
+    assert "bee" in find_members("zoo", zoo)
 
 
 def test_lookup_returns_the_member() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.cli import _folder
+from fedauc.cli import find_out_folder
 
 RUN = ("run", "--data", "synthetic", "--cycles", "500", "--out", "made")
 """Far longer than the test waits."""
@@ -48,5 +48,5 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_the_hint_names_the_folder_that_was_typed(typed: str, folder: str) -> None:
-    assert _folder(typed.split()) == folder
-    assert _folder(["run", "--out", "my runs"]) == "'my runs'"
+    assert find_out_folder(typed.split()) == folder
+    assert find_out_folder(["run", "--out", "my runs"]) == "'my runs'"

@@ -13,26 +13,26 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def modules(package: str) -> list[ModuleType]:
+def import_modules(package: str) -> list[ModuleType]:
     """Import every public module of a package, in alphabetical order."""
     home = importlib.import_module(package)
     names = sorted(info.name for info in pkgutil.iter_modules(home.__path__) if not info.name.startswith("_"))
     return [importlib.import_module(f"{package}.{name}") for name in names]
 
 
-def members(package: str, base: type[T]) -> dict[str, type[T]]:
+def find_members(package: str, base: type[T]) -> dict[str, type[T]]:
     """The concrete subclasses of `base` that a package's modules define, by their `name`."""
     found: dict[str, type[T]] = {}
-    for module in modules(package):
+    for module in import_modules(package):
         for value in vars(module).values():
             mine = inspect.isclass(value) and value.__module__ == module.__name__
             if mine and issubclass(value, base) and not inspect.isabstract(value) and hasattr(value, "name"):
-                _refuse_second(found, value)
+                _check_name_is_free(found, value)
                 found[value.name] = value
     return found
 
 
-def _refuse_second(found: Mapping[str, type], value: type) -> None:
+def _check_name_is_free(found: Mapping[str, type], value: type) -> None:
     name = vars(value).get("name", "")
     if name in found:
         raise ValueError(f"name {name!r} is taken by {found[name].__qualname__}; give {value.__qualname__} another")
@@ -48,9 +48,9 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     """
     if name in known:
         return known[name]
-    raise ValueError(f"unknown {kind} {name!r}: {_hint(name, known)}known: {', '.join(sorted(known))}")
+    raise ValueError(f"unknown {kind} {name!r}: {_suggest_name(name, known)}known: {', '.join(sorted(known))}")
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def _suggest_name(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"did you mean {near[0]!r}? " if near else ""

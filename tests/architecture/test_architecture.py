@@ -24,7 +24,6 @@ LEVELS: list[set[str]] = [
     {"experiments"},
     {"federation"},
     {"reports"},
-    {"data_cli"},
     {"cli"},
     {"__main__"},
 ]

@@ -16,7 +16,7 @@ from scipy.stats import norm, t
 from cli_helpers import fedauc, paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
-from fedauc.reports.tables import share
+from fedauc.reports.tables import format_share
 from paper.filling import Filled, Filler, Reach, marks
 from paper.layout import cells
 from paper.printed import printed
@@ -339,7 +339,7 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     for cell in cells(sheet):
         aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.get(case))]
         assert len(aucs) == 5
-        assert f"| {cell.entry.name} | {share(float(np.mean(np.array(aucs, float))), 4)}" in page
+        assert f"| {cell.entry.name} | {format_share(float(np.mean(np.array(aucs, float))), 4)}" in page
 
 
 def test_a_table_is_shown_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,15 +9,15 @@ import pytest
 
 import data_files
 from cli_helpers import fedauc, paper_command
-from fedauc.cli import _bar_names
+from fedauc.cli import name_bars
 from fedauc.data import datasets
 from fedauc.data.medicare_like import MedicareLike
-from fedauc.experiments.options import options
+from fedauc.experiments.options import list_options
 from fedauc.experiments.runner import Progress
-from fedauc.reports.labels import foreign
-from fedauc.reports.progress import MOST, Bars
-from fedauc.reports.summary import Line, Spread
-from fedauc.reports.tables import caption, headers
+from fedauc.reports.caveats import has_caveat
+from fedauc.reports.progress import MAX_BARS, ProgressBars
+from fedauc.reports.summary import MethodSummary, Spread
+from fedauc.reports.tables import comparison_caption, comparison_headers
 from fedauc.reports.words import WORDS
 from fedauc.version import VERSION
 from paper.filling import Filled, Filler
@@ -30,16 +30,16 @@ from paper.tables import SMOKE
 from paper.terminal import show, warnings
 from paper_records import by_default, keep, labelled, scored
 
-LINE = Line("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
+LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
 
 
 def test_options_that_stand_for_themselves_say_what_they_mean() -> None:
-    own = {option.name for option in options() if "." not in option.name}
-    assert own <= set(WORDS) <= {option.name for option in options()}
+    own = {option.name for option in list_options() if "." not in option.name}
+    assert own <= set(WORDS) <= {option.name for option in list_options()}
 
 
 def test_no_command_at_all_shows_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ((), ("data",), ("paper",)):
+    for arguments in ((), ("data",)):
         told = fedauc(capsys, *arguments)
         assert "Usage: fedauc" in told.out
         assert (told.code, told.err) == (2, "")
@@ -58,25 +58,25 @@ def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_of_many_bars_the_run_under_way_stays_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars() as bars:
+    with ProgressBars() as bars:
         under_way = bars.bar("slow")
         under_way(Progress(1, 2, None))
-        for number in range(2 * MOST):
+        for number in range(2 * MAX_BARS):
             bars.bar(f"run-{number}")(Progress(2, 2, None))
         bars.bar("done before")
     lines = capsys.readouterr().err.split("\n")
     names = [line.split()[0] for line in lines if line.strip()]
     # The finished ones make room, the oldest first; a run that was done before took a place, and is not shown.
-    assert names == ["slow", *(f"run-{number}" for number in range(MOST + 2, 2 * MOST))]
+    assert names == ["slow", *(f"run-{number}" for number in range(MAX_BARS + 2, 2 * MAX_BARS))]
     assert "left" in lines[0]
     assert all("took" in line for line in lines[1:] if line.strip())
 
 
 def test_bars_are_named_by_what_runs_differ_in() -> None:
-    assert list(_bar_names(["a/seed-0", "b/seed-0"]).values()) == ["a", "b"]
-    assert list(_bar_names(["a/seed-0", "a/seed-1"]).values()) == ["seed-0 a", "seed-1 a"]
-    assert list(_bar_names(["a/lr-1/seed-0", "a/lr-2/seed-0"]).values()) == ["lr-1", "lr-2"]
-    assert list(_bar_names(["a/lr-1/seed-0", "b/lr-1/seed-0"]).values()) == ["a lr-1", "b lr-1"]
+    assert list(name_bars(["a/seed-0", "b/seed-0"]).values()) == ["a", "b"]
+    assert list(name_bars(["a/seed-0", "a/seed-1"]).values()) == ["seed-0 a", "seed-1 a"]
+    assert list(name_bars(["a/lr-1/seed-0", "a/lr-2/seed-0"]).values()) == ["lr-1", "lr-2"]
+    assert list(name_bars(["a/lr-1/seed-0", "b/lr-1/seed-0"]).values()) == ["a lr-1", "b lr-1"]
 
 
 def test_a_bar_takes_one_line_of_a_narrow_terminal(
@@ -84,7 +84,7 @@ def test_a_bar_takes_one_line_of_a_narrow_terminal(
 ) -> None:
     """A run of card fraud has a name of 41 letters; 80 columns have room for 22 of them beside the rest."""
     monkeypatch.setenv("COLUMNS", "80")
-    with Bars() as bars:
+    with ProgressBars() as bars:
         observe = bars.bar("creditcard-full-cycp-minimax-a7a9f3ec61f1")
         observe(Progress(1000, 1000, {"auc": 0.9784}))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "1000/1000" in line]
@@ -93,7 +93,7 @@ def test_a_bar_takes_one_line_of_a_narrow_terminal(
 
 
 def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bars() as bars:
+    with ProgressBars() as bars:
         observe = bars.bar("run")
         observe(Progress(1, 32, {"auc": 0.5}))
         observe(Progress(1, 32, {"auc": 0.5}, stopped=True))
@@ -102,12 +102,12 @@ def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
-    assert headers([LINE, LINE])[1] == "AUC [95 %]"
-    assert caption([LINE, LINE]) == "p: paired DeLong test against a."
+    assert comparison_headers([LINE, LINE])[1] == "AUC [95 %]"
+    assert comparison_caption([LINE, LINE]) == "p: paired DeLong test against a."
     several = replace(LINE, seeds=3)
-    assert headers([several, several])[1] == "AUC ± sd"
-    assert caption([several, several]) == "p: paired DeLong test against a on the first seed's scores."
-    assert caption([LINE]) == ""
+    assert comparison_headers([several, several])[1] == "AUC ± sd"
+    assert comparison_caption([several, several]) == "p: paired DeLong test against a on the first seed's scores."
+    assert comparison_caption([LINE]) == ""
 
 
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monke
     made = (data_files.chest_stand_in(inside, monkeypatch), data_files.medicare_stand_in(inside, monkeypatch))
     for dataset in (*made, MedicareLike(rows=2000)):
         note = dataset.load(0).note
-        assert foreign(note)
+        assert has_caveat(note)
         assert note.startswith(named[dataset.name])
 
 

@@ -9,7 +9,7 @@ from fedauc.data.noise import flip_labels
 from fedauc.data.partitions import Assignment, Partition, partitions
 from fedauc.data.prepare import Preparation, Split, prepare
 from fedauc.data.weighting import class_scales, row_scales
-from fedauc.discovery import members
+from fedauc.discovery import find_members
 
 __all__ = [
     "Assignment",
@@ -35,4 +35,4 @@ __all__ = [
 
 def datasets() -> dict[str, type[Dataset]]:
     """Every dataset by name."""
-    return members("fedauc.data", Dataset)  # type: ignore[type-abstract]
+    return find_members("fedauc.data", Dataset)  # type: ignore[type-abstract]

@@ -12,7 +12,7 @@ from fedauc import keys
 from fedauc.data import bounds
 from fedauc.data.dataset import Rows
 from fedauc.data.names import as_names, enumerate_names, groups_of_clients
-from fedauc.discovery import members
+from fedauc.discovery import find_members
 
 
 class Assignment(NamedTuple):
@@ -40,7 +40,7 @@ class Partition(ABC):
 
 def partitions() -> dict[str, type[Partition]]:
     """Every partition by name."""
-    return members("fedauc.data", Partition)  # type: ignore[type-abstract]
+    return find_members("fedauc.data", Partition)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)

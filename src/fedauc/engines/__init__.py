@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fedauc.data.clients import Clients
-from fedauc.discovery import lookup, members
+from fedauc.discovery import find_members, lookup
 from fedauc.engines.batched import BatchedEngine
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.graphed import GraphedEngine
@@ -34,7 +34,7 @@ COMPILE_GRAPH_FROM = 8_000
 @functools.cache
 def engines() -> dict[str, type[Simulator]]:
     """Every engine that simulates a federation in this process, by name."""
-    return members(__name__, Simulator)  # type: ignore[type-abstract]
+    return find_members(__name__, Simulator)  # type: ignore[type-abstract]
 
 
 def check_engine(name: str) -> None:

@@ -39,7 +39,7 @@ class MissingFields(ValueError):
 
 
 @functools.cache
-def families() -> tuple[Family, ...]:
+def list_families() -> tuple[Family, ...]:
     """Every folder whose members a configuration can name; folders are scanned once, which takes milliseconds."""
     return (
         Family("data", Dataset, datasets()),
@@ -52,35 +52,35 @@ def families() -> tuple[Family, ...]:
     )
 
 
-def encode(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Plain JSON values. A dataclass with a `name` is written with it."""
     if is_dataclass(value) and not isinstance(value, type):
         name = getattr(type(value), "name", None)
         head = {"name": name} if isinstance(name, str) else {}
-        return head | {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+        return head | {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
+        return [to_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ValueError(f"{value!r} cannot be written to a configuration; use numbers, strings, tuples or dataclasses")
 
 
-def decode(kind: Any, data: Any, where: str) -> Any:
+def from_plain(kind: Any, data: Any, where: str) -> Any:
     """The value of type `kind` that JSON data describe; `where` names the place in errors."""
     if isinstance(kind, type) and (found := _family(kind)):
         return _member(found, data, where)
     if isinstance(kind, type) and is_dataclass(kind):
         return _dataclass(kind, data, where)
-    return convert(kind, data, where)
+    return convert_value(kind, data, where)
 
 
-def convert(kind: Any, data: Any, where: str) -> Any:
+def convert_value(kind: Any, data: Any, where: str) -> Any:
     """A plain value: number, string, literal, optional, tuple."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in arguments:
             return None
-        return decode(next(a for a in arguments if a is not type(None)), data, where)
+        return from_plain(next(a for a in arguments if a is not type(None)), data, where)
     if origin is typing.Literal and isinstance(data, (str, int)):
         return lookup(where, data, {choice: choice for choice in arguments})  # type: ignore[arg-type]
     if origin is tuple and isinstance(data, (list, tuple)):
@@ -88,7 +88,7 @@ def convert(kind: Any, data: Any, where: str) -> Any:
         kinds = [item] * len(data) if item else arguments
         if len(kinds) != len(data):
             raise ValueError(f"{where} is {data!r}; it must have {len(kinds)} entries")
-        return tuple(decode(each, value, where) for each, value in zip(kinds, data, strict=True))
+        return tuple(from_plain(each, value, where) for each, value in zip(kinds, data, strict=True))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if isinstance(kind, type) and isinstance(data, kind) and isinstance(data, bool) == (kind is bool):
@@ -98,7 +98,7 @@ def convert(kind: Any, data: Any, where: str) -> Any:
 
 def _family(kind: type) -> Family | None:
     """The family of a base class, or of a narrower one such as PairObjective; a single member is no family."""
-    for family in families():
+    for family in list_families():
         if issubclass(kind, family.base) and kind not in family.members.values():
             members = {name: member for name, member in family.members.items() if issubclass(member, kind)}
             return family._replace(members=members)
@@ -129,4 +129,4 @@ def _dataclass(kind: type, data: Any, where: str) -> Any:
     required = {field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(required - set(given)):
         raise MissingFields(where, missing)
-    return kind(**{key: decode(known[key], value, f"{where}.{key}") for key, value in given.items()})
+    return kind(**{key: from_plain(known[key], value, f"{where}.{key}") for key, value in given.items()})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.codec import encode
+from fedauc.experiments.codec import to_plain
 from fedauc.experiments.config import FORMAT, Config
 from fedauc.experiments.folder import RunFolder, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
@@ -37,7 +37,7 @@ class Comparison:
         refuse_existing(path)
         load = DataCache()
         groups = plan_run_groups(runs, load)
-        encoded = {place: {"format": FORMAT, **encode(config)} for place, config in runs.items()}
+        encoded = {place: {"format": FORMAT, **to_plain(config)} for place, config in runs.items()}
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

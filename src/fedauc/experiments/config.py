@@ -10,7 +10,7 @@ from typing import Any
 from fedauc.data.creditcard import CreditCard
 from fedauc.data.dataset import Dataset
 from fedauc.data.prepare import Preparation
-from fedauc.experiments.codec import decode, encode
+from fedauc.experiments.codec import from_plain, to_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
@@ -47,7 +47,7 @@ class Config:
 
     def to_json(self) -> str:
         """Indented JSON, with the format it is written in."""
-        return json.dumps({"format": FORMAT, **encode(self)}, indent=2) + "\n"
+        return json.dumps({"format": FORMAT, **to_plain(self)}, indent=2) + "\n"
 
     @staticmethod
     def from_json(text: str, where: str = "configuration") -> Config:
@@ -62,7 +62,7 @@ class Config:
         if not isinstance(found, int) or found > FORMAT:
             raise ValueError(f"{where} has format {found}; this version reads up to {FORMAT}: upgrade fedauc")
         data["recipe"] = _filled(data.get("recipe"), where)
-        config: Config = decode(Config, data, where)
+        config: Config = from_plain(Config, data, where)
         return config
 
     @staticmethod
@@ -77,7 +77,7 @@ def _filled(recipe: Any, where: str) -> Any:
     """A recipe that leaves things out gets its method's defaults."""
     if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
         raise ValueError(f"{where}.recipe is {recipe!r}; it must be an object with a method, such as 'cycp-pairwise'")
-    return _merged(encode(Recipe.of(recipe["method"])), recipe)
+    return _merged(to_plain(Recipe.of(recipe["method"])), recipe)
 
 
 def _merged(default: Any, given: Any) -> Any:

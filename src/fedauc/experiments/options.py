@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedauc.data.prepare import Preparation
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import Family, MissingFields, convert, encode, families, type_hints
+from fedauc.experiments.codec import Family, MissingFields, convert_value, list_families, to_plain, type_hints
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 
@@ -32,7 +32,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 """Where each component stands in a configuration."""
 
 
-DEFAULT = "cycp-pairwise"
+DEFAULT_METHOD = "cycp-pairwise"
 """The method of a configuration that names none."""
 
 
@@ -63,25 +63,25 @@ class Option(NamedTuple):
 
 
 @functools.cache
-def options() -> tuple[Option, ...]:
+def list_options() -> tuple[Option, ...]:
     """Every option, in the order help shows them. The algorithm has none of its own: `method` chooses it."""
     plain = [
         *_plain(Recipe, ("recipe",), "Training"),
         *_plain(Config, (), "Evaluation and seeds"),
         *_plain(Preparation, ("preparation",), "Data"),
     ]
-    return (*plain, *(option for family in families() for option in _component(family)))
+    return (*plain, *(option for family in list_families() for option in _component(family)))
 
 
-def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
+def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
     """The configuration that options describe, on top of `base` or of the method's defaults."""
     if base is None:
-        tree = encode(Config(recipe=Recipe.of(method or DEFAULT)))
+        tree = to_plain(Config(recipe=Recipe.of(method or DEFAULT_METHOD)))
     else:
-        tree = encode(base)
+        tree = to_plain(base)
         if method is not None:
             tree["recipe"] |= _changes(base.recipe.method, method)
-    known = {option.name: option for option in options()}
+    known = {option.name: option for option in list_options()}
     given = {name: lookup("option", name, known) for name in texts}
     # A component's name comes before its parameters, since it brings fresh ones.
     for name in sorted(given, key=lambda name: "." in name):
@@ -96,17 +96,17 @@ def build(method: str | None, base: Config | None, texts: Mapping[str, str]) -> 
 
 def _changes(old: str, new: str) -> dict[str, Any]:
     """What differs between two methods' defaults: the rest of a configuration stays as the file has it."""
-    before, after = encode(Recipe.of(old)), encode(Recipe.of(new))
+    before, after = to_plain(Recipe.of(old)), to_plain(Recipe.of(new))
     return {key: value for key, value in after.items() if value != before[key]}
 
 
-def parse(kind: Any, text: str, where: str) -> Any:
+def parse_value(kind: Any, text: str, where: str) -> Any:
     """The value that a text stands for, by the field's type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if text.lower() == "none" else parse(_required(arguments), text, where)
+        return None if text.lower() == "none" else parse_value(_required(arguments), text, where)
     if origin is tuple:
-        return [parse(arguments[0], item, where) for item in text.split(",") if item]
+        return [parse_value(arguments[0], item, where) for item in text.split(",") if item]
     if kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if kind in (int, float):
@@ -115,10 +115,10 @@ def parse(kind: Any, text: str, where: str) -> Any:
         except ValueError as error:
             what = "a whole number" if kind is int else "a number"
             raise ValueError(f"{where} is {text!r}; it must be {what}") from error
-    return convert(kind, text, where)
+    return convert_value(kind, text, where)
 
 
-def describe(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """A field's type in a word.
 
     >>> describe(int | None), describe(tuple[float, ...]), describe(typing.Literal["a", "b"])
@@ -126,9 +126,9 @@ def describe(kind: Any) -> str:
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return describe(_required(arguments))
+        return describe_type(_required(arguments))
     if origin is tuple:
-        return f"{describe(arguments[0])},..."
+        return f"{describe_type(arguments[0])},..."
     return "choice" if origin is typing.Literal else {str: "text", bool: "true|false"}.get(kind, kind.__name__)
 
 
@@ -143,7 +143,7 @@ def _nested(kind: Any) -> bool:
     """Whether a field holds a component, which has options of its own, or tuples of tuples, which need a file."""
     kinds = typing.get_args(kind) or (kind,)
     inner = typing.get_origin(kind) is tuple and any(typing.get_origin(each) is tuple for each in kinds)
-    bases = tuple(family.base for family in families())
+    bases = tuple(family.base for family in list_families())
     return inner or any(isinstance(each, type) and issubclass(each, bases) for each in kinds)
 
 
@@ -211,14 +211,14 @@ def _place(tree: dict[str, Any], option: Option, text: str) -> None:
     node = tree
     for step in path:
         node = node[step]
-    family = next((found for found in families() if found.kind == option.name.split(".")[0]), None)
+    family = next((found for found in list_families() if found.kind == option.name.split(".")[0]), None)
     if family is None:
-        node[last] = parse(option.kind, text, option.name)
+        node[last] = parse_value(option.kind, text, option.name)
     elif option.kind is None:
         lookup(option.name, text, family.members)
         node[last] = {"name": text}
     else:
-        node[last] = parse(_kind_of(family, node["name"], option.name, last), text, option.name)
+        node[last] = parse_value(_kind_of(family, node["name"], option.name, last), text, option.name)
 
 
 def _kind_of(family: Family, member: str, option: str, parameter: str) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedauc.experiments.config import Config
-from fedauc.experiments.options import InapplicableOption, build
+from fedauc.experiments.options import InapplicableOption, build_config
 
 
 class BuiltConfig(NamedTuple):
@@ -106,7 +106,7 @@ def _build_config(method: str, base: Config | None, texts: Mapping[str, str]) ->
     mine, refused = dict(texts), dict[str, InapplicableOption]()
     while True:
         try:
-            return BuiltConfig(build(method, base, mine), refused)
+            return BuiltConfig(build_config(method, base, mine), refused)
         except InapplicableOption as foreign:
             refused[foreign.option] = foreign
             del mine[foreign.option]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fedauc.experiments.codec import decode, encode
+from fedauc.experiments.codec import from_plain, to_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, option
 from fedauc.models.linear import Linear
@@ -71,7 +71,7 @@ class FederationAgreement:
 
     def to_json(self) -> str:
         """The agreement as indented JSON, with the version of its format."""
-        return json.dumps({"format": AGREEMENT_FORMAT, **encode(self)}, indent=2) + "\n"
+        return json.dumps({"format": AGREEMENT_FORMAT, **to_plain(self)}, indent=2) + "\n"
 
     @staticmethod
     def read_json(path: Path) -> FederationAgreement:
@@ -82,7 +82,7 @@ class FederationAgreement:
             raise ValueError(
                 f"{path} has format {version}; this version reads up to {AGREEMENT_FORMAT}: upgrade fedauc"
             )
-        agreement: FederationAgreement = decode(FederationAgreement, data, str(path))
+        agreement: FederationAgreement = from_plain(FederationAgreement, data, str(path))
         return agreement
 
 

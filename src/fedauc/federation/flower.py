@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 
 from fedauc.discovery import lookup
-from fedauc.experiments.options import build as build_config
-from fedauc.experiments.options import parse
+from fedauc.experiments.options import build_config, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
 from fedauc.federation.serialization import Payload, pack_payload
@@ -204,7 +203,9 @@ def read_run_config(config: Mapping[str, Any], sites: tuple[Any, ...]) -> Federa
     """
     kinds = get_type_hints(ServerPolicy)
     names = {name.replace("_", "-"): name for name in kinds}
-    agreed = {names[key]: parse(kinds[names[key]], str(value), key) for key, value in config.items() if key in names}
+    agreed = {
+        names[key]: parse_value(kinds[names[key]], str(value), key) for key, value in config.items() if key in names
+    }
     texts = {key: str(value) for key, value in config.items() if key not in names and key not in OURS}
     for pair in str(config.get("options", "")).split():
         key, equals, value = pair.partition("=")

@@ -27,7 +27,7 @@ import torch
 from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
-from fedauc.experiments.codec import encode
+from fedauc.experiments.codec import to_plain
 from fedauc.experiments.folder import RunFolder, describe_environment
 from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.federation import journal
@@ -257,8 +257,8 @@ def _facts(federation: FederationAgreement, training: Training, gathered: Regist
     recipe = dataclasses.replace(federation.recipe, algorithm=training.algorithm, participation=Full())
     return {
         "run": gathered.run,
-        "recipe": encode(recipe),
-        "model": encode(federation.model),
+        "recipe": to_plain(recipe),
+        "model": to_plain(federation.model),
         "totals": ClassTotals.from_census(gathered.census),
         "cycle_length": setting.cycle_length,
     }

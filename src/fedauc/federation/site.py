@@ -21,7 +21,7 @@ from torch import nn
 
 from fedauc.data.checks import as_inputs
 from fedauc.engines.loop import LoopEngine
-from fedauc.experiments.codec import decode
+from fedauc.experiments.codec import from_plain
 from fedauc.experiments.recipe import DTYPES, Recipe
 from fedauc.federation import visit_messages as orders
 from fedauc.federation.evaluation import count_score_bins
@@ -148,7 +148,7 @@ class Site:
 
     def _network(self, facts: dict[str, Any], data: SiteData) -> ModuleNetwork:
         recipe = _recipe(facts)
-        config: ModelConfig = decode(ModelConfig, facts["model"], "model")
+        config: ModelConfig = from_plain(ModelConfig, facts["model"], "model")
         build = self._build or config.build
         compute = Compute(mixed=recipe.precision == "mixed")
         return ModuleNetwork(build(tuple(data.inputs.shape[1:]), recipe.seed), DTYPES[recipe.dtype], compute)
@@ -183,5 +183,5 @@ def _recipe(facts: dict[str, Any]) -> Recipe:
 
 @lru_cache(maxsize=8)
 def _decoded(recipe: str) -> Recipe:
-    found: Recipe = decode(Recipe, json.loads(recipe), "recipe")
+    found: Recipe = from_plain(Recipe, json.loads(recipe), "recipe")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedauc.discovery import members
+from fedauc.discovery import find_members
 from fedauc.models.model import ModelConfig
 
 __all__ = ["ModelConfig", "find_models"]
@@ -10,4 +10,4 @@ __all__ = ["ModelConfig", "find_models"]
 
 def find_models() -> dict[str, type[ModelConfig]]:
     """Every model by name."""
-    return members("fedauc.models", ModelConfig)  # type: ignore[type-abstract]
+    return find_members("fedauc.models", ModelConfig)  # type: ignore[type-abstract]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedauc.discovery import members
+from fedauc.discovery import find_members
 from fedauc.interfaces import Objective
 
 
@@ -12,4 +12,4 @@ def find_objectives() -> dict[str, type[Objective]]:
     >>> find_objectives()["squared-hinge"](margin=2.0)
     SquaredHinge(score='identity', margin=2.0)
     """
-    return members(__name__, Objective)
+    return find_members(__name__, Objective)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedauc.discovery import members
+from fedauc.discovery import find_members
 from fedauc.interfaces import Participation
 
 
 def find_participations() -> dict[str, type[Participation]]:
     """Every participation of this folder, by name."""
     # mypy wants a concrete class for `type[T]`; an abstract base is exactly what discovery looks under.
-    return members(__name__, Participation)  # type: ignore[type-abstract]
+    return find_members(__name__, Participation)  # type: ignore[type-abstract]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.folder import RunFolder
-from fedauc.reports.labels import labels, short
+from fedauc.reports.caveats import list_caveats, shorten_note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,14 +20,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", ":", "-.")
 
 
-def draw(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
+def write_curves(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
     """Test AUC against rounds and against bytes, a line per run."""
     buffer = io.BytesIO()
-    picture(list(folders)).savefig(buffer, format="png", dpi=150)
+    draw_curves(list(folders)).savefig(buffer, format="png", dpi=150)
     write_atomically(path, buffer.getvalue())
 
 
-def picture(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
+def draw_curves(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
     """The curves; the title says where rows only stand in for others."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -35,13 +35,13 @@ def picture(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    if title := "; ".join(map(short, labels(folders))):
+    if title := "; ".join(map(shorten_note, list_caveats(folders))):
         figure.suptitle(title)
     looks: dict[str, dict[str, Any]] = {}
     for method, folder in folders:
         records = folder.read_records()
         fresh = method not in looks
-        look = looks.setdefault(method, _look(len(looks)))
+        look = looks.setdefault(method, _line_style(len(looks)))
         aucs = [record["auc"] for record in records]
         left.plot([record["rounds"] for record in records], aucs, label=method if fresh else None, **look)
         traffic = [(record["bytes_up"] + record["bytes_down"]) / 1e6 for record in records]
@@ -56,5 +56,5 @@ def picture(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
     return figure
 
 
-def _look(index: int) -> dict[str, Any]:
+def _line_style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index % len(STYLES)], "linewidth": 1.8}

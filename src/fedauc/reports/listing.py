@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from fedauc.algorithms import find_methods
-from fedauc.experiments.codec import families
+from fedauc.experiments.codec import list_families
 from fedauc.experiments.options import parameters, shown
 
 
@@ -20,7 +20,7 @@ def methods_table() -> Table:
 
 def members_table(kind: str) -> Table:
     """Every member of a family, with its parameters and their defaults."""
-    members = next(family.members for family in families() if family.kind == kind)
+    members = next(family.members for family in list_families() if family.kind == kind)
     table = _table("name", "parameters", "what")
     for name, member in members.items():
         made = ", ".join(f"{found.name}={shown(found.default)}" for found in parameters(member))

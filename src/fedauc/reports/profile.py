@@ -32,7 +32,7 @@ class Share(NamedTuple):
     calls: int
 
 
-def profiled(work: Callable[[], object]) -> list[Share]:
+def profile_work(work: Callable[[], object]) -> list[Share]:
     """Do the work; say where the time went. The profiler itself slows Python code down, by up to a factor of two."""
     profiler = cProfile.Profile()
     profiler.enable()
@@ -40,10 +40,10 @@ def profiled(work: Callable[[], object]) -> list[Share]:
         work()
     finally:
         profiler.disable()
-    return shares(pstats.Stats(profiler))
+    return time_shares(pstats.Stats(profiler))
 
 
-def shares(stats: pstats.Stats) -> list[Share]:
+def time_shares(stats: pstats.Stats) -> list[Share]:
     """The parts that took any time, and the rest."""
     # `stats` maps (file, line, name) to (primitive calls, calls, own time, time with callees, callers).
     entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = stats.stats  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def shares(stats: pstats.Stats) -> list[Share]:
     return [*found, Share("everything else", whole - sum(s.seconds for s in found if s.part[0] != "-"), 1)]
 
 
-def table(found: list[Share]) -> Table:
+def shares_table(found: list[Share]) -> Table:
     """For a terminal."""
     total = sum(share.seconds for share in found if share.part[0] != "-")
     made = Table(box=None, padding=(0, 1), pad_edge=False)

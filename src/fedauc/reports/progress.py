@@ -12,14 +12,14 @@ from rich.text import Text
 from fedauc.experiments.runner import Observer
 from fedauc.experiments.runner import Progress as Step
 
-REST = 58
+BAR_WIDTH = 58
 """Columns of a terminal that a bar takes beside its name: 20, a count, a time, an AUC, and room between."""
 
-MOST = 16
+MAX_BARS = 16
 """Bars on the screen: a terminal of 24 lines would cut off the run under way below more."""
 
 
-def fitted(name: str, room: int) -> str:
+def shorten_name(name: str, room: int) -> str:
     """A name in so many columns; of a long one the end stays, which tells runs apart.
 
     >>> fitted("creditcard-full-cycp-minimax-a7a9f3ec61f1", 22)
@@ -28,7 +28,7 @@ def fitted(name: str, room: int) -> str:
     return name if len(name) <= room else f"{name[: room - 9]}…{name[-8:]}"
 
 
-class Clock(TimeRemainingColumn):
+class TimeColumn(TimeRemainingColumn):
     """The time that a run still needs, or that it took."""
 
     def __init__(self) -> None:
@@ -41,17 +41,17 @@ class Clock(TimeRemainingColumn):
         return Text.assemble("took " if task.finished else "left ", super().render(task))
 
 
-class Bars:
+class ProgressBars:
     """A stack of bars, each with the last AUC beside it; of many, the finished ones make room first."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self._room = max(14, console.width - REST)
+        self._room = max(14, console.width - BAR_WIDTH)
         self._progress = Progress(
             TextColumn("{task.description:<14}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            Clock(),
+            TimeColumn(),
             TextColumn("{task.fields[auc]}", table_column=Column(no_wrap=True)),
             console=console,
         )
@@ -72,9 +72,9 @@ class Bars:
         """A new bar, as an observer of a run."""
         self._progress.start()
         shown = [task for task in self._progress.tasks if task.visible]
-        if len(shown) >= MOST:
+        if len(shown) >= MAX_BARS:
             self._progress.update(next((task for task in shown if task.finished), shown[0]).id, visible=False)
-        task = self._progress.add_task(fitted(name, self._room), total=None, auc="")
+        task = self._progress.add_task(shorten_name(name, self._room), total=None, auc="")
 
         def observe(step: Step) -> None:
             auc = f"AUC {step.record['auc']:.4f}" if step.record else ""

@@ -11,20 +11,20 @@ import numpy as np
 
 from fedauc.experiments.folder import RunFolder
 from fedauc.metrics import delong_test
-from fedauc.reports.labels import foreign
+from fedauc.reports.caveats import has_caveat
 
 QUALITY = ("round", "auc", "low", "high", "average_precision", "validation_auc")
 
 
-def summarize(folder: RunFolder) -> dict[str, Any]:
+def summarize_run(folder: RunFolder) -> dict[str, Any]:
     """Final and best AUC with interval, rounds, traffic, seconds and status; `data` where rows only stand in.
 
     The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
     number is for looking at a curve, not for reporting.
     """
     records, config = folder.read_records(), folder.config
-    found: dict[str, Any] = {"data": folder.note} if foreign(folder.note) else {}
-    found |= {"method": config.recipe.method, "seed": config.recipe.seed, "status": _status(folder)}
+    found: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
+    found |= {"method": config.recipe.method, "seed": config.recipe.seed, "status": _describe_status(folder)}
     if not records:
         return found | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
     by = "validation_auc" if "validation_auc" in records[-1] else "auc"
@@ -41,7 +41,7 @@ def summarize(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _status(folder: RunFolder) -> str:
+def _describe_status(folder: RunFolder) -> str:
     if folder.done:
         return "done"
     stopped = folder.path / "stopped.txt"
@@ -62,7 +62,7 @@ class Spread(NamedTuple):
         return Spread(float(np.mean(values)), deviation, len(values))
 
 
-class Rank(NamedTuple):
+class SettingSummary(NamedTuple):
     """A setting over its finished runs: the AUC it is judged by, and its test AUC at the end and in the best round."""
 
     setting: str
@@ -77,11 +77,11 @@ class Ranking(NamedTuple):
     """Settings, the best first; `by` is `validation_auc`, or `auc` (of the test part) where some run has no other."""
 
     by: str
-    lines: list[Rank]
+    lines: list[SettingSummary]
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodSummary:
     """One method over its seeds; intervals and p-values are of the first seed's test scores."""
 
     method: str
@@ -98,40 +98,42 @@ class Line:
     p_value: float | None
 
 
-def compare(folders: Iterable[tuple[str, RunFolder]]) -> list[Line]:
+def compare_methods(folders: Iterable[tuple[str, RunFolder]]) -> list[MethodSummary]:
     """One line per method, in order; each is tested against the first by a paired DeLong test."""
     runs: dict[str, list[RunFolder]] = {}
     for method, folder in folders:
         if folder.read_records():
             runs.setdefault(method, []).append(folder)
     reference = next(iter(runs.values()), [None])[0]
-    return [_line(method, found, reference) for method, found in runs.items()]
+    return [_summarize_method(method, found, reference) for method, found in runs.items()]
 
 
-def rank(folders: Iterable[tuple[str, RunFolder]], settings: Mapping[str, int]) -> Ranking:
+def rank_settings(folders: Iterable[tuple[str, RunFolder]], settings: Mapping[str, int]) -> Ranking:
     """One line per setting, of so many runs each, from the runs that are done."""
     found: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
     for setting, folder in folders:
         if folder.done:
-            found[setting].append(summarize(folder))
+            found[setting].append(summarize_run(folder))
     by = "auc" if any(run["best_by"] == "auc" for runs in found.values() for run in runs) else "validation_auc"
-    lines = [_rank(setting, runs, settings[setting], by) for setting, runs in found.items()]
+    lines = [_summarize_setting(setting, runs, settings[setting], by) for setting, runs in found.items()]
     return Ranking(by, sorted(lines, key=lambda line: -line.judged.mean if line.done else math.inf))
 
 
-def _rank(setting: str, found: list[dict[str, Any]], runs: int, by: str) -> Rank:
+def _summarize_setting(setting: str, found: list[dict[str, Any]], runs: int, by: str) -> SettingSummary:
     if not found:
-        return Rank(setting, 0, runs, *[Spread(math.nan, math.nan, 0)] * 3)
+        return SettingSummary(setting, 0, runs, *[Spread(math.nan, math.nan, 0)] * 3)
     places = (("best", by), ("final", "auc"), ("best", "auc"))
-    return Rank(setting, len(found), runs, *(Spread.of([run[when][what] for run in found]) for when, what in places))
+    return SettingSummary(
+        setting, len(found), runs, *(Spread.of([run[when][what] for run in found]) for when, what in places)
+    )
 
 
-def _line(method: str, folders: list[RunFolder], reference: RunFolder | None) -> Line:
-    found = [summarize(folder) for folder in folders]
+def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolder | None) -> MethodSummary:
+    found = [summarize_run(folder) for folder in folders]
     spread = Spread.of([summary["final"]["auc"] for summary in found])
     precisions = [summary["final"]["average_precision"] for summary in found]
     first = found[0]
-    return Line(
+    return MethodSummary(
         method=method,
         seeds=len(found),
         auc=spread.mean,

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
-from fedauc.reports.summary import Line, Rank, Ranking, Spread
+from fedauc.reports.summary import MethodSummary, Ranking, SettingSummary, Spread
 
 LEFT = 2
 """Columns of a comparison that stand to the left: the method and its AUC."""
 
 
-def size(amount: int) -> str:
+def format_bytes(amount: int) -> str:
     """Bytes in three digits.
 
     >>> size(999), size(1536000), size(2_000_000_000)
@@ -25,7 +25,7 @@ def size(amount: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def share(value: float, digits: int) -> str:
+def format_share(value: float, digits: int) -> str:
     """A number between 0 and 1 without its leading zero, so that a row fits 80 columns.
 
     >>> share(0.98123, 4), share(1.0, 3)
@@ -34,26 +34,26 @@ def share(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".removeprefix("0")
 
 
-def cells(line: Line) -> list[str]:
+def comparison_cells(line: MethodSummary) -> list[str]:
     """A line's cells: AUC with its DeLong interval, or with its spread over several seeds."""
-    auc = share(line.auc, 4)
+    auc = format_share(line.auc, 4)
     if line.seeds > 1:
-        auc += f" ± {share(line.spread, 4)}"
+        auc += f" ± {format_share(line.spread, 4)}"
     elif line.low is not None and line.high is not None:
-        auc += f" [{share(line.low, 3)}, {share(line.high, 3)}]"
-    precision = "-" if line.average_precision is None else share(line.average_precision, 3)
-    p_value = "-" if line.p_value is None else "<.001" if line.p_value < 0.001 else share(line.p_value, 3)
-    traffic = [size(line.bytes_up), size(line.bytes_down)]
+        auc += f" [{format_share(line.low, 3)}, {format_share(line.high, 3)}]"
+    precision = "-" if line.average_precision is None else format_share(line.average_precision, 3)
+    p_value = "-" if line.p_value is None else "<.001" if line.p_value < 0.001 else format_share(line.p_value, 3)
+    traffic = [format_bytes(line.bytes_up), format_bytes(line.bytes_down)]
     return [line.method, auc, precision, str(line.rounds), *traffic, f"{line.seconds:.1f}", p_value]
 
 
-def headers(lines: Sequence[Line]) -> list[str]:
+def comparison_headers(lines: Sequence[MethodSummary]) -> list[str]:
     """What the cells of a comparison are: the AUC has an interval, or the standard deviation over seeds."""
     auc = "AUC ± sd" if _several(lines) else "AUC [95 %]"
     return ["method", auc, "AP", "rounds", "up", "down", "sec", "p"]
 
 
-def caption(lines: Sequence[Line]) -> str:
+def comparison_caption(lines: Sequence[MethodSummary]) -> str:
     """What p is, in a sentence; nothing if there is nothing to compare."""
     if len(lines) < 2:
         return ""
@@ -61,47 +61,47 @@ def caption(lines: Sequence[Line]) -> str:
     return f"p: paired DeLong test against {lines[0].method}{scores}."
 
 
-def _several(lines: Sequence[Line]) -> bool:
+def _several(lines: Sequence[MethodSummary]) -> bool:
     return any(line.seeds > 1 for line in lines)
 
 
-def comparison(lines: Sequence[Line]) -> Table:
+def comparison_table(lines: Sequence[MethodSummary]) -> Table:
     """The comparison, for a terminal."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for place, header in enumerate(headers(lines)):
+    for place, header in enumerate(comparison_headers(lines)):
         table.add_column(header, justify="left" if place < LEFT else "right", no_wrap=True)
     for line in lines:
-        table.add_row(*cells(line))
+        table.add_row(*comparison_cells(line))
     return table
 
 
-def markdown(lines: Sequence[Line], labels: Sequence[str]) -> str:
+def comparison_markdown(lines: Sequence[MethodSummary], labels: Sequence[str]) -> str:
     """The comparison, for a document, under the labels of its rows."""
-    return _above(labels) + _markdown(headers(lines), [cells(line) for line in lines])
+    return _above(labels) + _markdown(comparison_headers(lines), [comparison_cells(line) for line in lines])
 
 
-def ranking(found: Ranking) -> Table:
+def ranking_table(found: Ranking) -> Table:
     """The settings of a sweep, for a terminal; a long setting is folded between its options."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in rank_headers(found):
+    for header in ranking_headers(found):
         table.add_column(header, no_wrap=header != "setting")
     for line in found.lines:
-        table.add_row(*rank_cells(found, line))
+        table.add_row(*ranking_cells(found, line))
     return table
 
 
 def ranking_markdown(found: Ranking, labels: Sequence[str]) -> str:
     """The settings of a sweep, for a document, under the labels of its rows."""
-    table = _markdown(rank_headers(found), [rank_cells(found, line) for line in found.lines])
-    return f"{_above(labels)}{table}\n{order(found)}\n"
+    table = _markdown(ranking_headers(found), [ranking_cells(found, line) for line in found.lines])
+    return f"{_above(labels)}{table}\n{ranking_caption(found)}\n"
 
 
-def rank_headers(found: Ranking) -> list[str]:
+def ranking_headers(found: Ranking) -> list[str]:
     """What the cells of a ranking are; there is no column for a validation part that is not there."""
     return ["setting", "runs", *(["validation"] if found.by == "validation_auc" else []), "final", "best"]
 
 
-def rank_cells(found: Ranking, line: Rank) -> list[str]:
+def ranking_cells(found: Ranking, line: SettingSummary) -> list[str]:
     """A line's cells: mean and spread over seeds; `2 of 3` says that a run is not done."""
     runs = str(line.runs) if line.done == line.runs else f"{line.done} of {line.runs}"
     judged = [line.judged] if found.by == "validation_auc" else []
@@ -109,7 +109,7 @@ def rank_cells(found: Ranking, line: Rank) -> list[str]:
     return [line.setting.replace("/", " "), runs, *spreads]
 
 
-def order(found: Ranking) -> str:
+def ranking_caption(found: Ranking) -> str:
     """How the settings are sorted, in a sentence."""
     if found.by == "validation_auc":
         return "Sorted by validation AUC in each run's best round; final and best are test AUC."
@@ -119,7 +119,7 @@ def order(found: Ranking) -> str:
 def _spread(found: Spread, runs: int) -> str:
     if not runs:
         return "-"
-    return share(found.mean, 4) + (f" ± {share(found.deviation, 4)}" if runs > 1 else "")
+    return format_share(found.mean, 4) + (f" ± {format_share(found.deviation, 4)}" if runs > 1 else "")
 
 
 def _above(labels: Sequence[str]) -> str:
@@ -131,7 +131,7 @@ def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def run_facts(found: dict[str, Any]) -> dict[str, str]:
+def describe_run(found: dict[str, Any]) -> dict[str, str]:
     """What a run's summary says, name by name."""
     if found["final"] is None:
         return {"method": found["method"], "status": found["status"]}
@@ -142,7 +142,7 @@ def run_facts(found: dict[str, Any]) -> dict[str, str]:
         "final": _quality(found["final"]),
         "best": f"{_quality(found['best'])} (by {chosen})",
         "rounds": f"{found['rounds']} ({found['visits']} client visits, {found['absences']} absences)",
-        "traffic": f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down",
+        "traffic": f"{format_bytes(found['bytes_up'])} up, {format_bytes(found['bytes_down'])} down",
         "seconds": f"{found['seconds']:.1f}",
     }
 
@@ -154,7 +154,7 @@ def _quality(found: dict[str, Any]) -> str:
     return f"{text}, after {found['round'] + 1} rounds"
 
 
-def groups_text(groups: Sequence[Sequence[str]]) -> str:
+def describe_groups(groups: Sequence[Sequence[str]]) -> str:
     """How many runs there are, and which share a graph.
 
     >>> print(groups_text([["a/seed-0", "a/seed-1"], ["b/seed-0"]]))
@@ -174,7 +174,7 @@ def groups_text(groups: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + (["alone:", *(f"  {name}" for name in alone)] if alone else []))
 
 
-def pairs(values: dict[str, Any]) -> Table:
+def pairs_table(values: dict[str, Any]) -> Table:
     """Names and values, one pair a line."""
     table = Table.grid(padding=(0, 2))
     for name, value in values.items():

@@ -21,8 +21,8 @@ from fedauc.data.downloads import fetch as download
 from fedauc.data.sources import Absent, File, Source, Stored, check, digest, home, shelves
 from fedauc.data.statistics import PAPER, Count, statistics
 from fedauc.discovery import lookup
-from fedauc.reports.labels import warning
-from fedauc.reports.tables import size
+from fedauc.reports.caveats import caveat_sentence
+from fedauc.reports.tables import format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="Look after the files that datasets need.", rich_markup_mode="rich")
 
@@ -41,13 +41,13 @@ def status(names: Names = None, folder: Folder = "") -> None:
     Example: [bold]fedauc data status[/bold]
     """
     print(f"folder: {home(folder)}")
-    stored, wrong, there = _stored(names, folder), 0, False
+    stored, wrong, there = _find_stored_datasets(names, folder), 0, False
     for dataset in stored:
         try:
-            lines = _lines(dataset)
-            there |= not _absent(dataset)
+            lines = _describe_files(dataset)
+            there |= not _find_absent_sources(dataset)
         except (ValueError, OSError) as error:
-            lines, wrong = [_about(dataset, error)], wrong + 1
+            lines, wrong = [_prefix_name(dataset, error)], wrong + 1
         print("\n".join(lines))
     if there:
         print(THERE)
@@ -63,14 +63,14 @@ def fetch(names: Annotated[list[str], typer.Argument(help="Datasets.")], folder:
 
     Example: [bold]fedauc data fetch cifar10 cifar100[/bold]
     """
-    for dataset in _stored(names, folder):
-        for source in _absent(dataset):
-            _download(dataset, source)
+    for dataset in _find_stored_datasets(names, folder):
+        for source in _find_absent_sources(dataset):
+            _download_source(dataset, source)
         files = dataset.files()
         for file in files:
             check(file)
         unknown = sum(not file.checksum for file in files)
-        print(f"{dataset.name}: {_unverified(dataset, unknown) if unknown else 'complete'}")
+        print(f"{dataset.name}: {_describe_unverified(dataset, unknown) if unknown else 'complete'}")
 
 
 @app.command()
@@ -82,9 +82,9 @@ def verify(names: Names = None, folder: Folder = "") -> None:
     Example: [bold]fedauc data verify cifar10[/bold]
     """
     found: list[bool | None] = []
-    for dataset in _stored(names, folder):
-        for line, right in _verdicts(dataset):
-            print(_about(dataset, line))
+    for dataset in _find_stored_datasets(names, folder):
+        for line, right in _check_dataset(dataset):
+            print(_prefix_name(dataset, line))
             found.append(right)
     if False in found:
         raise typer.Exit(2)
@@ -102,19 +102,19 @@ def stats(
 
     Example: [bold]fedauc data stats cifar10 cifar100[/bold]
     """
-    table = _table("dataset", "part", "positives", "negatives", "positive %", "paper")
+    table = _make_table("dataset", "part", "positives", "negatives", "positive %", "paper")
     notes: list[str] = []
     wrong: list[str] = []
     foreign: list[str] = []
     for name, kind in [(name, lookup("dataset", name, datasets())) for name in names or PAPER]:
         try:
-            found = statistics(_dataset(kind, folder), seed)
+            found = statistics(_make_dataset(kind, folder), seed)
         except (ValueError, OSError) as error:
             (notes if isinstance(error, Absent) and not names else wrong).append(str(error))
             continue
         for part, count in found.items():
-            table.add_row(name, part, *_row(count), _beside(name, part, count))
-        foreign += [warning(name, kind.foreign)] if kind.foreign else []
+            table.add_row(name, part, *_format_count(count), _compare_with_paper(name, part, count))
+        foreign += [caveat_sentence(name, kind.foreign)] if kind.foreign else []
     if table.rows:
         Console().print(table)
     for note in (*foreign, *notes):
@@ -125,7 +125,7 @@ def stats(
         raise typer.Exit(2)
 
 
-def _lines(dataset: Stored) -> list[str]:
+def _describe_files(dataset: Stored) -> list[str]:
     """What is there of a dataset, and where the rest comes from."""
     try:
         sizes = {file.path: file.path.stat().st_size for file in dataset.files()}
@@ -135,23 +135,23 @@ def _lines(dataset: Stored) -> list[str]:
         return [lacks, *sources, *([f"  {absent.also}"] if absent.also else [])]
     if empty := [path for path, count in sizes.items() if not count]:
         raise ValueError(f"{empty[0]} is empty; delete it and fetch it again")
-    return [f"{dataset.name}: there ({size(sum(sizes.values()))})"]
+    return [f"{dataset.name}: there ({format_bytes(sum(sizes.values()))})"]
 
 
-def _unverified(dataset: Stored, files: int) -> str:
+def _describe_unverified(dataset: Stored, files: int) -> str:
     none = f"{files} of its files have no published checksum"
     return f"fetched, not verified: {none}; run `fedauc data verify {dataset.name}`"
 
 
-def _about(dataset: Stored, said: object) -> str:
+def _prefix_name(dataset: Stored, said: object) -> str:
     return f"{dataset.name}: {str(said).removeprefix(f'{dataset.name} ')}"
 
 
-def _row(count: Count) -> tuple[str, str, str]:
+def _format_count(count: Count) -> tuple[str, str, str]:
     return f"{count.positives:,}", f"{count.negatives:,}", f"{100 * count.positives / sum(count):.2f}"
 
 
-def _beside(name: str, part: str, count: Count) -> str:
+def _compare_with_paper(name: str, part: str, count: Count) -> str:
     if name not in PAPER:
         return "-"
     paper: Count = getattr(PAPER[name], part)
@@ -165,7 +165,7 @@ class Verdict(NamedTuple):
     right: bool | None
 
 
-def _verdicts(dataset: Stored) -> Iterator[Verdict]:
+def _check_dataset(dataset: Stored) -> Iterator[Verdict]:
     """What is wrong with a dataset as a whole, then each file that is there, then each parsed folder."""
     made_from: dict[str, str] | None = None
     whole: Verdict | None = None
@@ -179,20 +179,20 @@ def _verdicts(dataset: Stored) -> Iterator[Verdict]:
         yield whole
     for source, file in dataset.there():
         # The first wrong file may be what is wrong with the whole.
-        if (found := _verdict(partial(_checked, dataset, source, file, made_from))) != whole:
+        if (found := _make_verdict(partial(_check_file, dataset, source, file, made_from))) != whole:
             yield found
-    for folder in _folders(dataset):
-        yield _verdict(partial(_kept, folder))
+    for folder in _find_parsed_folders(dataset):
+        yield _make_verdict(partial(_check_parsed_folder, folder))
 
 
-def _verdict(judge: Callable[[], str]) -> Verdict:
+def _make_verdict(judge: Callable[[], str]) -> Verdict:
     try:
         return Verdict(judge(), True)
     except (ValueError, OSError) as error:
         return Verdict(str(error), False)
 
 
-def _checked(dataset: Stored, source: Source, file: File, made_from: dict[str, str] | None) -> str:
+def _check_file(dataset: Stored, source: Source, file: File, made_from: dict[str, str] | None) -> str:
     check(file)
     if file.checksum:
         return f"{file.path} is right"
@@ -205,19 +205,19 @@ def _checked(dataset: Stored, source: Source, file: File, made_from: dict[str, s
     return f"{file.path} has no published checksum; its {found}"
 
 
-def _kept(folder: Path) -> str:
+def _check_parsed_folder(folder: Path) -> str:
     read(folder)
     return f"{folder} is right"
 
 
-def _folders(dataset: Stored) -> Iterator[Path]:
+def _find_parsed_folders(dataset: Stored) -> Iterator[Path]:
     """The parsed folders of a dataset, right or wrong; their names end in a fingerprint."""
     own = re.compile(rf"{re.escape(dataset.name)}-[0-9a-f]{{12}}")
     for shelf in shelves(dataset.home):
         yield from sorted(path for path in shelf.glob("*") if own.fullmatch(path.name))
 
 
-def _absent(dataset: Stored) -> list[Source]:
+def _find_absent_sources(dataset: Stored) -> list[Source]:
     """What to download: nothing if the dataset is complete in some form, else the sources that are not there."""
     try:
         dataset.files()
@@ -226,7 +226,7 @@ def _absent(dataset: Stored) -> list[Source]:
     return []
 
 
-def _download(dataset: Stored, source: Source) -> None:
+def _download_source(dataset: Stored, source: Source) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
         bar = bars.add_task(source.name, total=None)
@@ -238,14 +238,14 @@ def _download(dataset: Stored, source: Source) -> None:
         )
 
 
-def _stored(names: list[str] | None, folder: str) -> list[Stored]:
+def _find_stored_datasets(names: list[str] | None, folder: str) -> list[Stored]:
     if home(folder).exists() and not home(folder).is_dir():
         raise ValueError(f"folder is {home(folder)}, which is a file: name a folder")
     known = {name: kind for name, kind in datasets().items() if issubclass(kind, Stored)}
     return [lookup("dataset with files", name, known)(folder=folder) for name in names or known]
 
 
-def _dataset(kind: type[Dataset], folder: str) -> Dataset:
+def _make_dataset(kind: type[Dataset], folder: str) -> Dataset:
     lacks = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
     if lacks:
         needs = f"{kind.name} has no counts of its own: it needs {', '.join(lacks)}"
@@ -253,7 +253,7 @@ def _dataset(kind: type[Dataset], folder: str) -> Dataset:
     return kind(folder=folder) if issubclass(kind, Stored) else kind()
 
 
-def _table(*headers: str) -> Table:
+def _make_table(*headers: str) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for header in headers:
         table.add_column(header, overflow="fold", justify="right" if header in ("positives", "negatives") else "left")

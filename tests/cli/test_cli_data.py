@@ -15,7 +15,7 @@ import pytest
 
 import data_files
 from cli_helpers import fedauc
-from fedauc import data_cli
+from fedauc.cli import data as data_cli
 from fedauc.data.chestmnist import ChestMNIST
 from fedauc.data.cifar import Cifar10
 from fedauc.data.medicare import LEIE, Medicare

@@ -32,7 +32,7 @@ def init(
 
     Example: [bold]fedauc federation init hospitals --sites north=day,south=night --hosts fed.example.org[/bold]
     """
-    create_app_folder(folder, _table(sites), _list("hosts", hosts))
+    create_app_folder(folder, _read_sites(sites), _read_list("hosts", hosts))
     print(f"wrote {folder}: start with {folder / 'README.md'}")
 
 
@@ -52,7 +52,7 @@ def local(
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
     create_app_folder(out, names)
     write_demo_sites(out / "sites", list(names))
-    _go(out, list(names), run_config)
+    _run_trial(out, list(names), run_config)
 
 
 @app.command()
@@ -66,7 +66,7 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
             f"{folder} holds no run to go on with; start one with `fedauc federation local --out {folder}`"
         )
     names = sorted(path.name for path in (folder / "sites").iterdir())
-    _go(folder, names, f"resume=true {run_config}".strip())
+    _run_trial(folder, names, f"resume=true {run_config}".strip())
 
 
 @app.command()
@@ -86,7 +86,7 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(f"{name}: came {counts['came']}, away {counts['away']}, refused {counts['refused']}")
 
 
-def _go(folder: Path, names: list[str], settings: str) -> None:
+def _run_trial(folder: Path, names: list[str], settings: str) -> None:
     """Everything up, the run, live lines, everything down."""
     # Being told to end must stop what was started, as an interrupt from the keyboard does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -105,9 +105,9 @@ def _go(folder: Path, names: list[str], settings: str) -> None:
     show(folder)
 
 
-def _table(text: str) -> dict[str, str]:
+def _read_sites(text: str) -> dict[str, str]:
     found = {}
-    for pair in _list("sites", text):
+    for pair in _read_list("sites", text):
         name, _, group = pair.partition("=")
         if name in found:
             raise ValueError(f"sites lists {name!r} twice; list each once")
@@ -115,7 +115,7 @@ def _table(text: str) -> dict[str, str]:
     return found
 
 
-def _list(what: str, text: str) -> list[str]:
+def _read_list(what: str, text: str) -> list[str]:
     found = [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise ValueError(f"{what} is {text!r}; it must list at least 1")

@@ -10,8 +10,8 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.experiments.comparison import Comparison
-from fedauc.reports.curves import picture
-from fedauc.reports.labels import foreign, labels, short
+from fedauc.reports.caveats import has_caveat, list_caveats, shorten_note
+from fedauc.reports.curves import draw_curves
 
 SHORT = ("--cycles", "1", "--local-steps", "1", "--groups", "2")
 DRAWN = ("--data", "medicare-like", "--data.rows", "2000", *SHORT)
@@ -51,16 +51,16 @@ def forget_the_note(run: Path) -> None:
 
 
 def test_a_note_tells_rows_that_only_stand_in() -> None:
-    assert foreign("STAND-IN for others")
-    assert foreign("SYNTHETIC rows")
-    assert not foreign("rows of hospitals, no STAND-IN and nothing SYNTHETIC")
-    assert not foreign("")
+    assert has_caveat("STAND-IN for others")
+    assert has_caveat("SYNTHETIC rows")
+    assert not has_caveat("rows of hospitals, no STAND-IN and nothing SYNTHETIC")
+    assert not has_caveat("")
 
 
 def test_a_title_ends_at_the_first_comma_or_semicolon_outside_a_number() -> None:
-    assert short("STAND-IN for X: 4,999 images, mass or none; 9 rows") == "STAND-IN for X: 4,999 images"
-    assert short("SYNTHETIC x: 7 rows; 9 of 9") == "SYNTHETIC x: 7 rows"
-    assert short("SYNTHETIC x") == "SYNTHETIC x"
+    assert shorten_note("STAND-IN for X: 4,999 images, mass or none; 9 rows") == "STAND-IN for X: 4,999 images"
+    assert shorten_note("SYNTHETIC x: 7 rows; 9 of 9") == "SYNTHETIC x: 7 rows"
+    assert shorten_note("SYNTHETIC x") == "SYNTHETIC x"
 
 
 def test_run_show_and_resume_begin_with_the_note(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_comparisons_and_sweeps_begin_with_the_note(
 def test_curves_have_the_short_note_as_their_title(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, data, title in (("drawn", DRAWN, KIND), ("own", own_rows(tmp_path), "")):
         assert fedauc(capsys, "compare", *METHODS, *data, "--out", str(tmp_path / name)).code == 0
-        assert picture(list(Comparison(tmp_path / name).run_folders())).get_suptitle() == title
+        assert draw_curves(list(Comparison(tmp_path / name).run_folders())).get_suptitle() == title
 
 
 def test_other_data_have_no_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ def test_beside_another_dataset_a_label_says_whose_it_is(capsys: pytest.CaptureF
     _, _, *own = own_rows(tmp_path)
     both = ("--vary", "data=medicare-like,table", "--data.rows", "2000")
     assert fedauc(capsys, "sweep", *both, *own, "--out", str(tmp_path / "both")).code == 0
-    assert labels(Comparison(tmp_path / "both").run_folders()) == [f"{NOTE} (data medicare-like)"]
+    assert list_caveats(Comparison(tmp_path / "both").run_folders()) == [f"{NOTE} (data medicare-like)"]
 
 
 def test_each_kind_of_rows_has_its_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ("--data", "medicare-like", "--vary", "data.rows=2000,2100")
     assert fedauc(capsys, "sweep", *sizes, *SHORT, "--out", str(tmp_path / "sizes")).code == 0
-    assert labels(Comparison(tmp_path / "sizes").run_folders()) == [NOTE, NOTE.replace("2000", "2100")]
+    assert list_caveats(Comparison(tmp_path / "sizes").run_folders()) == [NOTE, NOTE.replace("2000", "2100")]
 
 
 def test_runs_that_differ_in_their_counts_share_a_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from cli_helpers import fedauc
 from fedauc.algorithms import find_methods
 from fedauc.engines import _say
-from fedauc.experiments.codec import families
+from fedauc.experiments.codec import list_families
 from fedauc.experiments.config import FORMAT
-from fedauc.experiments.options import options
+from fedauc.experiments.options import list_options
 
 TINY = (
     *("--data", "synthetic", "--data.clients", "6", "--data.rows-per-client", "30"),
@@ -89,7 +89,7 @@ def test_a_finished_comparison_resumes_to_itself(capsys: pytest.CaptureFixture[s
 )
 def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) -> None:
     listed = fedauc(capsys, "list", what)
-    by_kind = {family.kind: set(family.members) for family in families()}
+    by_kind = {family.kind: set(family.members) for family in list_families()}
     expected = PAPER_METHODS if what == "methods" else by_kind.get(what.removesuffix("s"), by_kind.get(what, set()))
     assert listed.code == 0
     assert expected
@@ -105,7 +105,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str)
 
 def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON of a run has no leaf without an option, besides the format, the names and tuples of tuples."""
-    from fedauc.experiments.codec import encode
+    from fedauc.experiments.codec import to_plain
     from fedauc.experiments.config import Config
     from fedauc.experiments.recipe import Recipe
 
@@ -114,8 +114,8 @@ def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) 
             return {leaf for key, value in tree.items() for leaf in leaves(value, (*place, key))}
         return {place}
 
-    known = {option.place for option in options()} | {("recipe", "method")}
-    found = leaves(encode(Config(recipe=Recipe.of("cycp-pairwise"))))
+    known = {option.place for option in list_options()} | {("recipe", "method")}
+    found = leaves(to_plain(Config(recipe=Recipe.of("cycp-pairwise"))))
     named = {place for place in found if place[-1] == "name"}
     assert found - named - known == {("recipe", "participation", "given")}
 

@@ -17,36 +17,36 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedauc import data_cli
+from fedauc.cli import data as data_cli
+from fedauc.cli import federation as federation_cli
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.options import DEFAULT, build, describe, options
+from fedauc.experiments.options import DEFAULT_METHOD, build_config, describe_type, list_options
 from fedauc.experiments.ranks import join_process_group, rank_folder
 from fedauc.experiments.run_group import plan_run_groups
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.experiments.sweep import expand_sweep, read_list, read_seeds, read_varied
-from fedauc.federation import commands as federation_commands
 from fedauc.guards import TrainingStopped
-from fedauc.reports.labels import labels
+from fedauc.reports.caveats import list_caveats
 from fedauc.reports.listing import members_table, methods_table
-from fedauc.reports.profile import profiled
-from fedauc.reports.profile import table as spent_table
-from fedauc.reports.progress import Bars
-from fedauc.reports.summary import Line, Ranking, rank, summarize
-from fedauc.reports.summary import compare as summarize_all
+from fedauc.reports.profile import profile_work
+from fedauc.reports.profile import shares_table as spent_table
+from fedauc.reports.progress import ProgressBars
+from fedauc.reports.summary import MethodSummary, Ranking, rank_settings, summarize_run
+from fedauc.reports.summary import compare_methods as summarize_all
 from fedauc.reports.tables import (
-    caption,
-    comparison,
-    groups_text,
-    markdown,
-    order,
-    pairs,
-    ranking,
+    comparison_caption,
+    comparison_markdown,
+    comparison_table,
+    describe_groups,
+    describe_run,
+    pairs_table,
+    ranking_caption,
     ranking_markdown,
-    run_facts,
+    ranking_table,
 )
 from fedauc.reports.words import explained
 from fedauc.version import VERSION
@@ -69,40 +69,42 @@ AGAIN = {"data": "the same command", "federation": "fedauc federation resume DIR
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 app.add_typer(data_cli.app, name="data")
-app.add_typer(federation_commands.app, name="federation")
+app.add_typer(federation_cli.app, name="federation")
 
 
-def start(application: typer.Typer = app, program: str = "fedauc", again: str = "") -> None:
+def run_app(application: typer.Typer = app, program: str = "fedauc", again: str = "") -> None:
     """Run a command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3.
 
     `again` says how an interrupted command goes on, where that is not `fedauc resume`.
     """
     try:
-        with join_process_group(), spoken():
+        with join_process_group(), show_notes():
             code = application(prog_name=program, standalone_mode=False)
     except USAGE as error:
-        _fail(_usage(error), 2)
+        _exit_with_message(describe_usage_error(error), 2)
     except (ValueError, OSError) as error:
-        _fail(f"error: {error}", 2)
+        _exit_with_message(f"error: {error}", 2)
     except TrainingStopped as stopped:
-        _fail(str(stopped), 3)
+        _exit_with_message(str(stopped), 3)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     # Some releases of typer turn an interrupt into this code.
     if code == 130:
-        again = again or AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR").replace("DIR", _folder(sys.argv[1:]))
-        _fail(f"interrupted; go on with: {again}", 130)
+        again = again or AGAIN.get("".join(sys.argv[1:2]), "fedauc resume DIR").replace(
+            "DIR", find_out_folder(sys.argv[1:])
+        )
+        _exit_with_message(f"interrupted; go on with: {again}", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _folder(words: list[str]) -> str:
+def find_out_folder(words: list[str]) -> str:
     """The run's folder as it was typed; DIR where it was not."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     named = [after for word, after in pairwise(apart) if word in ("resume", "--out")]
     return shlex.quote(named[-1]) if named else "DIR"
 
 
-class Notes(logging.Handler):
+class NoteHandler(logging.Handler):
     """Prints what the library itself has to say, such as why a model runs in the plain loop, on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -112,9 +114,9 @@ class Notes(logging.Handler):
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
+def show_notes() -> Iterator[None]:
     """Show notes as long as a command runs."""
-    logger, handler = logging.getLogger("fedauc"), Notes()
+    logger, handler = logging.getLogger("fedauc"), NoteHandler()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -125,9 +127,9 @@ def spoken() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def configurable(command: Callable[..., None]) -> Callable[..., None]:
+def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every field of the configuration as an option; it receives them as `texts`."""
-    made = options()
+    made = list_options()
     names = {option.name: option.name.replace("-", "_").replace(".", "__") for option in made}
 
     @functools.wraps(command)
@@ -138,7 +140,7 @@ def configurable(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "texts"]
     extra = []
     for option in made:
-        kind = "name" if option.kind is None else describe(option.kind)
+        kind = "name" if option.kind is None else describe_type(option.kind)
         flags = SHORT.get(option.name, [f"--{option.name}"])
         spec = typer.Option(
             *flags, metavar=kind, help=explained(option), rich_help_panel=option.panel, show_default=False
@@ -155,7 +157,7 @@ Out = Annotated[Path, typer.Option("--out", help="The folder to make.", show_def
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
 Folder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
-ONE = f"A name from `fedauc list methods`; {DEFAULT} unless given."
+ONE = f"A name from `fedauc list methods`; {DEFAULT_METHOD} unless given."
 SOME = "Names from `fedauc list methods`"
 
 
@@ -175,7 +177,7 @@ def main(
 
 
 @app.command()
-@configurable
+@add_config_options
 def run(
     texts: dict[str, str],
     out: Out,
@@ -187,19 +189,19 @@ def run(
 
     Example: [bold]fedauc run --data creditcard --method cycp-pairwise --cycles 30 --seed 0 --out runs/first[/bold]
     """
-    built = build(method, Config.read(config) if config else None, texts)
+    built = build_config(method, Config.read(config) if config else None, texts)
     with rank_folder(out) as folder:
         made = Run.create(built, folder)
-        with Bars() as bars:
+        with ProgressBars() as bars:
             observer = bars.bar(built.recipe.method)
-            spent = profiled(lambda: made.train_to_end(observer)) if profile else made.train_to_end(observer)
-        _show_run(RunFolder.open(folder))
+            spent = profile_work(lambda: made.train_to_end(observer)) if profile else made.train_to_end(observer)
+        _print_run(RunFolder.open(folder))
         if isinstance(spent, list):
             Console().print(spent_table(spent))
 
 
 @app.command()
-@configurable
+@add_config_options
 def compare(
     texts: dict[str, str],
     out: Out,
@@ -211,19 +213,19 @@ def compare(
 
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
-    runs = _expand(methods_, seeds, texts, config)
+    runs = _expand_runs(methods_, seeds, texts, config)
     with rank_folder(out) as folder:
-        _go(Comparison.create(folder, runs))
+        _run_comparison(Comparison.create(folder, runs))
 
 
 @app.command()
-@configurable
+@add_config_options
 def sweep(
     texts: dict[str, str],
     out: Annotated[Path | None, typer.Option("--out", help="The folder to make; not needed for --plan.")] = None,
     methods_: Annotated[
         str | None,
-        typer.Option("--methods", "--method", metavar="a,b,...", help=f"{SOME}; {DEFAULT} unless given."),
+        typer.Option("--methods", "--method", metavar="a,b,...", help=f"{SOME}; {DEFAULT_METHOD} unless given."),
     ] = None,
     vary: Annotated[
         list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
@@ -240,14 +242,14 @@ def sweep(
 
     Example: [bold]fedauc sweep --method cycp-pairwise --vary learning-rate=0.03,0.1 --seeds 0,1,2 --out runs/sweep[/bold]
     """
-    runs = _expand(methods_, seeds, texts, config, vary)
+    runs = _expand_runs(methods_, seeds, texts, config, vary)
     if plan:
-        Console().print(groups_text(plan_run_groups(runs, DataCache())), markup=False, highlight=False)
+        Console().print(describe_groups(plan_run_groups(runs, DataCache())), markup=False, highlight=False)
         return
     if out is None:
         raise ValueError("sweep lacks --out, the folder to make; --plan alone needs none")
     with rank_folder(out) as folder:
-        _go(Comparison.create(folder, runs, sweep=True))
+        _run_comparison(Comparison.create(folder, runs, sweep=True))
 
 
 @app.command()
@@ -258,12 +260,12 @@ def resume(folder: Folder) -> None:
     """
     with rank_folder(folder) as mine:
         if Comparison.is_comparison(mine):
-            _go(Comparison(mine))
+            _run_comparison(Comparison(mine))
             return
         run = Run.resume(mine)
-        with Bars() as bars:
+        with ProgressBars() as bars:
             run.train_to_end(bars.bar(run.config.recipe.method))
-        _show_run(RunFolder.open(mine))
+        _print_run(RunFolder.open(mine))
 
 
 @app.command()
@@ -275,15 +277,17 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     if Comparison.is_comparison(folder):
         found = Comparison(folder)
         if as_json:
-            print(json.dumps([{"setting": name} | summarize(each) for name, each in found.run_folders()], indent=2))
+            print(json.dumps([{"setting": name} | summarize_run(each) for name, each in found.run_folders()], indent=2))
         elif found.sweep:
-            _show_sweep(rank(found.run_folders(), found.seeds_per_setting()), labels(found.run_folders()))
+            _print_sweep(
+                rank_settings(found.run_folders(), found.seeds_per_setting()), list_caveats(found.run_folders())
+            )
         else:
-            _show_comparison(summarize_all(found.run_folders()), labels(found.run_folders()))
+            _print_comparison(summarize_all(found.run_folders()), list_caveats(found.run_folders()))
     elif as_json:
-        print(json.dumps(summarize(RunFolder.open(folder)), indent=2))
+        print(json.dumps(summarize_run(RunFolder.open(folder)), indent=2))
     else:
-        _show_run(RunFolder.open(folder))
+        _print_run(RunFolder.open(folder))
 
 
 @app.command("list")
@@ -309,47 +313,47 @@ def version() -> None:
     print(VERSION)
 
 
-def _go(found: Comparison) -> None:
-    names = _bar_names(list(found.read_configs()))
-    with Bars() as bars:
+def _run_comparison(found: Comparison) -> None:
+    names = name_bars(list(found.read_configs()))
+    with ProgressBars() as bars:
         stopped = found.train_runs(lambda place: bars.bar(names[place]))
-    (_report_sweep if found.sweep else _report_comparison)(found)
+    (_write_sweep_report if found.sweep else _write_comparison_report)(found)
     for place, reason in stopped.items():
         print(f"{place}: {reason}", file=sys.stderr)
     if stopped:
         raise typer.Exit(3)
 
 
-def _report_sweep(found: Comparison) -> None:
-    ranked, told = rank(found.run_folders(), found.seeds_per_setting()), labels(found.run_folders())
+def _write_sweep_report(found: Comparison) -> None:
+    ranked, told = rank_settings(found.run_folders(), found.seeds_per_setting()), list_caveats(found.run_folders())
     write_atomically(found.path / "table.md", ranking_markdown(ranked, told).encode())
-    _show_sweep(ranked, told)
+    _print_sweep(ranked, told)
 
 
-def _show_sweep(ranked: Ranking, told: list[str]) -> None:
-    _show_labels(told)
-    Console().print(ranking(ranked))
-    Console().print(order(ranked))
+def _print_sweep(ranked: Ranking, told: list[str]) -> None:
+    _print_caveats(told)
+    Console().print(ranking_table(ranked))
+    Console().print(ranking_caption(ranked))
 
 
-def _report_comparison(found: Comparison) -> None:
-    from fedauc.reports.curves import draw
+def _write_comparison_report(found: Comparison) -> None:
+    from fedauc.reports.curves import write_curves
 
-    lines, told = summarize_all(found.run_folders()), labels(found.run_folders())
-    draw(found.run_folders(), found.path / "curves.png")
-    (found.path / "table.md").write_text(markdown(lines, told))
-    _show_comparison(lines, told)
+    lines, told = summarize_all(found.run_folders()), list_caveats(found.run_folders())
+    write_curves(found.run_folders(), found.path / "curves.png")
+    (found.path / "table.md").write_text(comparison_markdown(lines, told))
+    _print_comparison(lines, told)
     Console().print(f"Curves: {found.path / 'curves.png'}", soft_wrap=True)
 
 
-def _show_comparison(lines: list[Line], told: list[str]) -> None:
-    _show_labels(told)
-    Console().print(comparison(lines))
-    if test := caption(lines):
+def _print_comparison(lines: list[MethodSummary], told: list[str]) -> None:
+    _print_caveats(told)
+    Console().print(comparison_table(lines))
+    if test := comparison_caption(lines):
         Console().print(test)
 
 
-def _bar_names(places: list[str]) -> dict[str, str]:
+def name_bars(places: list[str]) -> dict[str, str]:
     """Runs' names beside their bars: what they differ in. The seed comes before what may be cut off."""
     parts = {place: place.split("/") for place in places}
     seeds = len({part[-1] for part in parts.values()}) > 1
@@ -360,29 +364,29 @@ def _bar_names(places: list[str]) -> dict[str, str]:
     }
 
 
-def _show_labels(told: list[str]) -> None:
+def _print_caveats(told: list[str]) -> None:
     for label in told:
         Console().print(label, markup=False, highlight=False)
 
 
-def _show_run(folder: RunFolder) -> None:
-    _show_labels(labels([(folder.path.name, folder)]))
-    Console().print(pairs(run_facts(summarize(folder)) | {"folder": folder.path}))
+def _print_run(folder: RunFolder) -> None:
+    _print_caveats(list_caveats([(folder.path.name, folder)]))
+    Console().print(pairs_table(describe_run(summarize_run(folder)) | {"folder": folder.path}))
 
 
-def _expand(
+def _expand_runs(
     names: str | None, seeds: str, texts: dict[str, str], config: Path | None, vary: list[str] | None = None
 ) -> dict[str, Config]:
     """The runs that lists of methods and seeds and the options of a command line stand for."""
     if "seed" in texts:
         raise ValueError(f"seed is {texts['seed']}, but several runs take --seeds; use --seeds {texts['seed']}")
     base = Config.read(config) if config else None
-    found = (base.recipe.method if base else DEFAULT) if names is None else names
+    found = (base.recipe.method if base else DEFAULT_METHOD) if names is None else names
     varied = read_varied(vary or [], {flag.removeprefix("--"): name for name, flags in SHORT.items() for flag in flags})
     return expand_sweep(read_list("methods", found), read_seeds(seeds), varied, texts, base)
 
 
-def _usage(error: Any) -> str:
+def describe_usage_error(error: Any) -> str:
     """What is wrong with a command line, and where help is; nothing where help was printed already."""
     message, place = error.format_message().strip(), getattr(error, "ctx", None)
     if not message:
@@ -391,7 +395,7 @@ def _usage(error: Any) -> str:
     return f"error: {message}{stop} See `{place.command_path if place else 'fedauc COMMAND'} --help`."
 
 
-def _fail(message: str, code: int) -> None:
+def _exit_with_message(message: str, code: int) -> None:
     if message:
         print(" ".join(message.split()), file=sys.stderr)
     sys.exit(code)
