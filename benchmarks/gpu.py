@@ -30,7 +30,8 @@ from fedauc.data.augment import move
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
-from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.models import find_models
 from fedauc.version import VERSION
 

@@ -57,7 +57,8 @@ def many_clients(method: str, count: int) -> dict[str, Any]:
     from torch import nn
 
     from fedauc.data.clients import Clients
-    from fedauc.experiments.recipe import Recipe, assemble_training
+    from fedauc.experiments.assembly import assemble_training
+    from fedauc.experiments.recipe import Recipe
 
     draw = np.random.default_rng(0)
     client = np.repeat(np.arange(count, dtype=np.int32), ROWS_EACH)
@@ -83,7 +84,8 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
     from torch import nn
 
     from fedauc.data.clients import Clients
-    from fedauc.experiments.recipe import Recipe, assemble_training
+    from fedauc.experiments.assembly import assemble_training
+    from fedauc.experiments.recipe import Recipe
 
     paths = [Path(folder) / f"{name}.npy" for name in ("inputs", "labels", "client")]
     start = time.perf_counter()

@@ -14,7 +14,8 @@ from fedauc.engines import graphed
 from fedauc.engines.capture import Compiled
 from fedauc.engines.graphed import GraphedEngine
 from fedauc.engines.lanes import Step
-from fedauc.experiments.recipe import Assembly, Recipe
+from fedauc.experiments.assembly import Assembly
+from fedauc.experiments.recipe import Recipe
 from fedauc.training import Round
 from fedauc.trees import tree_leaves
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedauc.data.clients import Clients, Examples
-from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Cohort, Download, Engine, Upload, Visits
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves

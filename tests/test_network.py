@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Model
 from fedauc.models.resnet import ResNet18
 from fedauc.network import Compute, ModuleNetwork

@@ -6,7 +6,8 @@ import numpy as np
 
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.recipe import Recipe
 from harness import torch_models
 from harness.work import PER_ROUND, WORKLOADS, Work, examples
 

@@ -17,8 +17,9 @@ from fedauc.algorithms import find_algorithms, find_methods
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.engines import engines
 from fedauc.experiments import checkpoint
+from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.fitting import fit
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import (
     Algorithm,
     Batch,

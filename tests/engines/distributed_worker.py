@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fedauc import Clients, Recipe
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 
 SETTINGS: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 3, "negatives": 3, "dtype": "float64"}
 

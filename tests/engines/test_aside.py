@@ -14,7 +14,7 @@ from fedauc import Clients, pieces
 from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
-from fedauc.experiments.recipe import Assembly, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.models.model import InputScaling
 from fedauc.network import Compute
 from fedauc.pieces import Cut, Window

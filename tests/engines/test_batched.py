@@ -17,7 +17,7 @@ from fedauc.engines import batched, engines
 from fedauc.engines.batched import BatchedEngine, Rows, VisitBatches
 from fedauc.engines.kernels import Unsupported, kernels
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Model, Network
 from fedauc.models._layers import ImageMean
 from fedauc.models.model import InputScaling

@@ -17,7 +17,7 @@ from fedauc.engines import batched, compiled
 from fedauc.engines.batched import Advanced, BatchedEngine, Rows, StackedEngine
 from fedauc.engines.compiled import CompiledEngine
 from fedauc.engines.kernels import Unsupported
-from fedauc.experiments.recipe import Assembly, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.interfaces import Cohort, Download, Phase
 from fedauc.stages import Geometric
 from fedauc.trees import Tree, tree_leaves

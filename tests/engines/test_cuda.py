@@ -12,8 +12,9 @@ from torch import nn
 
 from fedauc import Clients, fit
 from fedauc.algorithms import find_methods
+from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,8 @@ from fedauc.engines import graphed, lanes
 from fedauc.engines.capture import ready
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.engines.kernels import Unsupported
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Batch, Download, Model, Network
 from fedauc.models import find_models
 from fedauc.models.model import InputScaling

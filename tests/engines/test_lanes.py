@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedauc import pieces
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Batch, Download, Model, Network, Upload
 from fedauc.trees import Tree
 from graphed_runs import WAYS, distance, only, ran, settled, table, tiny

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedauc import Clients, Recipe
 from fedauc.engines import crew, loop
 from fedauc.engines.loop import LoopEngine
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 from fedauc.trees import Tree, tree_leaves
 
 FEATURES = 4

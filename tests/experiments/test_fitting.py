@@ -65,8 +65,12 @@ def test_embeddings_are_trained_and_evaluated_by_pairs() -> None:
         (nn.Linear(4, 1), {"objective": "sigmod"}, "did you mean 'sigmoid'"),
         (nn.Linear(4, 1), {"participation": 3}, "participation is 3"),
         (nn.Linear(4, 1), {"stages": "geometrical"}, "did you mean 'geometric'"),
-        (nn.Linear(4, 1), {"step": 3}, "unknown setting of cycp-pairwise 'step': did you mean 'learning_rate'"),
-        (nn.Linear(4, 1), {"learning_rate": "big"}, "learning_rate is 'big'; it must be a number"),
+        (
+            nn.Linear(4, 1),
+            {"local_step": 3},
+            "unknown setting of cycp-pairwise 'local_step': did you mean 'local_steps'",
+        ),
+        (nn.Linear(4, 1), {"learning_rate": "big"}, "learning_rate is 'big'; it must be a finite number above 0"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.federation import journal
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
 from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites

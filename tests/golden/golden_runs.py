@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from fedauc.algorithms import find_methods
 from fedauc.data.synthetic import Synthetic
+from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.config import Config
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.runner import Run
 from fedauc.federation.server import FederatedRun
 from fedauc.models.mlp import MLP

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.objectives.kinds import PointObjective
 from fedauc.training import Round
 from fedauc.trees import Tree, tree_leaves

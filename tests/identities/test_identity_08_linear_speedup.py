@@ -12,7 +12,8 @@ import pytest
 
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Assembly, Recipe, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.stages import Constant
 from identities.identity_runs import Offset, Quadratic, Rows, clients_of, path, stepped
 

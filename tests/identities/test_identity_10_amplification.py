@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Participation
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.uniform import Uniform

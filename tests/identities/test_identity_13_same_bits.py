@@ -19,7 +19,8 @@ from fedauc.algorithms import find_methods
 from fedauc.data.clients import Clients
 from fedauc.engines import engines as all_engines
 from fedauc.engines.draws import Draws
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Cohort, Download, Engine, Participation, Visits
 from fedauc.ledger import Traffic
 from fedauc.participation.cyclic import Cyclic

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedauc.experiments.recipe import assemble_training
+from fedauc.experiments.assembly import assemble_training
 from fedauc.models.linear import Linear
 from paper import theory, theory_figure
 from paper.theory import COHORTS, METHODS, Curve, Findings, Problem, Trial, bowl, curve

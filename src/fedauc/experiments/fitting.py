@@ -11,8 +11,9 @@ from torch import nn
 
 from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, Examples, examples
+from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.evaluation import Evaluator, Quality
-from fedauc.experiments.recipe import Recipe, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Model, Phase
 from fedauc.ledger import Traffic
 from fedauc.network import ModuleNetwork

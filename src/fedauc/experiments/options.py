@@ -121,7 +121,7 @@ def parse_value(kind: Any, text: str, where: str) -> Any:
 def describe_type(kind: Any) -> str:
     """A field's type in a word.
 
-    >>> describe(int | None), describe(tuple[float, ...]), describe(typing.Literal["a", "b"])
+    >>> describe_type(int | None), describe_type(tuple[float, ...]), describe_type(typing.Literal["a", "b"])
     ('int', 'float,...', 'choice')
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fedauc.data.clients import Clients, Examples
 from fedauc.data.prepare import Split, prepare
+from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
 from fedauc.experiments.folder import RunFolder, refuse_existing
-from fedauc.experiments.recipe import DTYPES, Assembly, Recipe, assemble_training
+from fedauc.experiments.recipe import Recipe
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Model
 from fedauc.ledger import Ledger

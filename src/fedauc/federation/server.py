@@ -26,10 +26,10 @@ import torch
 
 from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
+from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.codec import to_plain
 from fedauc.experiments.folder import RunFolder, describe_environment
-from fedauc.experiments.recipe import Assembly, assemble_training
 from fedauc.federation import journal
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.engine import FederatedEngine, RoundAttendance, read_answer

@@ -1,0 +1,90 @@
+"""Put a recipe, a model and clients together into a `Training` that is ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fedauc.data.clients import Clients
+from fedauc.engines import Parts, make_engine
+from fedauc.engines.distributed import DistributedEngine
+from fedauc.engines.graphed import GraphedEngine
+from fedauc.experiments.recipe import Recipe
+from fedauc.interfaces import Algorithm, Engine, Setting
+from fedauc.ledger import Ledger
+from fedauc.network import Compute, ModuleNetwork
+from fedauc.stages import Budget, Plan, Theory
+from fedauc.training import State, Training
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Assembly(NamedTuple):
+    """A training, its network and its first state."""
+
+    training: Training
+    network: ModuleNetwork
+    start: State
+
+
+def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
+    """Check the recipe against the clients and put the parts together."""
+    schedule = recipe.participation.bind(clients.roster, recipe.seed)
+    numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
+    setting = Setting(*numbers, clients.census, recipe.weighting, _check_augment(recipe, clients))
+    per_round = max(1, len(schedule.cohort(0).clients))
+    budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
+    stages, algorithm = recipe.stages.divide_budget(budget), _with_prox(recipe)
+    averaged = recipe.stage_output != "last"
+    scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
+    plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
+    # A recorded trace may end early; better to hear of it now than in its last round.
+    schedule.cohort(plan.total_rounds - 1)
+    cuda = recipe.device.startswith("cuda")
+    compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=cuda)
+    network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
+    _check_model(algorithm, network, clients)
+    steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
+    engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
+    if isinstance(engine, GraphedEngine):
+        first = range(min(schedule.cycle_length, plan.total_rounds))
+        # Nobody may come in a whole cycle.
+        engine.widest = max(1, *(len(schedule.cohort(number).clients) for number in first))
+    if dist.is_available() and dist.is_initialized():
+        engine = DistributedEngine(engine)
+    training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
+    return Assembly(training, network, training.initial_state(network.state()))
+
+
+def _check_augment(recipe: Recipe, clients: Clients) -> str:
+    """Only images can be cropped and mirrored."""
+    shape = tuple(clients.inputs.shape[1:])
+    if recipe.augment != "none" and len(shape) != 3:
+        raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
+    return recipe.augment
+
+
+def _with_prox(recipe: Recipe) -> Algorithm:
+    """The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along."""
+    if isinstance(recipe.stages, Theory) and getattr(recipe.algorithm, "prox", None) == 0:
+        prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
+        return dataclasses.replace(recipe.algorithm, **prox)
+    return recipe.algorithm
+
+
+def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:
+    """Run two rows through the model, so that what does not fit is said before anything is written."""
+    rows, objective = clients.inputs[:2], algorithm.objective
+    try:
+        outputs = network.predict(network.state(), rows)
+    except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+        shape, reason = tuple(rows.shape[1:]), " ".join(str(error).split())
+        raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {reason}") from error
+    if (outputs.ndim == 2) != objective.takes_embeddings:
+        found = outputs.shape[1] if outputs.ndim == 2 else 1
+        needs = "at least 2 (an embedding)" if objective.takes_embeddings else "1 (a score), or objective 'contrastive'"
+        raise ValueError(f"the model gives {found} numbers per row; objective {objective.name!r} needs {needs}")
