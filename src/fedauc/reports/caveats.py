@@ -24,7 +24,7 @@ def source_of(note: str) -> str:
 def shorten_note(note: str) -> str:
     """The words up to the first `;` or `,` that is not inside a number, for a title.
 
-    >>> short("STAND-IN for photographs: 1,500 drawings, in ink; 9 of 9 rows")
+    >>> shorten_note("STAND-IN for photographs: 1,500 drawings, in ink; 9 of 9 rows")
     'STAND-IN for photographs: 1,500 drawings'
     """
     return re.split(r"[;,](?!\d)", note, maxsplit=1)[0]
@@ -53,7 +53,7 @@ def _label(what: str, folders: list[RunFolder], mixed: bool) -> str:
 def caveat_sentence(name: str, note: str, positives: int | None = None) -> str:
     """That rows only stand in for the paper's, as on the page of results.
 
-    >>> warning("x", "STAND-IN for others, rows; and more", 7)
+    >>> caveat_sentence("x", "STAND-IN for others, rows; and more", 7)
     "`x` is not the paper's data: STAND-IN for others, rows, 7 positives to test on."
     """
     tested = "" if positives is None else f", {positives} positives to test on"

@@ -22,7 +22,7 @@ MAX_BARS = 16
 def shorten_name(name: str, room: int) -> str:
     """A name in so many columns; of a long one the end stays, which tells runs apart.
 
-    >>> fitted("creditcard-full-cycp-minimax-a7a9f3ec61f1", 22)
+    >>> shorten_name("creditcard-full-cycp-minimax-a7a9f3ec61f1", 22)
     'creditcard-fu…f3ec61f1'
     """
     return name if len(name) <= room else f"{name[: room - 9]}…{name[-8:]}"

@@ -16,7 +16,7 @@ LEFT = 2
 def format_bytes(amount: int) -> str:
     """Bytes in three digits.
 
-    >>> size(999), size(1536000), size(2_000_000_000)
+    >>> format_bytes(999), format_bytes(1536000), format_bytes(2_000_000_000)
     ('999 B', '1.54 MB', '2 GB')
     """
     value, units = float(amount), ["B", "kB", "MB", "GB", "TB"]
@@ -28,7 +28,7 @@ def format_bytes(amount: int) -> str:
 def format_share(value: float, digits: int) -> str:
     """A number between 0 and 1 without its leading zero, so that a row fits 80 columns.
 
-    >>> share(0.98123, 4), share(1.0, 3)
+    >>> format_share(0.98123, 4), format_share(1.0, 3)
     ('.9812', '1.000')
     """
     return f"{value:.{digits}f}".removeprefix("0")
@@ -157,7 +157,7 @@ def _quality(found: dict[str, Any]) -> str:
 def describe_groups(groups: Sequence[Sequence[str]]) -> str:
     """How many runs there are, and which share a graph.
 
-    >>> print(groups_text([["a/seed-0", "a/seed-1"], ["b/seed-0"]]))
+    >>> print(describe_groups([["a/seed-0", "a/seed-1"], ["b/seed-0"]]))
     3 runs: 2 in shared graphs, 1 alone
     graph 1:
       a/seed-0
