@@ -22,8 +22,8 @@ demo: $(STAMP)  ## train three methods on the embedded fraud data and print the 
 test: lint types unit  ## lint, types, doctests and tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests paper benchmarks
-	$(BIN)/ruff format --check src tests paper benchmarks
+	$(BIN)/ruff check src tests paper benchmarks examples docs
+	$(BIN)/ruff format --check src tests paper benchmarks examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
