@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+
+from cli_helpers import fedauc
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -49,3 +53,40 @@ def test_the_readme_example_is_short() -> None:
     """At most 15 lines of code on the first screen."""
     first = blocks(ROOT / "README.md", "python")[0]
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
+
+
+def list_commands(path: Path) -> list[list[str]]:
+    """The `fedauc` commands of a document's shell blocks, as words; continued lines count as one."""
+    lines = "\n".join(blocks(path, "sh")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("fedauc ")]
+
+
+def test_the_readme_commands_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of them, one after the other in an empty folder, with one cycle each instead of thirty."""
+    monkeypatch.chdir(tmp_path)
+    commands = list_commands(ROOT / "README.md")
+    assert len(commands) >= 5
+    for _, verb, *words in commands:
+        shortened = ["1" if before == "--cycles" else word for before, word in zip(["", *words], words, strict=False)]
+        if verb in ("run", "compare", "sweep") and "--cycles" not in words:
+            shortened += ["--cycles", "1"]
+        done = fedauc(capsys, verb, *shortened)
+        assert done.code == 0, f"fedauc {verb} {' '.join(words)}: {done.err}"
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if list_commands(p)], ids=lambda path: path.name)
+def test_the_commands_of_a_document_exist(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option that a document's command uses is in the help of that command."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for _, *words in list_commands(path):
+        verbs = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words))
+        verbs = verbs[: 2 if verbs and verbs[0] in ("data", "federation") else 1]
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        shown = fedauc(capsys, *verbs, "--help")
+        assert shown.code == 0, words
+        known = set(re.findall(r"--[\w.-]+", shown.out))
+        assert options <= known, f"{' '.join(words)}: {options - known}"
