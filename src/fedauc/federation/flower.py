@@ -24,7 +24,7 @@ from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import DEFAULT_POLICY, LOG, SHARING_LEVELS, ModelBuilder, Site, SitePolicy
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState, SiteState
-from fedauc.locks import locked
+from fedauc.locks import hold_lock
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -150,7 +150,7 @@ def run_server(grid: FlwrGrid, context: Context, build: ModelBuilder | None = No
         FederatedRun.create(federation, exchange, out, build)
     # Held before the state is read, so that nobody writes between the two.
     busy = f"{out} is in use by another server (pid {{pid}}) since {PATIENCE:g} s; stop it, or wait until it has ended"
-    with locked(out / ".lock", busy, PATIENCE):
+    with hold_lock(out / ".lock", busy, PATIENCE):
         FederatedRun.resume(exchange, out, build).go()
 
 

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from fedauc import keys
 from fedauc.data.checks import as_inputs, as_labels, label_tensor
-from fedauc.data.clients import Clients, Examples
+from fedauc.data.clients import Clients, Examples, stack_items
 from fedauc.data.dataset import Rows
-from fedauc.data.frames import Columns
-from fedauc.data.items import stack_items
-from fedauc.data.mapped import writable
-from fedauc.data.readers import read
+from fedauc.data.io.memory import make_writable
+from fedauc.data.io.readers import Columns, read_table
 from fedauc.interfaces import Census
 
 PARTS = ("x", "y", "test_x", "test_y")
@@ -81,7 +79,7 @@ def from_file(path: Path | str, cache: Path | str, label: str = "y", test_fracti
     file, made = Path(path), Path(cache)
     mark = _mark(file, label, test_fraction)
     if not (made / mark).is_file():
-        rows, _ = read(str(file), Columns(label, ""))
+        rows, _ = read_table(str(file), Columns(label, ""))
         _write(made, mark, rows, test_fraction)
     return from_folder(made)
 
@@ -110,7 +108,7 @@ def _map(file: Path) -> np.ndarray:
 
 def _share(array: np.ndarray) -> Tensor:
     # Looking for NaN would read the whole file for every message; `Site` does it once, when it first answers.
-    return torch.from_numpy(writable(array)) if array.dtype in SHARED else as_inputs(array)
+    return torch.from_numpy(make_writable(array)) if array.dtype in SHARED else as_inputs(array)
 
 
 def _split(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
