@@ -62,8 +62,7 @@ def measure(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
         trial.start_superlink()
         for name in SITES:
             trial.register_site(name)
-            site = folder / "sites" / name
-            trial.start_supernode(name, {"data": str(site / "rows"), "state": str(site / "state")})
+            trial.start_site(name)
         options = f"model.hidden={HIDDEN[parameters]} local-steps=4 participation=full"
         trial.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
         marks: list[tuple[float, float]] = []

@@ -121,7 +121,7 @@ def spoil(answer: Payload, fault: str) -> Payload:
     if fault == "short":
         return Payload(json.dumps({**facts, "layouts": layouts}), answer.body[:-1])
     if fault == "count":
-        facts["rows"] = [1000, 1000]
+        facts["class_counts"] = [1000, 1000]
     if fault == "stale":
         facts["round"] -= 1
     name = "mean" if trees["mean"] else "pool"

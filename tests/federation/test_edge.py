@@ -61,7 +61,7 @@ def test_a_site_answers_an_order_of_another_make(node: dict[str, Any]) -> None:
 
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
     replied = flower.answer_message(an_order(), context, lambda node: pytest.fail("no data is read for it"))
-    assert flower.payload_from_records(replied.content).read_header()["kind"] == "unable"
+    assert flower.payload_from_records(replied.content).read_header()["kind"] == "refusal"
 
 
 def test_a_strangers_records_are_a_reply_that_will_be_refused() -> None:
@@ -71,7 +71,7 @@ def test_a_strangers_records_are_a_reply_that_will_be_refused() -> None:
     for records in (RecordDict(), RecordDict({"facts": ConfigRecord({"text": 3})})):
         reply = flower.FlowerGrid(None)._read_reply(Message(records, reply_to=asked))
         assert isinstance(reply.payload, Payload)
-        with pytest.raises(ValueError, match="the facts are a str"):
+        with pytest.raises(ValueError, match="the header is a str"):
             reply.payload.read_header()
 
 

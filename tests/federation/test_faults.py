@@ -146,7 +146,7 @@ def test_a_round_ends_at_its_deadline_in_made_up_time(tmp_path: Path) -> None:
     grid = grid_of(tmp_path / "sites", [Fault(site=1, round=0, kind="lost", times=9)])
     served(agreed("cycp-fedavg", {"evaluation": "none"}), grid, tmp_path / "run")
     assert 10 <= grid.time.now < 22  # gathering waits its own ten seconds, for the empty site's refusal none
-    assert [name for name, facts in grid.pushed if facts["kind"] == "hello"] == list(NAMES)
+    assert [name for name, facts in grid.pushed if facts["kind"] == "register"] == list(NAMES)
 
 
 def test_a_site_that_is_offline_is_waited_for_until_it_comes(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_a_node_under_a_wrong_key_or_an_unknown_name_gets_nothing(
     FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go(rounds.append)
     assert {name for name, _ in grid.pushed} == set(NAMES) - {NAMES[1]}
     assert rounds[0].cohort.clients == (0,)
-    assert caplog.text.count("shows another key") == 1
-    assert "not in the table" in caplog.text
+    assert caplog.text.count("has another key than") == 1
+    assert "not in the site table" in caplog.text
 
 
 def test_the_stage_reference_is_sent_once_per_stage_and_again_when_lost(tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_the_stage_reference_is_sent_once_per_stage_and_again_when_lost(tmp_path
 
     def lose(finished: Round) -> None:
         if finished.phase.round == 4:
-            for file in (tmp_path / "sites" / NAMES[0]).rglob("*.parcel"):
+            for file in (tmp_path / "sites" / NAMES[0]).rglob("*.payload"):
                 file.unlink()
 
     rounds: list[Round] = []
     service.go(lambda finished: (rounds.append(finished), lose(finished)))  # type: ignore[func-returns-value, arg-type]
     words = [facts["anchor"] for name, facts in grid.pushed if name == NAMES[0] and facts["kind"] == "visit"]
-    assert words == ["sent", "sent", "kept", "sent"]
+    assert words == ["included", "included", "stored", "included"]
     others = [facts["anchor"] for name, facts in grid.pushed if name == NAMES[5] and facts["kind"] == "visit"]
-    assert others == ["sent", "sent", "kept"]
+    assert others == ["included", "included", "stored"]
     expected = run_rounds(small_recipe("cycp-minimax", engine="loop", **settings))
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
 
@@ -217,14 +217,16 @@ def test_a_site_that_lost_its_memory_starts_afresh_and_is_logged(
 
     def lose(finished: Round) -> None:
         if finished.phase.round == 2:
-            for file in (tmp_path / "sites" / NAMES[0]).rglob("*.parcel"):
+            for file in (tmp_path / "sites" / NAMES[0]).rglob("*.payload"):
                 file.unlink()
 
     rounds: list[Round] = []
     service.go(lambda finished: (rounds.append(finished), lose(finished)))  # type: ignore[func-returns-value, arg-type]
-    accepted = [facts["accepted"] for name, facts in grid.pushed if name == NAMES[0] and facts["kind"] == "visit"]
+    accepted = [
+        facts["last_accepted_round"] for name, facts in grid.pushed if name == NAMES[0] and facts["kind"] == "visit"
+    ]
     assert accepted == [-1, 0, -1]
-    assert f"site {NAMES[0]!r} no longer has its memory" in caplog.text
+    assert f"site {NAMES[0]!r} no longer has its client state" in caplog.text
     assert all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(rounds[-1].state.server.shared))
 
 
@@ -234,10 +236,10 @@ def test_what_a_site_is_sent_does_not_tell_the_others_counts(tmp_path: Path) -> 
     served(agreed("cycp-fedavg", {"evaluation": "none"}), grid, tmp_path / "run")
     facts = next(facts for _, facts in grid.pushed if facts["kind"] == "visit")
     assert facts["recipe"]["participation"] == {"name": "full"}
-    assert facts["totals"] == [8, 7, [5, 6], [15, 27]]
+    assert facts["class_totals"] == [8, 7, [5, 6], [15, 27]]
     assert set(facts) == {
-        *("kind", "run", "client", "recipe", "model", "totals", "cycle_length"),
-        *("phase", "accepted", "anchor", "layouts"),
+        *("kind", "run", "client", "recipe", "model", "class_totals", "cycle_length"),
+        *("phase", "last_accepted_round", "anchor", "layouts"),
     }
 
 

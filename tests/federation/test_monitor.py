@@ -27,8 +27,8 @@ def a_run(folder: Path) -> Path:
 def test_a_run_in_a_few_numbers(tmp_path: Path) -> None:
     found = summarize_run(a_run(tmp_path))
     assert (found["status"], found["done"], found["rounds"]) == ("done", 9, 9)
-    assert found["attendance"]["site-6"] == {"came": 2, "away": 0, "refused": 1}
-    with pytest.raises(ValueError, match=r"has no gathered\.json"):
+    assert found["attendance"]["site-6"] == {"answered": 2, "absent": 0, "refused": 1}
+    with pytest.raises(ValueError, match=r"has no census\.json"):
         summarize_run(tmp_path)
 
 
@@ -95,4 +95,4 @@ def test_show_prints_attendance(tmp_path: Path, capsys: pytest.CaptureFixture[st
     done = fedauc(capsys, "federation", "show", str(tmp_path))
     assert done.code == 0
     assert "done, 9 of 9 rounds" in done.out
-    assert "site-6: came 2, away 0, refused 1" in done.out
+    assert "site-6: answered 2, absent 0, refused 1" in done.out

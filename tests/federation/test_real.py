@@ -38,11 +38,6 @@ def trial_of(folder: Path) -> LocalFederation:
     return LocalFederation(folder)
 
 
-def node(trial: LocalFederation, name: str) -> None:
-    home = trial.folder / "sites" / name
-    trial.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
-
-
 def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
     """The weights of the same training in one process."""
     parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in SITES}
@@ -86,7 +81,7 @@ def restart_until_accepted(trial: LocalFederation, name: str) -> None:
         assert time.monotonic() < end, "the node was not accepted again"
         if not trial.is_running(name):
             time.sleep(8)
-            node(trial, name)
+            trial.start_site(name)
         time.sleep(0.2)
 
 
@@ -97,7 +92,7 @@ def test_a_node_killed_in_mid_round_comes_back_and_the_model_is_the_simulators(t
         trial.start_superlink()
         for name in SITES:
             trial.register_site(name)
-            node(trial, name)
+            trial.start_site(name)
         trial.start_run('cycles=1 deadline=120.0 method="cycp-pairwise"')
         wait(trial, lambda: received(trial, "site-3") == 2)
         trial.stop_process("site-3", signal.SIGKILL)
@@ -106,8 +101,8 @@ def test_a_node_killed_in_mid_round_comes_back_and_the_model_is_the_simulators(t
     found = summarize_run(folder / "run")
     assert found["status"] == "done"
     # Killed in round 0, it is back before that round's deadline and takes part in it.
-    assert journal.read(folder / "run" / "attendance.jsonl")[0]["came"] == ["site-0", "site-3"]
-    assert {name: counts["came"] for name, counts in found["attendance"].items()} == dict.fromkeys(SITES, 2)
+    assert journal.read(folder / "run" / "attendance.jsonl")[0]["answered"] == ["site-0", "site-3"]
+    assert {name: counts["answered"] for name, counts in found["attendance"].items()} == dict.fromkeys(SITES, 2)
     np.testing.assert_allclose(trained(folder), simulated(folder, "cycp-pairwise", cycles=1), rtol=0, atol=1e-6)
     assert found["records"][-1]["auc"] > 0.9
 
@@ -120,7 +115,7 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
         trial.start_superlink()
         for name in SITES:
             trial.register_site(name)
-            node(trial, name)
+            trial.start_site(name)
         create_key_pair(folder / "keys" / "stranger")
         trial.start_supernode("stranger", {"data": "none", "state": "none"})
         trial.start_run(settings)

@@ -55,7 +55,7 @@ def test_nan_and_infinity_travel_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        ([torch.zeros(3)], r"mean has tensors \[\['float32', 3\]\]; due are \[\['float32', 2\]\]"),
+        ([torch.zeros(3)], r"mean has tensors \[\['float32', 3\]\]; expected are \[\['float32', 2\]\]"),
         ([torch.zeros(2, dtype=torch.float64)], "float64"),
         ([], "mean has tensors "),
         ([torch.zeros(2), torch.zeros(2)], "mean has tensors "),
@@ -68,9 +68,9 @@ def test_what_does_not_fit_is_refused(leaves: list[torch.Tensor], message: str) 
 
 def test_a_body_of_the_wrong_size_is_refused_before_it_is_copied() -> None:
     parcel = pack_payload({}, {"a": torch.zeros(4)})
-    with pytest.raises(ValueError, match="the body has 16 bytes; at most 8 are due"):
+    with pytest.raises(ValueError, match="the body has 16 bytes; at most 8 are expected"):
         unpack_tensors(parcel, max_bytes=8)
-    with pytest.raises(ValueError, match="the body has 15 bytes; its layout says 16"):
+    with pytest.raises(ValueError, match="the body has 15 bytes; its layouts describe 16"):
         unpack_tensors(parcel._replace(body=parcel.body[:-1]))
     with pytest.raises(ValueError, match="one flat array of uint8"):
         unpack_tensors(parcel._replace(body=np.zeros(4, np.float32)))
@@ -93,7 +93,7 @@ def test_strange_facts_are_refused_in_one_line(text: str) -> None:
 
 
 def test_facts_beyond_any_use_are_not_parsed() -> None:
-    with pytest.raises(ValueError, match="the facts have 1048577 characters; at most 1048576 are read"):
+    with pytest.raises(ValueError, match="the header has 1048577 characters; at most 1048576 are accepted"):
         Payload(" " * ((1 << 20) + 1), np.zeros(0, np.uint8)).read_header()
 
 

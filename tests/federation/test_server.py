@@ -15,7 +15,8 @@ from fedauc.experiments.checkpoint import Checkpoint
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation import journal
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
-from fedauc.federation.server import FederatedRun, register_sites
+from fedauc.federation.registration import register_sites
+from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import SitePolicy
 from fedauc.guards import TrainingStopped
 from fedauc.metrics import auc
@@ -92,7 +93,7 @@ def test_a_run_goes_on_with_the_sites_it_began_with(tmp_path: Path) -> None:
     exchange = exchange_of(grid_of(tmp_path / "sites"), agreement)
     FederatedRun.create(agreement, exchange, tmp_path / "run", build)
     fewer = replace(exchange, sites=exchange.sites[1:])
-    with pytest.raises(ValueError, match=r"has changed since the run began \(\['site-0'\]\); put it back"):
+    with pytest.raises(ValueError, match=r"has changed since the run began \(\['site-0'\]\); restore it"):
         FederatedRun.resume(fewer, tmp_path / "run", build)
     rekeyed = replace(exchange, sites=tuple(replace(site, key="") for site in exchange.sites))
     assert FederatedRun.resume(rekeyed, tmp_path / "run", build).state.round == 0
@@ -106,13 +107,13 @@ def test_the_folder_says_who_came_and_why_others_did_not(tmp_path: Path) -> None
     lines = journal.read(out / "attendance.jsonl")
     assert lines[1] == {
         "round": 1,
-        "came": ["site-3"],
-        "away": {},
+        "answered": ["site-3"],
+        "absent": {},
         "refused": {"site-4": "5 of its values are NaN or infinite"},  # all of the linear model's 4 weights and bias
     }
-    assert lines[3]["away"] == {"site-0": "did not answer before the deadline"}
-    assert result["attendance"]["site-4"] == {"came": 1, "away": 0, "refused": 1}
-    assert result["attendance"]["site-0"] == {"came": 1, "away": 1, "refused": 0}
+    assert lines[3]["absent"] == {"site-0": "did not answer before the deadline"}
+    assert result["attendance"]["site-4"] == {"answered": 1, "absent": 0, "refused": 1}
+    assert result["attendance"]["site-0"] == {"answered": 1, "absent": 1, "refused": 0}
     assert result["final"]["absences"] == 2
     stored = np.load(out / "model.npz", allow_pickle=False)
     assert stored["weight"].shape == (1, 4)
@@ -128,10 +129,10 @@ def test_a_round_that_the_schedule_leaves_empty_is_a_line_too(tmp_path: Path) ->
     out = tmp_path / "run"
     FederatedRun.create(agreement, exchange_of(grid_of(tmp_path / "sites", faults), agreement), out, build).go()
     lines = journal.read(out / "attendance.jsonl")
-    assert lines[1]["came"] == []
-    assert lines[1]["away"] == dict.fromkeys(["site-3", "site-4"], "was away by the schedule")
-    assert lines[2]["came"] == ["site-7"]
-    assert lines[2]["away"] == dict.fromkeys(["site-5", "site-6"], "did not answer before the deadline")
+    assert lines[1]["answered"] == []
+    assert lines[1]["absent"] == dict.fromkeys(["site-3", "site-4"], "is unavailable according to the schedule")
+    assert lines[2]["answered"] == ["site-7"]
+    assert lines[2]["absent"] == dict.fromkeys(["site-5", "site-6"], "did not answer before the deadline")
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
@@ -166,8 +167,8 @@ def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
     agreement = agreed("cycp-fedavg")
     grid = grid_of(tmp_path)
     wide = sites_of(small_federation(), tmp_path)["site-3"]
-    load = wide._load
-    wide._load = lambda: load()._replace(inputs=torch.zeros(4, 9))
+    load = wide._load_data
+    wide._load_data = lambda: load()._replace(inputs=torch.zeros(4, 9))
     grid.sites["site-3"] = wide
     with pytest.raises(ValueError, match=r"site 'site-3' has rows float \(9,\), site 'site-0' has float \(4,\)"):
         register_sites(exchange_of(grid, agreement))
@@ -255,7 +256,7 @@ def test_a_bad_table_is_refused() -> None:
     recipe = agreed("cycp-fedavg").recipe
     with pytest.raises(ValueError, match="site 'a' is listed 2 times"):
         FederationAgreement(recipe=recipe, sites=(SiteEntry("a"), SiteEntry("a")))
-    with pytest.raises(ValueError, match="site 'b' has no group, but others have"):
+    with pytest.raises(ValueError, match="site 'b' has no group, but others have one"):
         FederationAgreement(recipe=recipe, sites=(SiteEntry("a", "x"), SiteEntry("b")))
     with pytest.raises(ValueError, match="sites is empty"):
         FederationAgreement(recipe=recipe, sites=())

@@ -15,7 +15,7 @@ from fedauc.federation import visit_messages as orders
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site, SitePolicy
-from fedauc.federation.site_data import SiteData, client_of_site, from_arrays, from_dataset, from_file, from_folder
+from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census, Phase
@@ -34,7 +34,7 @@ EMPTY = np.zeros(0, np.uint8)
         "{}",
         '{"kind": "reboot"}',
         '{"kind": "visit"}',
-        '{"kind": "evaluate", "ask": "everything"}',
+        '{"kind": "evaluate", "requested": "everything"}',
         '{"kind": "visit", "recipe": {"name": "x"}, "phase": {}}',
         "[" * 100_000,
     ],
@@ -42,7 +42,7 @@ EMPTY = np.zeros(0, np.uint8)
 def test_a_site_answers_whatever_it_is_asked(text: str, tmp_path: Path) -> None:
     site = sites_of(small_federation(), tmp_path, held_out())["site-0"]
     facts = site.answer_message(Payload(text, EMPTY)).read_header()
-    assert facts["kind"] == "unable"
+    assert facts["kind"] == "refusal"
     assert "\n" not in facts["reason"]
 
 
@@ -50,20 +50,20 @@ def test_an_error_that_quotes_rows_does_not_leave_the_site(tmp_path: Path) -> No
     def load() -> SiteData:
         raise ValueError("row 7 holds 'Jane Doe'")
 
-    said = Site(load, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "hello"}))
-    assert said.read_header()["reason"] == "ValueError; the site's log says more"
+    said = Site(load, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "register"}))
+    assert said.read_header()["reason"] == "ValueError; see the site's log"
     assert "Jane" not in said.header_text
 
 
 def test_rows_that_are_not_finite_are_found_when_a_site_first_answers(tmp_path: Path) -> None:
     data = SiteData(torch.tensor([[1.0], [torch.nan]]), np.array([0, 1], np.int8))
-    said = Site(lambda: data, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "hello"}))
-    assert said.read_header()["kind"] == "unable"
+    said = Site(lambda: data, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "register"}))
+    assert said.read_header()["kind"] == "refusal"
 
 
 def test_a_bad_allowance_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share is 'rows'; use 'nothing', 'histograms', 'scores'"):
-        Site(lambda: from_arrays([[1.0]], [1]), lambda run: FolderSiteState(tmp_path), SitePolicy("rows"))  # type: ignore[arg-type]
+        Site(lambda: SiteData.from_arrays([[1.0]], [1]), lambda run: FolderSiteState(tmp_path), SitePolicy("rows"))  # type: ignore[arg-type]
 
 
 def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Pa
     assert np.array_equal(second.body, repeated.body)
     assert not np.array_equal(first.body, second.body)
     (run,) = (tmp_path / "again" / "site-0").iterdir()
-    assert FolderSiteState(run).list_names() == ["memory-0", "memory-3"]
+    assert FolderSiteState(run).list_names() == ["client-state-0", "client-state-3"]
 
 
 # ---------------------------------------------------------------------------------------------------------- totals
@@ -149,8 +149,8 @@ def test_a_site_is_one_client_with_the_simulators_rows() -> None:
     clients = small_federation()
     for client in (0, 1, 3):
         mine = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
-        data = from_arrays(clients.inputs[mine], clients.labels[mine])
-        alone = client_of_site(data, client, clients.census)
+        data = SiteData.from_arrays(clients.inputs[mine], clients.labels[mine])
+        alone = data.as_only_client(client, len(clients))
         for side in ("positives", "negatives"):
             ours, theirs = getattr(alone, side)(client), getattr(clients, side)(client)
             assert torch.equal(alone.inputs[ours], clients.inputs[theirs])
@@ -160,7 +160,7 @@ def test_a_folder_is_mapped_not_read(tmp_path: Path) -> None:
     rows, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 0, 1, 0, 0])
     for name, array in {"x": rows, "y": labels, "test_x": rows[:2], "test_y": labels[:2]}.items():
         np.save(tmp_path / f"{name}.npy", array)
-    data = from_folder(tmp_path)
+    data = SiteData.from_folder(tmp_path)
     assert data.class_counts == (2, 4)
     assert data.test is not None
     assert data.test.labels.tolist() == [0.0, 1.0]
@@ -168,9 +168,9 @@ def test_a_folder_is_mapped_not_read(tmp_path: Path) -> None:
     assert np.load(tmp_path / "x.npy")[0, 0] == 0.0
     (tmp_path / "test_x.npy").unlink()
     (tmp_path / "test_y.npy").unlink()
-    assert from_folder(tmp_path).test is None
+    assert SiteData.from_folder(tmp_path).test is None
     with pytest.raises(ValueError, match=r"holds no x\.npy; write x\.npy and y\.npy"):
-        from_folder(tmp_path / "nothing")
+        SiteData.from_folder(tmp_path / "nothing")
 
 
 def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
@@ -178,24 +178,27 @@ def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
     file, cache = tmp_path / "rows.csv", tmp_path / "cache"
     lines = ["age,y", *(f"{age},{int(age < 3)}" for age in range(10))]
     file.write_text("\n".join(lines) + "\n")
-    data = from_file(file, cache, test_fraction=1 / 3)
+    data = SiteData.from_file(file, cache, test_fraction=1 / 3)
     assert data.class_counts == (2, 5)
     assert data.test is not None
     assert data.test.labels.sum() == 1
     stamp = (cache / "x.npy").stat().st_mtime_ns
-    from_file(file, cache, test_fraction=1 / 3)
+    SiteData.from_file(file, cache, test_fraction=1 / 3)
     assert (cache / "x.npy").stat().st_mtime_ns == stamp
     file.write_text("\n".join([*lines, "10,0"]) + "\n")
-    assert from_file(file, cache, test_fraction=1 / 3).class_counts == (2, 5)  # a third of eight negatives is three
+    assert SiteData.from_file(file, cache, test_fraction=1 / 3).class_counts == (
+        2,
+        5,
+    )  # a third of eight negatives is three
     assert len(np.load(cache / "test_y.npy")) == 4
     with pytest.raises(ValueError, match="no such file: check it"):
-        from_file(tmp_path / "none.csv", cache)
+        SiteData.from_file(tmp_path / "none.csv", cache)
 
 
 def test_a_site_may_hold_one_class(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("age,y\n" + "".join(f"{age},0\n" for age in range(10)))
-    assert from_file(file, tmp_path / "cache").class_counts == (0, 7)
+    assert SiteData.from_file(file, tmp_path / "cache").class_counts == (0, 7)
 
 
 def test_a_dataset_of_items() -> None:
@@ -206,7 +209,7 @@ def test_a_dataset_of_items() -> None:
         def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
             return torch.full((2,), float(row)), row % 2
 
-    data = from_dataset(Items(), Items())
+    data = SiteData.from_dataset(Items(), Items())
     assert data.class_counts == (2, 2)
     assert data.test is not None
     assert data.test.inputs.shape == (4, 2)

@@ -71,7 +71,7 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
 
 @app.command()
 def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print how a federated run went: AUC, rounds, traffic, and who came how often.
+    """Print how a federated run went: AUC, rounds, traffic, and how often each site answered.
 
     Example: [bold]fedauc federation show trial[/bold]
     """
@@ -83,7 +83,7 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     for line in found["records"][-1:]:
         print(describe_record(line))
     for name, counts in found["attendance"].items():
-        print(f"{name}: came {counts['came']}, away {counts['away']}, refused {counts['refused']}")
+        print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
 
 
 def _run_trial(folder: Path, names: list[str], settings: str) -> None:
@@ -95,11 +95,10 @@ def _run_trial(folder: Path, names: list[str], settings: str) -> None:
         print(f"SuperLink on 127.0.0.1:{trial.port}, logs in {trial.folder / 'logs'}")
         for name in names:
             trial.register_site(name)
-            home = trial.folder / "sites" / name
-            trial.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
+            trial.start_site(name)
         trial.start_run(settings)
         print_progress(trial.folder / "run", lambda: trial.is_running("run"))
-    found = summarize_run(folder / "run") if (folder / "run" / "gathered.json").is_file() else {"status": "not started"}
+    found = summarize_run(folder / "run") if (folder / "run" / "census.json").is_file() else {"status": "not started"}
     if found["status"] != "done":
         raise TrainingStopped(f"the run is {found['status']}; see {folder / 'logs' / 'run.log'}, then resume")
     show(folder)

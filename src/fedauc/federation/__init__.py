@@ -1,4 +1,5 @@
-"""The same training across machines: the server's engine sends orders to sites and merges what they answer.
+"""The same training across machines: the server's engine sends downloads to sites and averages their uploads.
 
-Only `flower.py` and what starts processes know Flower; everything else talks to the small `Grid` of `grid.py`.
+Only `flower.py` and the files that start processes know Flower; everything else uses the small `Grid` interface of
+`exchange.py`, which the tests implement in memory.
 """

@@ -1,4 +1,8 @@
-"""A Flower app that is ready to run: files from the template, certificates, keys, and the server's table."""
+"""A Flower app that is ready to run: files from the template, trial certificates and keys, and the site table.
+
+In a real deployment the server's certificate comes from an authority that everyone trusts already, and each site
+creates its own key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from typing import Any
 
 from fedauc.experiments.checkpoint import write_atomically
 
-FILES = {
+TEMPLATE_FILES = {
     "pyproject.toml": "pyproject.toml.template",
     "README.md": "README.md.template",
     "fedauc_app/__init__.py": "package.py.template",
@@ -22,16 +26,18 @@ FILES = {
     "fedauc_app/client_app.py": "client_app.py.template",
     "fedauc_app/data.py": "data.py.template",
 }
-"""What an app consists of, and the file of the template it is made from."""
+"""The files of an app, and the template of each."""
 
-IGNORED = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
+IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
 """What must never be published with the app."""
+
+CERTIFICATE_DAYS = 365
 
 
 def create_app_folder(
     folder: Path, groups: Mapping[str, str], hosts: Sequence[str] = ("localhost", "127.0.0.1")
 ) -> None:
-    """Write an app for these sites (name to group), whole or not at all."""
+    """Write an app for these sites (name to group), completely or not at all."""
     if find_spec("flwr") is None:
         raise ValueError("flwr is not installed here; a federation needs it: run pip install 'fedauc[flower]'")
     if folder.exists():
@@ -42,75 +48,71 @@ def create_app_folder(
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.parent.mkdir(parents=True, exist_ok=True)
-    home = folder.absolute()
-    for place, source in FILES.items():
-        text = (resources.files("fedauc.federation") / "template" / source).read_text(encoding="utf-8")
-        text = text.replace("@OUT@", str(home / "run")).replace("@SITES@", str(home / "sites.toml"))
-        (part / place).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(part / place, text.encode())
-    write_atomically(part / ".gitignore", ("\n".join(IGNORED) + "\n").encode())
+    paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
+    for target, template in TEMPLATE_FILES.items():
+        text = (resources.files("fedauc.federation") / "template" / template).read_text(encoding="utf-8")
+        for placeholder, path in paths.items():
+            text = text.replace(placeholder, path)
+        (part / target).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(part / target, text.encode())
+    write_atomically(part / ".gitignore", ("\n".join(IGNORED_BY_GIT) + "\n").encode())
     create_certificates(part / "certificates", hosts)
-    lines = {name: create_key_pair(part / "keys" / name) for name in groups}
-    table = "\n".join(_section(name, group, lines[name]) for name, group in groups.items())
-    write_atomically(part / "sites.toml", table.encode())
+    sections = [
+        f'[{name}]\ngroup = "{group}"\nkey = "{create_key_pair(part / "keys" / name)}"\n'
+        for name, group in groups.items()
+    ]
+    write_atomically(part / "sites.toml", "\n".join(sections).encode())
     part.rename(folder)
 
 
-def _section(name: str, group: str, key: str) -> str:
-    return f'[{name}]\ngroup = "{group}"\nkey = "{key}"\n'
-
-
-DAYS = 365
-
-
 def create_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.pem, server.pem and server.key for a server under these names or addresses."""
+    """Write ca.pem, server.pem and server.key for a server with these names or addresses."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     folder.mkdir(parents=True, exist_ok=True)
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    texts = ("fedauc trial authority", hosts[0])
-    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in texts)
-    root = _certificate(issuer, issuer, authority.public_key(), authority, x509.BasicConstraints(True, None))
-    alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
-    bounds = (x509.BasicConstraints(False, None), alternatives)
-    plain = _certificate(subject, issuer, server.public_key(), authority, *bounds)
-    _write(folder / "ca.pem", root, secret=False)
-    _write(folder / "server.pem", plain, secret=False)
-    _write(folder / "server.key", _private(server, "PKCS8"), secret=True)
+    ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer, subject = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("fedauc trial authority", hosts[0])
+    )
+    alternatives = x509.SubjectAlternativeName([_host_name(host) for host in hosts])
+    extensions = (x509.BasicConstraints(False, None), alternatives)
+    authority = _sign_certificate(issuer, issuer, ca_key.public_key(), ca_key, x509.BasicConstraints(True, None))
+    server = _sign_certificate(subject, issuer, server_key.public_key(), ca_key, *extensions)
+    _write_file(folder / "ca.pem", authority, secret=False)
+    _write_file(folder / "server.pem", server, secret=False)
+    _write_file(folder / "server.key", _private_key_bytes(server_key, "PKCS8"), secret=True)
 
 
 def create_key_pair(path: Path) -> str:
-    """A site's key pair, `path` and `path.pub`, as `ssh-keygen -t ecdsa -b 384` makes it; returns the public line."""
+    """Write a site's keys `path` and `path.pub`, as `ssh-keygen -t ecdsa -b 384` does; returns the public line."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
-    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    line: bytes = key.public_key().public_bytes(*form)
-    _write(path, _private(key, "OpenSSH"), secret=True)
-    _write(path.with_name(f"{path.name}.pub"), line + b"\n", secret=False)
+    line: bytes = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write_file(path, _private_key_bytes(key, "OpenSSH"), secret=True)
+    _write_file(path.with_name(f"{path.name}.pub"), line + b"\n", secret=False)
     return line.decode()
 
 
-def _certificate(subject: Any, issuer: Any, key: Any, signer: Any, *extensions: Any) -> bytes:
+def _sign_certificate(subject: Any, issuer: Any, key: Any, ca_key: Any, *extensions: Any) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
     now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-    made = made.not_valid_before(now - datetime.timedelta(minutes=5))
-    made = made.not_valid_after(now + datetime.timedelta(days=DAYS))
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(minutes=5))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=CERTIFICATE_DAYS))
     for extension in extensions:
-        made = made.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-    pem: bytes = made.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+        builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+    pem: bytes = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
     return pem
 
 
-def _alternative(host: str) -> Any:
+def _host_name(host: str) -> Any:
     from cryptography import x509
 
     try:
@@ -119,15 +121,15 @@ def _alternative(host: str) -> Any:
         return x509.DNSName(host)
 
 
-def _private(key: Any, form: str) -> bytes:
+def _private_key_bytes(key: Any, format_name: str) -> bytes:
     from cryptography.hazmat.primitives import serialization
 
-    kind = getattr(serialization.PrivateFormat, form)
-    made: bytes = key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
-    return made
+    key_format = getattr(serialization.PrivateFormat, format_name)
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, key_format, serialization.NoEncryption())
+    return pem
 
 
-def _write(path: Path, content: bytes, secret: bool) -> None:
-    # Created with its final mode, so that a secret is at no time readable by others.
+def _write_file(path: Path, content: bytes, secret: bool) -> None:
+    # The file is created with its final mode, so that a secret is never readable by others.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
         file.write(content)

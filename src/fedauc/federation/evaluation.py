@@ -1,8 +1,8 @@
-"""The AUC of all sites' held-out rows together, from what each site may tell of its scores.
+"""The AUC over the held-out rows of all sites, from what each site is willing to send.
 
-`histograms`: a site counts its scores per class in fixed bins. Pairs in one bin count one half, so the AUC is known up
-to half the share of such pairs, and `low` and `high` say how far. `scores`: the server is the trusted evaluator and
-gets every score with its label; the AUC is exact.
+`histograms`: a site counts its scores per class in fixed bins. Pairs in the same bin count one half, so the AUC is
+known up to half the share of such pairs; `low` and `high` are the bounds. `scores`: the server is a trusted evaluator
+and gets every score with its label, and the AUC is exact.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.federation.engine import read_answer
-from fedauc.federation.exchange import AnswerRefused, Exchange
+from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.interfaces import Model
 from fedauc.metrics import auc
@@ -23,9 +22,12 @@ from fedauc.metrics import auc
 SCORE_BINS = 4096
 """Equal bins of score / (1 + |score|), which maps all numbers to (-1, 1) and saturates slowly."""
 
+MAX_ANSWER_BYTES = 1 << 31
+"""Bytes of scores that one site may send."""
+
 
 class PooledAUC(NamedTuple):
-    """The AUC over the sites that answered, the bounds that binning leaves, and how many rows it stands on."""
+    """The AUC over the sites that answered, the bounds that binning leaves, and the number of rows of each class."""
 
     auc: float | None
     low: float | None
@@ -34,26 +36,54 @@ class PooledAUC(NamedTuple):
     negatives: int
 
 
-def count_score_bins(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many negatives and positives fall into each bin, int64 `[2, BINS]`.
+def evaluate_at_sites(exchange: Exchange, header: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """The AUC over the sites that are online now and share their scores, as columns of a record.
 
-    >>> histogram(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 1.0])).sum(1)
+    `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. `site_auc` lists the sites
+    that share their own AUC.
+    """
+    requested = exchange.policy.evaluation
+    if requested == "none":
+        return {"auc": None}
+    message = pack_payload({**header, "kind": "evaluate", "requested": requested}, {"model": model})
+    result = exchange.ask_sites(
+        dict.fromkeys(exchange.online_sites(), lambda: message),
+        lambda client, payload: _read_scores(payload, requested),
+    )
+    answers = {exchange.sites[client].name: answer for client, answer in sorted(result.answers.items())}
+    pooled = _pool_answers([tensors for tensors, _ in answers.values()], requested)
+    record = {
+        "auc": pooled.auc,
+        "auc_low": pooled.low,
+        "auc_high": pooled.high,
+        "test_positives": pooled.positives,
+        "test_negatives": pooled.negatives,
+        "test_sites": len(answers),
+    }
+    site_auc = {name: value for name, (_, value) in answers.items() if value is not None}
+    return {**record, **({"site_auc": site_auc} if site_auc else {})}
+
+
+def count_score_bins(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many negatives and positives fall into each bin, int64 `[2, SCORE_BINS]`.
+
+    >>> count_score_bins(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 1.0])).sum(1)
     tensor([1, 1])
     """
     values = scores.double()
-    place = ((values / (1 + values.abs()) + 1) / 2 * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
-    return torch.stack([torch.bincount(place[labels == label], minlength=SCORE_BINS) for label in (0, 1)])
+    bins = ((values / (1 + values.abs()) + 1) / 2 * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
+    return torch.stack([torch.bincount(bins[labels == label], minlength=SCORE_BINS) for label in (0, 1)])
 
 
 def auc_from_histograms(counts: Tensor) -> PooledAUC:
-    """The AUC of summed histograms `[2, BINS]`, with its bounds."""
+    """The AUC of summed histograms `[2, SCORE_BINS]`, with its bounds."""
     negatives, positives = (side.double().numpy() for side in counts)
+    totals = int(positives.sum()), int(negatives.sum())
     pairs = positives.sum() * negatives.sum()
     if not pairs:
-        return PooledAUC(None, None, None, int(positives.sum()), int(negatives.sum()))
-    below = np.cumsum(negatives) - negatives
-    won, tied = float(positives @ below), float(positives @ negatives)
-    totals = int(positives.sum()), int(negatives.sum())
+        return PooledAUC(None, None, None, *totals)
+    negatives_below = np.cumsum(negatives) - negatives
+    won, tied = float(positives @ negatives_below), float(positives @ negatives)
     return PooledAUC((won + tied / 2) / pairs, won / pairs, (won + tied) / pairs, *totals)
 
 
@@ -61,59 +91,30 @@ def auc_from_scores(scores: Tensor, labels: Tensor) -> PooledAUC:
     """The exact AUC of all sites' scores."""
     positives = int((labels == 1).sum())
     negatives = len(labels) - positives
-    if not positives or not negatives:
-        return PooledAUC(None, None, None, positives, negatives)
-    area = auc(labels, scores)
-    return PooledAUC(area, area, area, positives, negatives)
+    exact = auc(labels, scores) if positives and negatives else None
+    return PooledAUC(exact, exact, exact, positives, negatives)
 
 
-MOST = 1 << 31
-"""Bytes of scores that one site may send."""
-
-
-def evaluate_at_sites(exchange: Exchange, facts: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The AUC over the sites that are online now and tell of their scores, as columns of a record.
-
-    `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. A site's own AUC is there
-    only where its owner allows it.
-    """
-    ask = exchange.policy.evaluation
-    if ask == "none":
-        return {"auc": None}
-    letter = pack_payload({**facts, "kind": "evaluate", "ask": ask}, {"model": model})
-    outcome = exchange.ask_sites(
-        dict.fromkeys(exchange.online_sites(), lambda: letter), lambda place, got: _read(got, ask)
-    )
-    found = [outcome.answers[place] for place in sorted(outcome.answers)]
-    names = [exchange.sites[place].name for place in sorted(outcome.answers)]
-    told = {name: own for name, (_, own) in zip(names, found, strict=True) if own is not None}
-    auc, low, high, positives, negatives = _pool([tensors for tensors, _ in found], ask)
-    rows = {"test_positives": positives, "test_negatives": negatives, "test_sites": len(found)}
-    return {"auc": auc, "auc_low": low, "auc_high": high, **rows, **({"site_auc": told} if told else {})}
-
-
-def _pool(found: list[list[Tensor]], ask: str) -> PooledAUC:
-    if not found:
+def _pool_answers(answers: list[list[Tensor]], requested: str) -> PooledAUC:
+    if not answers:
         return PooledAUC(None, None, None, 0, 0)
-    if ask == "histograms":
-        return auc_from_histograms(torch.stack([counts for (counts,) in found]).sum(0))
-    scores, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    if requested == "histograms":
+        return auc_from_histograms(torch.stack([counts for (counts,) in answers]).sum(0))
+    scores, labels = (torch.cat(tensors) for tensors in zip(*answers, strict=True))
     return auc_from_scores(scores, labels)
 
 
-def _read(parcel: Payload, ask: str) -> tuple[list[Tensor], float | None]:
-    """What a site tells, if it can be true."""
-    facts = read_answer(parcel, "evaluate")
-    tensors = unpack_tensors(parcel, max_bytes=MOST).get(ask, [])
-    kinds = [(leaf.dtype, leaf.ndim) for leaf in tensors]
-    if ask == "histograms":
-        if [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors] != [(torch.int64, (2, SCORE_BINS))] or tensors[
-            0
-        ].min() < 0:
-            raise AnswerRefused(f"its histogram is {kinds}; due are counts [2, {SCORE_BINS}]")
-    elif kinds != [(torch.float64, 1)] * 2 or len(tensors[0]) != len(tensors[1]):
-        raise AnswerRefused(f"its scores are {kinds}; due are scores and labels of one length")
+def _read_scores(payload: Payload, requested: str) -> tuple[list[Tensor], float | None]:
+    """The tensors of a site's answer, if they are plausible, and the site's own AUC where it is shared."""
+    header = read_answer(payload, "evaluate")
+    tensors = unpack_tensors(payload, max_bytes=MAX_ANSWER_BYTES).get(requested, [])
+    shapes = [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors]
+    if requested == "histograms":
+        if shapes != [(torch.int64, (2, SCORE_BINS))] or tensors[0].min() < 0:
+            raise AnswerRefused(f"its histogram is {shapes}; expected are counts [2, {SCORE_BINS}]")
+    elif len(shapes) != 2 or shapes[0] != shapes[1] or shapes[0][0] != torch.float64 or tensors[0].ndim != 1:
+        raise AnswerRefused(f"its scores are {shapes}; expected are scores and labels of the same length")
     elif not torch.isfinite(tensors[0]).all() or not ((tensors[1] == 0) | (tensors[1] == 1)).all():
-        raise AnswerRefused("its scores are not finite, or its labels not 0 and 1")
-    own = facts.get("auc")
-    return tensors, float(own) if isinstance(own, (int, float)) else None
+        raise AnswerRefused("its scores are not finite, or its labels are not 0 and 1")
+    site_auc = header.get("auc")
+    return tensors, float(site_auc) if isinstance(site_auc, (int, float)) else None

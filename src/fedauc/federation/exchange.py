@@ -1,24 +1,36 @@
-"""One exchange with many sites: send, wait up to a deadline, and say of everyone what came of it.
+"""One exchange with many sites: send a message to each, wait up to a deadline, and report what each site answered.
 
-Sites are known by their registered name and key; the service's number for a node is good for one letter only. A reply
-is matched by the message it answers, whoever brings it. Nothing a site or the service does makes an exchange fail.
+A site is known by its registered name and key, and numbered by its row in the site table: this is its client number
+in training. The message service's own id of a node is good for one message only, because a restarted node gets
+another. A reply is matched by the id of the message that it answers. Nothing that a site or the service does makes an
+exchange fail.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fedauc.federation.agreement import ServerPolicy, SiteEntry
 from fedauc.federation.serialization import Payload
-from fedauc.federation.visit_messages import MissingSiteState
+from fedauc.federation.site_state import MissingSiteState
+
+LOG = logging.getLogger("fedauc.server")
+
+ONLINE_CHECK_INTERVAL = 1.0
+"""Seconds between two queries of which sites are online."""
+
+Answer = TypeVar("Answer")
+
+
+# ------------------------------------------------------------------------- what is needed of a message service
 
 
 class Node(NamedTuple):
-    """A site that is online: its number of the moment, its registered name and key, and when it last came online."""
+    """A site that is online: its current id, its registered name and key, and when it last came online."""
 
     node_id: int
     name: str
@@ -27,7 +39,7 @@ class Node(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back for a message: a parcel, or the service's word on why there is none."""
+    """The reply to a message: a payload, or the message service's explanation of why there is none."""
 
     message_id: str
     payload: Payload | None
@@ -35,42 +47,37 @@ class Reply(NamedTuple):
 
 
 class Grid(Protocol):
-    """Who is online, and letters to and from them. Nothing here blocks for long."""
+    """A message service: which nodes are online, messages to them, and their replies. No method blocks for long."""
 
     def online_nodes(self) -> list[Node]:
-        """Every site that is online now."""
+        """Every node that is online now."""
 
-    def push_message(self, node: int, parcel: Payload, seconds: float) -> str:
-        """Send a parcel that is of use for so many seconds; the message's name, or "" if it could not be sent."""
+    def push_message(self, node_id: int, payload: Payload, seconds: float) -> str:
+        """Send a message that expires after so many seconds; returns its id, or "" if it could not be sent."""
 
-    def pull_replies(self, messages: Sequence[str]) -> list[Reply]:
-        """The replies to these messages that have come since the last call."""
+    def pull_replies(self, message_ids: Sequence[str]) -> list[Reply]:
+        """The replies to these messages that have arrived."""
 
 
-LOG = logging.getLogger("fedauc.server")
-
-LOOK = 1.0
-"""Seconds between two looks at who is online."""
-
-T = TypeVar("T")
+# ------------------------------------------------------------------------------------------------- the exchange
 
 
 class AnswerRefused(Exception):
-    """Why an answer is not used."""
+    """The server does not use an answer; the text says why."""
 
 
 @dataclass
-class ExchangeResult(Generic[T]):
-    """What came of an exchange: the answers that may be used, who did not answer, whose answer was refused."""
+class ExchangeResult(Generic[Answer]):
+    """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused."""
 
-    answers: dict[int, T] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Time as the exchange sees it."""
+    """The time source of an exchange; tests replace it."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -78,154 +85,155 @@ class Clock:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The grid, the table of sites, and the terms. Sites go by their place in the table."""
+    """The message service, the site table, and the server's policy."""
 
     grid: Grid
     sites: tuple[SiteEntry, ...]
     policy: ServerPolicy
     clock: Clock = Clock()
-    said: set[str] = field(default_factory=set)
+    logged_warnings: set[str] = field(default_factory=set)
 
     def online_sites(self) -> dict[int, Node]:
-        """The sites that are online, by place; a node under a wrong key is not one of them."""
-        places = {site.name: place for place, site in enumerate(self.sites)}
-        found: dict[int, Node] = {}
+        """The nodes of the sites that are online, by client; nodes with an unknown name or a wrong key are ignored."""
+        clients = {site.name: client for client, site in enumerate(self.sites)}
+        online: dict[int, Node] = {}
         for node in self.grid.online_nodes():
-            place = places.get(node.name)
-            if place is None:
-                self._once(f"node {node.name!r} is registered but not in the table of sites; it is left out")
-            elif self.sites[place].key not in ("", node.key):
-                self._once(f"site {node.name!r} shows another key than the table has; it is left out")
-            elif place not in found or node.online_since >= found[place].online_since:
-                found[place] = node
-        return found
+            client = clients.get(node.name)
+            if client is None:
+                self._warn_once(f"node {node.name!r} is registered but not in the site table; it is ignored")
+            elif self.sites[client].key not in ("", node.key):
+                self._warn_once(f"site {node.name!r} has another key than the one in the site table; it is ignored")
+            elif client not in online or node.online_since >= online[client].online_since:
+                online[client] = node
+        return online
 
     def ask_sites(
         self,
-        letters: Mapping[int, Callable[[], Payload]],
-        read: Callable[[int, Payload], T],
-        lacking: Callable[[int, str], None] | None = None,
+        messages: Mapping[int, Callable[[], Payload]],
+        read_payload: Callable[[int, Payload], Answer],
+        on_missing_state: Callable[[int, str], None] | None = None,
         seconds: float | None = None,
-    ) -> ExchangeResult[T]:
-        """Send every site its letter and read the answers.
+    ) -> ExchangeResult[Answer]:
+        """Send every client its message and read the answers.
 
-        A letter is written when it is sent, since what a site lacks may change it (`lacking` is told). `read` raises
-        `Refused` for an answer that must not be used, and whatever else it raises counts as that.
+        A message is built when it is sent, because a site that has lost its state needs another one:
+        `on_missing_state` is told what was lost. `read_payload` raises `AnswerRefused` for an answer that must not be
+        used; any other exception that it raises counts as a refusal too.
         """
-        talk = _Talk(self, dict(letters), read, lacking, seconds or self.policy.deadline)
-        return talk.run()
+        collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state)
+        return collection.collect_until_deadline(seconds or self.policy.deadline)
 
-    def _once(self, warning: str) -> None:
-        """Who is online is asked every second; what is wrong with it is said once."""
-        if warning not in self.said:
-            self.said.add(warning)
+    def _warn_once(self, warning: str) -> None:
+        """Log a warning the first time only: the online sites are queried every second."""
+        if warning not in self.logged_warnings:
+            self.logged_warnings.add(warning)
             LOG.warning("%s", warning)
 
 
-class _Talk(Generic[T]):
-    """The state of one exchange."""
+class _AnswerCollection(Generic[Answer]):
+    """The state of one exchange while answers are collected."""
 
     def __init__(
         self,
         exchange: Exchange,
-        letters: dict[int, Callable[[], Payload]],
-        read: Callable[[int, Payload], T],
-        lacking: Callable[[int, str], None] | None,
-        seconds: float,
+        messages: dict[int, Callable[[], Payload]],
+        read_payload: Callable[[int, Payload], Answer],
+        on_missing_state: Callable[[int, str], None] | None,
     ) -> None:
-        self._exchange, self._letters, self._read, self._lacking = exchange, letters, read, lacking
-        self._end = exchange.clock.now() + seconds
-        self._due = set(letters)
-        self._sent: dict[str, int] = {}
-        self._at: dict[int, Node] = {}
-        self._tries = dict.fromkeys(letters, 0)
-        self._last = dict.fromkeys(letters, "was not online before the deadline")
-        self._outcome: ExchangeResult[T] = ExchangeResult()
+        self._exchange, self._messages = exchange, messages
+        self._read_payload, self._on_missing_state = read_payload, on_missing_state
+        self._waiting = set(messages)
+        self._client_of_message: dict[str, int] = {}
+        self._node_written_to: dict[int, Node] = {}
+        self._attempts = dict.fromkeys(messages, 0)
+        self._status = dict.fromkeys(messages, "was not online before the deadline")
+        self._result: ExchangeResult[Answer] = ExchangeResult()
 
-    def run(self) -> ExchangeResult[T]:
-        """Until everyone has answered or the deadline has passed."""
-        clock, looked = self._exchange.clock, float("-inf")
-        while self._due:
+    def collect_until_deadline(self, seconds: float) -> ExchangeResult[Answer]:
+        """Wait until every client has answered or the deadline has passed."""
+        clock, last_check = self._exchange.clock, float("-inf")
+        deadline = clock.now() + seconds
+        while self._waiting:
             now = clock.now()
-            if now - looked >= LOOK:
-                looked = now
-                self._send(self._exchange.online_sites(), self._end - now)
-            waiting = [message for message, place in self._sent.items() if place in self._due]
-            for reply in self._exchange.grid.pull_replies(waiting) if waiting else []:
-                self._receive(reply)
-            if not self._due or clock.now() >= self._end:
+            if now - last_check >= ONLINE_CHECK_INTERVAL:
+                last_check = now
+                self._send_messages(max(deadline - now, 1.0))
+            pending = [message for message, client in self._client_of_message.items() if client in self._waiting]
+            for reply in self._exchange.grid.pull_replies(pending) if pending else []:
+                self._receive_reply(reply)
+            if not self._waiting or clock.now() >= deadline:
                 break
             clock.sleep(self._exchange.policy.poll_interval)
-        for place in sorted(self._due):
-            self._give_up(place, self._last[place])
-        return self._outcome
+        for client in sorted(self._waiting):
+            self._mark_absent(client, self._status[client])
+        return self._result
 
-    def _send(self, online: dict[int, Node], left: float) -> None:
-        """To whoever is online and has no letter on its way; one that came back since has lost it."""
-        for place in sorted(self._due & set(online)):
-            node = online[place]
-            if self._at.get(place) == node:
+    def _send_messages(self, seconds: float) -> None:
+        """Write to every online site without a message on its way; a site that has restarted has lost its message."""
+        online = self._exchange.online_sites()
+        for client in sorted(self._waiting & set(online)):
+            node = online[client]
+            if self._node_written_to.get(client) == node or self._has_no_attempts_left(client):
                 continue
-            if self._tries[place] >= self._exchange.policy.max_attempts:
-                continue
-            self._tries[place] += 1
-            message = self._exchange.grid.push_message(node.node_id, self._letters[place](), max(left, 1.0))
-            self._last[place] = "did not answer before the deadline" if message else "could not be written to"
-            if message:
-                self._at[place] = node
-                self._sent[message] = place
+            self._attempts[client] += 1
+            message_id = self._exchange.grid.push_message(node.node_id, self._messages[client](), seconds)
+            self._status[client] = "did not answer before the deadline" if message_id else "could not be written to"
+            if message_id:
+                self._node_written_to[client] = node
+                self._client_of_message[message_id] = client
 
-    def _receive(self, reply: Reply) -> None:
-        place = self._sent.get(reply.message_id)
-        if place is None or place not in self._due:
-            LOG.info("a reply to message %r came twice or unasked for; it is left out", reply.message_id)
+    def _receive_reply(self, reply: Reply) -> None:
+        client = self._client_of_message.get(reply.message_id)
+        if client is None or client not in self._waiting:
+            LOG.info("ignored a second or unexpected reply to message %r", reply.message_id)
             return
+        name = self._exchange.sites[client].name
         if reply.payload is None:
-            self._lost(place, reply)
+            LOG.warning("site %r: %s (attempt %d)", name, reply.error, self._attempts[client])
+            self._send_again(client, reply, reply.error)
             return
         try:
-            answer = self._read(place, reply.payload)
-        except MissingSiteState as lacking:
-            self._again(place, reply, str(lacking))
-        except Exception as reason:  # What a stranger sends may break a reader anywhere; it must not break the run.
-            self._due.discard(place)
-            self._outcome.refused[place] = str(reason)
-            LOG.warning("the answer of site %r is refused: %s", self._name(place), reason)
+            answer = self._read_payload(client, reply.payload)
+        except MissingSiteState as missing:
+            LOG.warning("site %r no longer has its %s", name, missing)
+            if self._on_missing_state is not None:
+                self._on_missing_state(client, str(missing))
+            self._send_again(client, reply, f"no longer has its {missing}")
+        except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
+            self._waiting.discard(client)
+            self._result.refused[client] = str(reason)
+            LOG.warning("the answer of site %r is refused: %s", name, reason)
         else:
-            self._due.discard(place)
-            self._outcome.answers[place] = answer
+            self._waiting.discard(client)
+            self._result.answers[client] = answer
 
-    def _lost(self, place: int, reply: Reply) -> None:
-        """The service could not deliver or got no answer: try again while tries and time last."""
-        del self._sent[reply.message_id]
-        self._last[place] = reply.error
-        LOG.warning("site %r: %s (try %d)", self._name(place), reply.error, self._tries[place])
-        if place in self._sent.values():
+    def _send_again(self, client: int, reply: Reply, reason: str) -> None:
+        """Let the next check send the message again, while attempts and time last."""
+        # The message is forgotten, because a service may return the same reply whenever it is asked for it.
+        del self._client_of_message[reply.message_id]
+        self._status[client] = reason
+        if reply.payload is None and client in self._client_of_message.values():
             return
-        self._at.pop(place, None)
-        if self._tries[place] >= self._exchange.policy.max_attempts:
-            self._give_up(place, reply.error)
+        self._node_written_to.pop(client, None)
+        if self._has_no_attempts_left(client):
+            self._mark_absent(client, reason)
 
-    def _again(self, place: int, reply: Reply, what: str) -> None:
-        # A service may hand out the same reply for as long as it is asked for it.
-        del self._sent[reply.message_id]
-        LOG.warning("site %r no longer has its %s", self._name(place), what)
-        self._last[place] = f"no longer has its {what}"
-        if self._lacking is not None:
-            self._lacking(place, what)
-        self._at.pop(place, None)
-        if self._tries[place] >= self._exchange.policy.max_attempts:
-            self._give_up(place, self._last[place])
+    def _has_no_attempts_left(self, client: int) -> bool:
+        return self._attempts[client] >= self._exchange.policy.max_attempts
 
-    def _give_up(self, place: int, reason: str) -> None:
-        self._due.discard(place)
-        self._outcome.absent[place] = reason
-        LOG.warning("site %r is marked absent: %s", self._name(place), reason)
-
-    def _name(self, place: int) -> str:
-        return self._exchange.sites[place].name
+    def _mark_absent(self, client: int, reason: str) -> None:
+        self._waiting.discard(client)
+        self._result.absent[client] = reason
+        LOG.warning("site %r is marked absent: %s", self._exchange.sites[client].name, reason)
 
 
-def present(outcome: ExchangeResult[T], order: Iterable[int]) -> list[int]:
-    """Who came, in the given order."""
-    return [place for place in order if place in outcome.answers]
+def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
+    """The header of a site's answer of the expected kind; a site's refusal or missing state is raised."""
+    header = payload.read_header()
+    if header.get("kind") == "missing-state":
+        raise MissingSiteState(str(header.get("what")))
+    if header.get("kind") == "refusal":
+        raise AnswerRefused(f"the site reports: {str(header.get('reason'))[:200]}")
+    if header.get("kind") != kind:
+        raise AnswerRefused(f"it is of kind {header.get('kind')!r}; expected is {kind!r}")
+    return header

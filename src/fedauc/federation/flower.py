@@ -1,7 +1,7 @@
-"""The edge to Flower: its Grid, Message and Context in terms of ours. Nothing else of the library knows it.
+"""The adapter to Flower: its Grid, Message and Context in terms of ours. Nothing else in the library imports Flower.
 
-Own main loop instead of a Strategy, which fixes one exchange a round and one record per message; push and pull instead
-of `send_and_receive`, which sleeps three seconds between looks.
+The server has its own main loop, because a Flower Strategy fixes one exchange per round and one record per message. It
+pushes and pulls messages itself, because `send_and_receive` sleeps three seconds between checks.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import numpy as np
 
 from fedauc.discovery import lookup
 from fedauc.experiments.options import build_config, parse_value
-from fedauc.federation.agreement import FederationAgreement, ServerPolicy, read_sites
+from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
-from fedauc.federation.serialization import Payload, pack_payload
-from fedauc.federation.server import FederatedRun
-from fedauc.federation.site import DEFAULT_POLICY, LOG, SHARING_LEVELS, ModelBuilder, Site, SitePolicy
+from fedauc.federation.serialization import Payload
+from fedauc.federation.server import AGREEMENT_FILE, FederatedRun
+from fedauc.federation.site import DEFAULT_POLICY, SHARING_LEVELS, ModelBuilder, Site, SitePolicy, refuse_after_error
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState, SiteState
-from fedauc.locks import hold_lock
+from fedauc.locks import locked
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.serverapp import Grid as FlwrGrid
 
-FACTS, BODY = "facts", "body"
+HEADER_RECORD, BODY_RECORD = "header", "body"
 """The two records of a message: a text, and one array."""
 
-PATIENCE = 60.0
-"""Seconds in which a ServerApp gives up that has outlived its SuperLink: it must not write beside the next one."""
+LOCK_SECONDS = 60.0
+"""How long a server waits for the run's folder: a ServerApp that has outlived its SuperLink ends within that time."""
 
-OURS = ("method", "out", "sites", "resume", "options")
-"""Keys of the run configuration that are no field of the terms and no option of the command line."""
+APP_KEYS = ("method", "out", "sites", "resume", "options")
+"""Keys of the run configuration that are neither fields of the server's policy nor options of the command line."""
 
 
 class FlowerGrid:
-    """A Flower grid as ours."""
+    """A Flower grid as a `Grid`."""
 
     def __init__(self, grid: FlwrGrid) -> None:
         self._grid = grid
@@ -53,178 +53,177 @@ class FlowerGrid:
             for node in self._grid.get_nodes()
         ]
 
-    def push_message(self, node: int, parcel: Payload, seconds: float) -> str:
-        """Send a parcel; after so many seconds the SuperLink drops it and its reply."""
+    def push_message(self, node_id: int, payload: Payload, seconds: float) -> str:
+        """Send a message; after so many seconds the SuperLink drops it and its reply."""
         from flwr.app import Message
 
-        message = Message(payload_to_records(parcel), dst_node_id=node, message_type="train", ttl=seconds)
-        found = list(self._grid.push_messages([message]))
-        return str(found[0]) if found and found[0] else ""
+        message = Message(payload_to_records(payload), dst_node_id=node_id, message_type="train", ttl=seconds)
+        message_ids = list(self._grid.push_messages([message]))
+        return str(message_ids[0]) if message_ids and message_ids[0] else ""
 
-    def pull_replies(self, messages: Sequence[str]) -> list[Reply]:
-        """Replies by the message they answer: an error for a dead node comes from the SuperLink itself."""
-        return [self._read_reply(message) for message in self._grid.pull_messages(list(messages))]
+    def pull_replies(self, message_ids: Sequence[str]) -> list[Reply]:
+        """The replies to these messages; an error for a node that has died comes from the SuperLink itself."""
+        return [self._read_reply(message) for message in self._grid.pull_messages(list(message_ids))]
 
     def _read_reply(self, message: Message) -> Reply:
-        asked = message.metadata.reply_to_message_id
+        message_id = message.metadata.reply_to_message_id
         if message.has_error():
-            return Reply(asked, None, f"Flower error {message.error.code}: {message.error.reason}")
+            return Reply(message_id, None, f"Flower error {message.error.code}: {message.error.reason}")
         try:
-            return Reply(asked, payload_from_records(message.content))
-        except Exception as error:  # Records of a stranger may be anything.
-            return Reply(asked, Payload(f'"{type(error).__name__}"', np.zeros(0, np.uint8)))
+            return Reply(message_id, payload_from_records(message.content))
+        except Exception as error:  # The records may contain anything. This payload will be refused by its reader.
+            return Reply(message_id, Payload(f'"{type(error).__name__}"', np.zeros(0, np.uint8)))
 
 
 class ContextSiteState:
-    """What Flower keeps for a node during a run. It is lost when the SuperNode or the run ends: better a folder."""
+    """Site state in the context that Flower keeps for a node. It is lost when the SuperNode or the run ends."""
 
-    def __init__(self, state: RecordDict, run: str) -> None:
-        self._state, self._prefix = state, f"{run}/"
+    def __init__(self, state: RecordDict, run_id: str) -> None:
+        self._state, self._prefix = state, f"{run_id}/"
 
     def list_names(self) -> list[str]:
-        """What is there."""
+        """The names of all stored payloads."""
         return sorted(key.removeprefix(self._prefix) for key in self._state if key.startswith(self._prefix))
 
     def load_payload(self, name: str) -> Payload | None:
-        """A parcel, if it is there."""
+        """The payload of that name, or None."""
         if self._prefix + name not in self._state:
             return None
         record: Any = self._state[self._prefix + name]
-        return Payload(record["text"], np.frombuffer(record["body"], np.uint8))
+        return Payload(record["header"], np.frombuffer(record["body"], np.uint8))
 
-    def save_payload(self, name: str, parcel: Payload) -> None:
-        """Put a parcel in."""
+    def save_payload(self, name: str, payload: Payload) -> None:
+        """Store a payload, replacing one of the same name."""
         from flwr.app import ConfigRecord
 
-        self._state[self._prefix + name] = ConfigRecord({"text": parcel.header_text, "body": parcel.body.tobytes()})
+        record = ConfigRecord({"header": payload.header_text, "body": payload.body.tobytes()})
+        self._state[self._prefix + name] = record
 
     def delete_payload(self, name: str) -> None:
-        """Throw a parcel away."""
+        """Delete a payload, if it exists."""
         self._state.pop(self._prefix + name, None)
 
 
-def payload_to_records(parcel: Payload) -> RecordDict:
-    """A parcel as Flower records; numpy's own format without pickle."""
+def payload_to_records(payload: Payload) -> RecordDict:
+    """A payload as Flower records; the array is stored in numpy's format, without pickle."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    return RecordDict(
-        {FACTS: ConfigRecord({"text": parcel.header_text}), BODY: ArrayRecord({"flat": Array(parcel.body)})}
-    )
+    header = ConfigRecord({"text": payload.header_text})
+    return RecordDict({HEADER_RECORD: header, BODY_RECORD: ArrayRecord({"flat": Array(payload.body)})})
 
 
 def payload_from_records(records: RecordDict) -> Payload:
-    """The parcel in Flower records."""
-    text: Any = records[FACTS]["text"]
-    flat: Any = records[BODY]["flat"]
+    """The payload in Flower records."""
+    text: Any = records[HEADER_RECORD]["text"]
+    flat: Any = records[BODY_RECORD]["flat"]
     if not isinstance(text, str):
-        raise ValueError(f"facts is a {type(text).__name__}; it must be text")
+        raise ValueError(f"the header is a {type(text).__name__}; it must be text")
     return Payload(text, flat.numpy())
 
 
 def normalize_public_key(key: bytes | str) -> str:
-    """A public key in one form, whether it comes as PEM from the SuperLink or as an OpenSSH line from the table."""
+    """A public key as PEM, whether it is given as PEM (by the SuperLink) or as an OpenSSH line (in the site table)."""
     from cryptography.hazmat.primitives import serialization
 
     data = key.encode() if isinstance(key, str) else key
     if not data.strip():
         return ""
-    read = serialization.load_ssh_public_key if data.startswith(b"ecdsa-") else serialization.load_pem_public_key
-    form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return str(read(data).public_bytes(*form).decode().strip())
+    load_key = serialization.load_ssh_public_key if data.startswith(b"ecdsa-") else serialization.load_pem_public_key
+    key_format = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return str(load_key(data).public_bytes(*key_format).decode().strip())
 
 
 # ---------------------------------------------------------------------------------------------------- what apps call
 
 
-def run_server(grid: FlwrGrid, context: Context, build: ModelBuilder | None = None) -> None:
-    """The whole of a ServerApp: start the run that the run configuration describes, or go on with it."""
-    _speak()
+def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | None = None) -> None:
+    """The main function of a ServerApp: start the run that the run configuration describes, or resume it."""
+    _log_to_stderr()
     config = dict(context.run_config)
-    out = _absolute("out", config)
-    federation = read_run_config(config, read_sites(_absolute("sites", config)))
-    sites = tuple(dataclasses.replace(site, key=normalize_public_key(site.key)) for site in federation.sites)
+    out = _read_absolute_path("out", config)
+    agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
+    sites = tuple(dataclasses.replace(site, key=normalize_public_key(site.key)) for site in agreement.sites)
     if config.get("resume"):
-        federation = FederationAgreement.read_json(out / "federation.json")
-    exchange = Exchange(FlowerGrid(grid), sites, federation.policy)
+        agreement = FederationAgreement.read_json(out / AGREEMENT_FILE)
+    exchange = Exchange(FlowerGrid(grid), sites, agreement.policy)
     if not config.get("resume"):
-        FederatedRun.create(federation, exchange, out, build)
-    # Held before the state is read, so that nobody writes between the two.
-    busy = f"{out} is in use by another server (pid {{pid}}) since {PATIENCE:g} s; stop it, or wait until it has ended"
-    with hold_lock(out / ".lock", busy, PATIENCE):
-        FederatedRun.resume(exchange, out, build).go()
+        FederatedRun.create(agreement, exchange, out, build_model)
+    busy = f"{out} has been in use by another server (pid {{pid}}) for {LOCK_SECONDS:g} s; stop that server, or wait"
+    # The lock is taken before the state is read, so that no other server can write in between.
+    with locked(out / ".lock", busy, LOCK_SECONDS):
+        FederatedRun.resume(exchange, out, build_model).go()
 
 
 def answer_message(
     message: Message,
     context: Context,
-    load: Callable[[Mapping[str, Any]], SiteData],
-    build: ModelBuilder | None = None,
+    load_data: Callable[[Mapping[str, Any]], SiteData],
+    build_model: ModelBuilder | None = None,
 ) -> Message:
-    """The whole of a ClientApp: one order in, one answer out.
+    """The handler of a ClientApp: one message in, one answer out.
 
-    The node's configuration says what its owner allows: `share` (nothing, histograms or scores), `share-auc`, and the
-    folder `state` in which the site keeps its memory.
+    The node's configuration holds the site's policy: `share` (nothing, histograms or scores) and `share-auc`; and
+    `state`, the folder in which the site keeps its state.
     """
     from flwr.app import Message
 
-    _speak()
+    _log_to_stderr()
     try:
-        reply = _site(context, load, build).answer_message(payload_from_records(message.content))
-    except Exception as error:  # Whatever an order or the node's configuration holds: a site that raises stops serving.
-        LOG.exception("the order could not be read")
-        reply = pack_payload({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
+        reply = _configure_site(context, load_data, build_model).answer_message(payload_from_records(message.content))
+    except Exception as error:  # A handler that raises would end the SuperNode's service.
+        reply = refuse_after_error(error)
     return Message(payload_to_records(reply), reply_to=message)
 
 
-def _site(context: Context, load: Callable[[Mapping[str, Any]], SiteData], build: ModelBuilder | None) -> Site:
-    node = context.node_config
-
-    def drawer(run: str) -> SiteState:
-        if not run.isalnum():
-            raise ValueError(f"run is {run!r}; it must be letters and digits, since it names a folder")
-        return (
-            FolderSiteState(Path(str(node["state"])) / run) if "state" in node else ContextSiteState(context.state, run)
-        )
-
-    share: Any = lookup(
-        "share",
-        str(node.get("share", DEFAULT_POLICY.shared_scores)),
-        dict(zip(SHARING_LEVELS, SHARING_LEVELS, strict=True)),
-    )
-    return Site(
-        lambda: load(node), drawer, SitePolicy(share, bool(node.get("share-auc", DEFAULT_POLICY.share_auc))), build
-    )
-
-
-def read_run_config(config: Mapping[str, Any], sites: tuple[Any, ...]) -> FederationAgreement:
-    """What a flat run configuration describes: fields of the terms, and options as on the command line.
+def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> FederationAgreement:
+    """The agreement in a flat run configuration: fields of the server's policy, and options as on the command line.
 
     `options` holds further `name=value` pairs, for options that the app's pyproject.toml does not list.
     """
-    kinds = get_type_hints(ServerPolicy)
-    names = {name.replace("_", "-"): name for name in kinds}
-    agreed = {
-        names[key]: parse_value(kinds[names[key]], str(value), key) for key, value in config.items() if key in names
-    }
-    texts = {key: str(value) for key, value in config.items() if key not in names and key not in OURS}
+    types = get_type_hints(ServerPolicy)
+    policy, texts = {}, {}
+    for key, value in config.items():
+        field = key.replace("-", "_")
+        if field in types:
+            policy[field] = parse_value(types[field], str(value), key)
+        elif key not in APP_KEYS:
+            texts[key] = str(value)
     for pair in str(config.get("options", "")).split():
-        key, equals, value = pair.partition("=")
+        key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"options holds {pair!r}; it must be name=value pairs with spaces between them")
-        texts[key] = value
+        texts[key] = text
     built = build_config(str(config["method"]), None, texts)
-    return FederationAgreement(recipe=built.recipe, sites=sites, model=built.model, policy=ServerPolicy(**agreed))
+    return FederationAgreement(recipe=built.recipe, sites=sites, model=built.model, policy=ServerPolicy(**policy))
 
 
-def _absolute(name: str, config: Mapping[str, Any]) -> Path:
+def _configure_site(
+    context: Context, load_data: Callable[[Mapping[str, Any]], SiteData], build_model: ModelBuilder | None
+) -> Site:
+    node_config = context.node_config
+
+    def open_state(run_id: str) -> SiteState:
+        if not run_id.isalnum():
+            raise ValueError(f"run is {run_id!r}; it must be letters and digits, because it names a folder")
+        if "state" not in node_config:
+            return ContextSiteState(context.state, run_id)
+        return FolderSiteState(Path(str(node_config["state"])) / run_id)
+
+    levels = dict(zip(SHARING_LEVELS, SHARING_LEVELS, strict=True))
+    share: Any = lookup("share", str(node_config.get("share", DEFAULT_POLICY.shared_scores)), levels)
+    policy = SitePolicy(share, bool(node_config.get("share-auc", DEFAULT_POLICY.share_auc)))
+    return Site(lambda: load_data(node_config), open_state, policy, build_model)
+
+
+def _read_absolute_path(name: str, config: Mapping[str, Any]) -> Path:
     path = Path(str(config.get(name, "")))
     if not path.is_absolute():
-        raise ValueError(f"{name} is {str(path)!r}; it must be an absolute path on the server: set it in run-config")
+        raise ValueError(f"{name} is {str(path)!r}; it must be an absolute path on the server: set it in --run-config")
     return path
 
 
-def _speak() -> None:
-    """Our log on standard error, where Flower picks it up."""
+def _log_to_stderr() -> None:
+    """Write our log to standard error, where Flower collects it."""
     logger = logging.getLogger("fedauc")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)

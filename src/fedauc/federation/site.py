@@ -1,11 +1,8 @@
 """The site's side: one message in, one message out, whatever happens.
 
-A site does what the reference engine does for one client: the same draws, verbs and memory. It tells the server how
-many rows of each class it holds, the shape of a row, and what the algorithm uploads; nothing else, unless its owner
-allows it.
-
-Memory is kept by round. The server names the visit whose upload it last used, so a visit that came too late, was
-refused or is repeated after a crash leaves no trace: the next one starts from the memory of the named visit.
+For a visit a site does what the reference engine does for one client: the same draws, the same steps, the same client
+state. It tells the server how many rows of each class it holds, the shape of a row, and what the algorithm uploads,
+and nothing else unless the site's policy allows it.
 """
 
 from __future__ import annotations
@@ -24,165 +21,134 @@ from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import DTYPES
 from fedauc.experiments.codec import from_plain
 from fedauc.experiments.recipe import Recipe
-from fedauc.federation import visit_messages as orders
 from fedauc.federation.evaluation import count_score_bins
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.federation.site_data import SiteData, SiteDataLoader, client_of_site
-from fedauc.federation.site_state import SiteState
-from fedauc.interfaces import Algorithm, Cohort, Download, Setting
+from fedauc.federation.site_data import SiteData, SiteDataLoader
+from fedauc.federation.site_state import MissingSiteState, SiteState, load_client_state, save_client_state
+from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
+from fedauc.interfaces import Cohort
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
-from fedauc.trees import Tree, is_empty, tree_map
+from fedauc.trees import is_empty, tree_map
 
 LOG = logging.getLogger("fedauc.site")
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
-"""A model of the federation's own: rows of that shape, initialised by that seed."""
+"""Builds a federation's own model for rows of that shape, initialised by that seed."""
 
 SHARING_LEVELS = ("nothing", "histograms", "scores")
-"""What a site may tell of its scores, each including those before it."""
+"""What a site may send about its scores; each level includes the ones before it."""
 
 
 class SiteRefusal(Exception):
-    """Why a site does not do as asked; the text goes to the server, so it must not speak of rows."""
+    """A site does not do what it was asked. The text goes to the server, so it must not contain data."""
 
 
 class SitePolicy(NamedTuple):
-    """What the site's owner allows: what to tell of held-out scores, and whether to tell the site's own AUC."""
+    """What the site's owner allows: what may be sent about held-out scores, and whether the site's own AUC may be."""
 
     shared_scores: Literal["nothing", "histograms", "scores"] = "histograms"
     share_auc: bool = False
 
 
 DEFAULT_POLICY = SitePolicy()
-"""Unless a site's owner says otherwise."""
-
-
-class Job(NamedTuple):
-    """What a message's facts describe: the algorithm and network to run, and the run's setting for this client."""
-
-    algorithm: Algorithm
-    network: ModuleNetwork
-    setting: Setting
-    client: int
 
 
 class Site:
-    """Answers orders with data that never leaves it. `drawer` gives the run's drawer."""
+    """Answers the server's messages with data that never leaves the site. `open_state` opens the state of a run."""
 
     def __init__(
         self,
-        load: SiteDataLoader,
-        drawer: Callable[[str], SiteState],
-        allows: SitePolicy = DEFAULT_POLICY,
-        build: ModelBuilder | None = None,
+        load_data: SiteDataLoader,
+        open_state: Callable[[str], SiteState],
+        policy: SitePolicy = DEFAULT_POLICY,
+        build_model: ModelBuilder | None = None,
     ) -> None:
-        if allows.shared_scores not in SHARING_LEVELS:
-            raise ValueError(f"share is {allows.shared_scores!r}; use {', '.join(map(repr, SHARING_LEVELS))}")
-        self._load, self._drawer, self._allows, self._build = load, drawer, allows, build
+        if policy.shared_scores not in SHARING_LEVELS:
+            raise ValueError(f"share is {policy.shared_scores!r}; use {', '.join(map(repr, SHARING_LEVELS))}")
+        self._load_data, self._open_state, self._policy, self._build_model = load_data, open_state, policy, build_model
 
-    def answer_message(self, parcel: Payload) -> Payload:
+    def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
         try:
-            facts = parcel.read_header()
-            answers = {"hello": self._hello, "visit": self._visit, "evaluate": self._evaluate}
-            if facts.get("kind") not in answers:
-                raise SiteRefusal(f"the order's kind is {facts.get('kind')!r}; this site knows {', '.join(answers)}")
-            return answers[facts["kind"]](facts, parcel)
-        except orders.MissingSiteState as lacking:
-            return pack_payload({"kind": "lacking", "what": str(lacking)})
+            header = payload.read_header()
+            handlers = {"register": self._register, "visit": self._train_visit, "evaluate": self._evaluate_model}
+            if header.get("kind") not in handlers:
+                raise SiteRefusal(
+                    f"the message is of kind {header.get('kind')!r}; this site knows {', '.join(handlers)}"
+                )
+            return handlers[header["kind"]](header, payload)
+        except MissingSiteState as missing:
+            return pack_payload({"kind": "missing-state", "what": str(missing)})
         except SiteRefusal as reason:
             LOG.warning("%s", reason)
-            return pack_payload({"kind": "unable", "reason": str(reason)})
-        except Exception as error:  # A client function that raises stops serving, and a message may quote rows.
-            LOG.exception("the order failed")
-            return pack_payload({"kind": "unable", "reason": f"{type(error).__name__}; the site's log says more"})
+            return pack_payload({"kind": "refusal", "reason": str(reason)})
+        except Exception as error:
+            return refuse_after_error(error)
 
-    def _hello(self, facts: dict[str, Any], parcel: Payload) -> Payload:
-        data = self._load()
+    def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
+        data = self._load_data()
         as_inputs(data.inputs)
-        kind = "uint8" if data.inputs.dtype == torch.uint8 else "float"
-        return pack_payload(
-            {"kind": "hello", "rows": data.class_counts, "shape": list(data.inputs.shape[1:]), "dtype": kind}
-        )
+        dtype = "uint8" if data.inputs.dtype == torch.uint8 else "float"
+        shape = list(data.inputs.shape[1:])
+        return pack_payload({"kind": "register", "class_counts": data.class_counts, "shape": shape, "dtype": dtype})
 
-    def _visit(self, facts: dict[str, Any], parcel: Payload) -> Payload:
-        data = self._load()
-        job, phase = self._job(facts, data), orders.phase_from_json(facts["phase"])
-        drawer = self._drawer(facts["run"])
-        download = orders.unpack_download(job.algorithm, job.setting, job.network, phase, parcel, drawer)
-        engine = LoopEngine(
-            job.algorithm, job.network, client_of_site(data, job.client, job.setting.census), job.setting
-        )
-        initial_client_state = job.algorithm.initial_client_state(download)
-        client_state = (
-            () if is_empty(initial_client_state) else self._memory(drawer, facts["accepted"], initial_client_state)
-        )
-        if not is_empty(client_state):
-            engine.restore_client_states({job.client: client_state})
-        visits = engine.visit(_stacked(download), Cohort(phase.round, (job.client,), (1.0,)))
-        if not is_empty(initial_client_state):
-            self._keep(drawer, facts["accepted"], phase.round, engine.client_states().get(job.client, ()))
-        trees = {"mean": visits.upload.mean, "pool": visits.upload.pool}
-        return pack_payload({"kind": "visit", "round": phase.round, "rows": data.class_counts}, trees)
+    def _train_visit(self, header: dict[str, Any], payload: Payload) -> Payload:
+        data, recipe, client = self._load_data(), _decode_recipe(header), header["client"]
+        algorithm, network = recipe.algorithm, self._build_network(header, data)
+        setting = build_setting(header, recipe, data.class_counts)
+        phase, store = phase_from_json(header["phase"]), self._open_state(header["run"])
+        download = unpack_download(algorithm, setting, network, phase, payload, store)
+        engine = LoopEngine(algorithm, network, data.as_only_client(client, setting.census.positives.size), setting)
+        initial_state, last_accepted = algorithm.initial_client_state(download), header["last_accepted_round"]
+        if not is_empty(initial_state):
+            client_state = load_client_state(store, last_accepted, initial_state)
+            if not is_empty(client_state):
+                engine.restore_client_states({client: client_state})
+        cohort_download = download._replace(per_client=tree_map(lambda leaf: leaf[None], download.per_client))
+        upload = engine.visit(cohort_download, Cohort(phase.round, (client,), (1.0,))).upload
+        if not is_empty(initial_state):
+            save_client_state(store, phase.round, engine.client_states().get(client, ()), last_accepted)
+        answer = {"kind": "visit", "round": phase.round, "class_counts": data.class_counts}
+        return pack_payload(answer, {"mean": upload.mean, "pool": upload.pool})
 
-    def _evaluate(self, facts: dict[str, Any], parcel: Payload) -> Payload:
-        ask, data = facts["ask"], self._load()
-        if SHARING_LEVELS.index(ask) > SHARING_LEVELS.index(self._allows.shared_scores):
-            raise SiteRefusal(f"the order asks for {ask}; this site shares {self._allows.shared_scores}")
+    def _evaluate_model(self, header: dict[str, Any], payload: Payload) -> Payload:
+        requested, data = header["requested"], self._load_data()
+        if SHARING_LEVELS.index(requested) > SHARING_LEVELS.index(self._policy.shared_scores):
+            raise SiteRefusal(f"the server asks for {requested}; this site shares {self._policy.shared_scores}")
         if data.test is None:
-            raise SiteRefusal("the order asks for an evaluation; this site holds no test rows")
-        network = self._network(facts, data)
-        model = rebuild_tree(unpack_tensors(parcel)["model"], network.state(), "model")
+            raise SiteRefusal("the server asks for an evaluation; this site holds no test rows")
+        network = self._build_network(header, data)
+        model = rebuild_tree(unpack_tensors(payload)["model"], network.state(), "model")
         scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
-        own = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
-        LOG.info("AUC of this site's %d test rows: %s", len(labels), own)
-        told = {"auc": own} if self._allows.share_auc else {}
-        tensors = (count_score_bins(scores, labels),) if ask == "histograms" else (scores, labels)
-        return pack_payload({"kind": "evaluate", "round": facts["round"], **told}, {ask: tensors})
+        site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
+        LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)
+        answer = {"kind": "evaluate", "round": header["round"]}
+        if self._policy.share_auc:
+            answer["auc"] = site_auc
+        tensors = (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
+        return pack_payload(answer, {requested: tensors})
 
-    def _job(self, facts: dict[str, Any], data: SiteData) -> Job:
-        recipe = _recipe(facts)
-        setting = orders.build_setting(facts, recipe, data.class_counts)
-        return Job(recipe.algorithm, self._network(facts, data), setting, facts["client"])
-
-    def _network(self, facts: dict[str, Any], data: SiteData) -> ModuleNetwork:
-        recipe = _recipe(facts)
-        config: ModelConfig = from_plain(ModelConfig, facts["model"], "model")
-        build = self._build or config.build
-        compute = Compute(mixed=recipe.precision == "mixed")
-        return ModuleNetwork(build(tuple(data.inputs.shape[1:]), recipe.seed), DTYPES[recipe.dtype], compute)
-
-    def _memory(self, drawer: SiteState, accepted: int, initial_client_state: Tree) -> Tree:
-        """What the named visit left behind; `()` before the first."""
-        if accepted < 0:
-            return ()
-        kept = drawer.load_payload(f"memory-{accepted}")
-        if kept is None:
-            raise orders.MissingSiteState("memory")
-        leaves = unpack_tensors(kept)["memory"]
-        return rebuild_tree(leaves, initial_client_state, "memory") if leaves else ()
-
-    def _keep(self, drawer: SiteState, accepted: int, round: int, client_state: Tree) -> None:
-        """Two versions at most: the one the server knows of, and the one it may come to know of."""
-        drawer.save_payload(f"memory-{round}", pack_payload({}, {"memory": client_state}))
-        for name in drawer.list_names():
-            if name.startswith("memory-") and name not in (f"memory-{accepted}", f"memory-{round}"):
-                drawer.delete_payload(name)
+    def _build_network(self, header: dict[str, Any], data: SiteData) -> ModuleNetwork:
+        recipe = _decode_recipe(header)
+        config: ModelConfig = from_plain(ModelConfig, header["model"], "model")
+        module = (self._build_model or config.build)(tuple(data.inputs.shape[1:]), recipe.seed)
+        return ModuleNetwork(module, DTYPES[recipe.dtype], Compute(mixed=recipe.precision == "mixed"))
 
 
-def _stacked(download: Download) -> Download:
-    """The order of a cohort of one."""
-    return download._replace(per_client=tree_map(lambda leaf: leaf[None], download.per_client))
+def refuse_after_error(error: Exception) -> Payload:
+    """The answer after an unexpected error: its type alone, because an error message may quote rows."""
+    LOG.error("the message could not be answered", exc_info=error)
+    return pack_payload({"kind": "refusal", "reason": f"{type(error).__name__}; see the site's log"})
 
 
-def _recipe(facts: dict[str, Any]) -> Recipe:
-    # Where a site computes is its own affair.
-    return _decoded(json.dumps({**facts["recipe"], "device": "cpu", "engine": "loop"}))
+def _decode_recipe(header: dict[str, Any]) -> Recipe:
+    # The site decides where it computes.
+    return _decode_recipe_text(json.dumps({**header["recipe"], "device": "cpu", "engine": "loop"}))
 
 
 @lru_cache(maxsize=8)
-def _decoded(recipe: str) -> Recipe:
-    found: Recipe = from_plain(Recipe, json.loads(recipe), "recipe")
-    return found
+def _decode_recipe_text(text: str) -> Recipe:
+    recipe: Recipe = from_plain(Recipe, json.loads(text), "recipe")
+    return recipe

@@ -1,4 +1,10 @@
-"""What a site keeps between messages, each of which is a process of its own."""
+"""What a site keeps between messages: its client state after each visit, and the anchor of the current stage.
+
+Every message is handled by a process of its own, so whatever the next message needs is stored.
+
+Client states are stored by round. The server names the visit whose upload it last accepted, so a visit that was too
+late, was refused, or is repeated after a crash leaves no trace: the next one starts from the state of the named visit.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +15,104 @@ from typing import Protocol
 import numpy as np
 
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.federation.serialization import Payload
+from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
+from fedauc.trees import Tree
 
 MAGIC = b"fedauc-site-1 "
 
+SUFFIX = ".payload"
+
+
+class MissingSiteState(Exception):
+    """A site no longer has its 'anchor' or its 'client state', so the server must send it or start afresh."""
+
 
 class SiteState(Protocol):
-    """Parcels by name."""
+    """Payloads by name: a small key-value store."""
 
     def list_names(self) -> list[str]:
-        """What is there."""
+        """The names of all stored payloads."""
 
     def load_payload(self, name: str) -> Payload | None:
-        """A parcel, if it is there."""
+        """The payload of that name, or None."""
 
-    def save_payload(self, name: str, parcel: Payload) -> None:
-        """Put a parcel in, in place of one of that name."""
+    def save_payload(self, name: str, payload: Payload) -> None:
+        """Store a payload, replacing one of the same name."""
 
     def delete_payload(self, name: str) -> None:
-        """Throw a parcel away."""
+        """Delete a payload, if it exists."""
 
 
 class FolderSiteState:
-    """A folder of the site's own: it outlives processes, restarts and runs of the message service."""
+    """Site state in a folder on the site's disk: it survives processes, restarts and runs of the message service."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
     def list_names(self) -> list[str]:
-        """What is there."""
-        return sorted(path.stem for path in self._folder.glob("*.parcel"))
+        """The names of all stored payloads."""
+        return sorted(path.stem for path in self._folder.glob(f"*{SUFFIX}"))
 
     def load_payload(self, name: str) -> Payload | None:
-        """A parcel, if it is there and whole."""
-        path = self._path(name)
+        """The payload of that name, or None; a damaged file raises a ValueError."""
+        path = self._folder / f"{name}{SUFFIX}"
         if not path.is_file():
             return None
-        header, _, rest = path.read_bytes().partition(b"\n")
-        if header != MAGIC + hashlib.sha256(rest).hexdigest().encode():
-            raise ValueError(f"{path} is damaged: its {len(rest)} bytes do not match its checksum; delete it")
-        text, _, body = rest.partition(b"\n")
-        return Payload(text.decode(), np.frombuffer(body, np.uint8))
+        checksum_line, _, content = path.read_bytes().partition(b"\n")
+        if checksum_line != _checksum_line(content):
+            raise ValueError(f"{path} is damaged: its {len(content)} bytes do not match its checksum; delete it")
+        header, _, body = content.partition(b"\n")
+        return Payload(header.decode(), np.frombuffer(body, np.uint8))
 
-    def save_payload(self, name: str, parcel: Payload) -> None:
-        """Put a parcel in, whole or not at all."""
-        # JSON as we write it holds no line break, so the first one ends the facts.
-        rest = parcel.header_text.encode() + b"\n" + parcel.body.tobytes()
-        write_atomically(self._path(name), MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
+    def save_payload(self, name: str, payload: Payload) -> None:
+        """Store a payload, completely or not at all."""
+        # Our JSON contains no line break, so the first one ends the header.
+        content = payload.header_text.encode() + b"\n" + payload.body.tobytes()
+        write_atomically(self._folder / f"{name}{SUFFIX}", _checksum_line(content) + b"\n" + content)
 
     def delete_payload(self, name: str) -> None:
-        """Throw a parcel away."""
-        self._path(name).unlink(missing_ok=True)
+        """Delete a payload, if it exists."""
+        (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.parcel"
+
+def save_client_state(store: SiteState, round: int, client_state: Tree, last_accepted_round: int) -> None:
+    """Store the state after a visit. Two versions stay: the one the server knows, and the one it may accept next."""
+    store.save_payload(f"client-state-{round}", pack_payload({}, {"client_state": client_state}))
+    _delete_others(store, "client-state-", {last_accepted_round, round})
+
+
+def load_client_state(store: SiteState, round: int, template: Tree) -> Tree:
+    """The state after the visit of a round; `()` before the first visit, which is round -1."""
+    if round < 0:
+        return ()
+    stored = store.load_payload(f"client-state-{round}")
+    if stored is None:
+        raise MissingSiteState("client state")
+    tensors = unpack_tensors(stored)["client_state"]
+    return rebuild_tree(tensors, template, "client_state") if tensors else ()
+
+
+def save_anchor(store: SiteState, stage: int, anchor: Tree) -> None:
+    """Store the anchor of a stage; those of other stages are deleted."""
+    _delete_others(store, "anchor-", {stage})
+    store.save_payload(f"anchor-{stage}", pack_payload({}, {"anchor": anchor}))
+
+
+def load_anchor(store: SiteState, stage: int, template: Tree) -> Tree:
+    """The stored anchor of a stage."""
+    stored = store.load_payload(f"anchor-{stage}")
+    if stored is None:
+        raise MissingSiteState("anchor")
+    return rebuild_tree(unpack_tensors(stored)["anchor"], template, "anchor")
+
+
+def _delete_others(store: SiteState, prefix: str, kept: set[int]) -> None:
+    names = {f"{prefix}{number}" for number in kept}
+    for name in store.list_names():
+        if name.startswith(prefix) and name not in names:
+            store.delete_payload(name)
+
+
+def _checksum_line(content: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(content).hexdigest().encode()

@@ -1,7 +1,7 @@
-"""An order on its way: how the server writes it and how a site reads it.
+"""The message that asks a site for a visit: how the server writes it and how the site reads it.
 
-The facts of a visit: the run, the client's number, the recipe and the model (both sides build the same algorithm and
-network from them), the phase, the totals that the weighting needs, and which visit's memory to start from.
+Its header holds the run, the client's number, the recipe and the model (both sides build the same algorithm and network
+from them), the phase, the class totals that the weighting needs, and the visit whose client state is to be used.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import numpy as np
 
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.federation.site_state import SiteState
+from fedauc.federation.site_state import SiteState, load_anchor, save_anchor
 from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Download, Phase, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves
 
 
-class MissingSiteState(Exception):
-    """What a site no longer has ('anchor', 'memory'), and the server must send or give up."""
-
-
 class ClassTotals(NamedTuple):
-    """What a site is told of the others: sites in all and with data, and per class the holders and the rows."""
+    """What a site learns about the others: sites in all and with data, and per class the holders and the rows."""
 
     clients: int
     nonempty: int
@@ -38,89 +34,77 @@ class ClassTotals(NamedTuple):
         nonempty = int(np.count_nonzero(census.positives + census.negatives))
         return ClassTotals(len(census.positives), nonempty, holders, rows)
 
-    def equivalent_census(self, client: int, held: tuple[int, int]) -> Census:
-        """A census with these totals and the client's own rows: all that a weighting can tell from the true one.
+    def equivalent_census(self, client: int, class_counts: tuple[int, int]) -> Census:
+        """A census with these totals and the client's own counts: no weighting can tell it from the true one.
 
-        >>> Totals(3, 3, (2, 3), (7, 30)).census(1, (3, 10))
+        >>> ClassTotals(3, 3, (2, 3), (7, 30)).equivalent_census(1, (3, 10))
         Census(positives=array([4, 3, 0]), negatives=array([19, 10,  1]))
         """
-        others = [place for place in range(self.clients) if place != client][: self.nonempty - (sum(held) > 0)]
-        sides = []
-        for side, own in enumerate(held):
-            counts = np.zeros(self.clients, dtype=np.int64)
-            counts[client] = own
-            holding = self.holders[side] - (own > 0)
-            # Positives from the front, negatives from the back: then every other site holds something.
-            chosen = others[:holding] if side == 0 else others[len(others) - holding :]
-            counts[chosen] = 1
+        others = [number for number in range(self.clients) if number != client]
+        others = others[: self.nonempty - (sum(class_counts) > 0)]
+        columns = []
+        for side, count in enumerate(class_counts):
+            column = np.zeros(self.clients, dtype=np.int64)
+            column[client] = count
+            holders = self.holders[side] - (count > 0)
+            # Positives from the front and negatives from the back, so that every other site holds something.
+            chosen = others[:holders] if side == 0 else others[len(others) - holders :]
+            column[chosen] = 1
             if chosen:
-                counts[chosen[0]] += self.rows[side] - own - len(chosen)
-            sides.append(counts)
-        return Census(*sides)
+                column[chosen[0]] += self.rows[side] - count - len(chosen)
+            columns.append(column)
+        return Census(*columns)
 
 
-def pack_visit(facts: dict[str, Any], download: Download, place: int, accepted: int, anchored: bool) -> Payload:
-    """The parcel for the cohort's client at a place; a stage's reference goes along unless the site has it."""
-    anchor = "none" if is_empty(download.anchor) else "kept" if anchored else "sent"
-    own: dict[str, Any] = {
-        "kind": "visit",
-        "phase": phase_to_json(download.phase),
-        "accepted": accepted,
-        "anchor": anchor,
-    }
-    trees = {"shared": download.shared, "own": tree_at(download.per_client, place)}
-    if anchor == "sent":
+def pack_visit(
+    header: dict[str, Any], download: Download, position: int, last_accepted_round: int, has_anchor: bool
+) -> Payload:
+    """The message for the client at a position of the cohort; it includes the anchor unless the site has it."""
+    anchor = "none" if is_empty(download.anchor) else "stored" if has_anchor else "included"
+    trees = {"shared": download.shared, "per_client": tree_at(download.per_client, position)}
+    if anchor == "included":
         trees["anchor"] = download.anchor
-    return pack_payload({**facts, **own}, trees)
+    visit = {"phase": phase_to_json(download.phase), "last_accepted_round": last_accepted_round, "anchor": anchor}
+    return pack_payload({**header, "kind": "visit", **visit}, trees)
 
 
 def unpack_download(
-    algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, parcel: Payload, drawer: SiteState
+    algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, payload: Payload, store: SiteState
 ) -> Download:
-    """The order in a parcel. Its structure is what `dispatch` makes of a fresh server: no structure travels."""
+    """The download in a message. Its structure is that of a download that `dispatch` makes: no structure travels."""
     server = algorithm.init(setting, network.state())
-    like = algorithm.dispatch(setting, server, Cohort(phase.round, (0,), (1.0,)), phase)
-    found = unpack_tensors(parcel)
-    shared = rebuild_tree(found["shared"], like.shared, "shared")
-    own = rebuild_tree(found["own"], like.per_client, "own", shapes=False)
-    for leaf in tree_leaves(own):
+    template = algorithm.dispatch(setting, server, Cohort(phase.round, (0,), (1.0,)), phase)
+    tensors = unpack_tensors(payload)
+    shared = rebuild_tree(tensors["shared"], template.shared, "shared")
+    per_client = rebuild_tree(tensors["per_client"], template.per_client, "per_client", check_shapes=False)
+    for leaf in tree_leaves(per_client):
         if leaf.ndim == 0 or len(leaf) != phase.local_steps:
-            raise ValueError(f"own has shape {tuple(leaf.shape)}; it must have {phase.local_steps} local steps")
-    return Download(
-        phase, shared, _anchor(parcel.read_header()["anchor"], like.anchor, found, phase.stage, drawer), own
-    )
+            raise ValueError(f"per_client has shape {tuple(leaf.shape)}; it must have {phase.local_steps} local steps")
+    anchor: Tree
+    match payload.read_header()["anchor"]:
+        case "none":
+            anchor = ()
+        case "included":
+            anchor = rebuild_tree(tensors["anchor"], template.anchor, "anchor")
+            save_anchor(store, phase.stage, anchor)
+        case _:
+            anchor = load_anchor(store, phase.stage, template.anchor)
+    return Download(phase, shared, anchor, per_client)
 
 
-def _anchor(word: str, like: Tree, found: dict[str, Any], stage: int, drawer: SiteState) -> Tree:
-    """The stage's reference: in the parcel the first time, in the drawer from then on."""
-    name = f"anchor-{stage}"
-    if word == "sent":
-        anchor = rebuild_tree(found["anchor"], like, "anchor")
-        for old in [old for old in drawer.list_names() if old.startswith("anchor-") and old != name]:
-            drawer.delete_payload(old)
-        drawer.save_payload(name, pack_payload({}, {"anchor": anchor}))
-        return anchor
-    if word == "none":
-        return ()
-    kept = drawer.load_payload(name)
-    if kept is None:
-        raise MissingSiteState("anchor")
-    return rebuild_tree(unpack_tensors(kept)["anchor"], like, "anchor")
-
-
-def build_setting(facts: dict[str, Any], recipe: Recipe, held: tuple[int, int]) -> Setting:
-    """The run's setting as a site may know it."""
-    clients, nonempty, holders, rows = facts["totals"]
+def build_setting(header: dict[str, Any], recipe: Recipe, class_counts: tuple[int, int]) -> Setting:
+    """The run's setting, as far as a site may know it."""
+    clients, nonempty, holders, rows = header["class_totals"]
     totals = ClassTotals(clients, nonempty, (holders[0], holders[1]), (rows[0], rows[1]))
-    census = totals.equivalent_census(facts["client"], held)
-    return Setting(recipe.seed, facts["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
-
-
-def phase_from_json(plain: dict[str, Any]) -> Phase:
-    """A phase from its plain numbers."""
-    return Phase(**{**plain, "batch": BatchSize(*plain["batch"])})
+    census = totals.equivalent_census(header["client"], class_counts)
+    return Setting(recipe.seed, header["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
 
 
 def phase_to_json(phase: Phase) -> dict[str, Any]:
     """A phase as plain JSON values."""
     return {**phase._asdict(), "batch": list(phase.batch), "learning_rate": float(phase.learning_rate)}
+
+
+def phase_from_json(values: dict[str, Any]) -> Phase:
+    """The phase that `phase_to_json` wrote."""
+    return Phase(**{**values, "batch": BatchSize(*values["batch"])})

@@ -1,1 +1,0 @@
-"""One file per dataset; `fedauc.data.find_datasets()` finds them."""

@@ -1,1 +1,0 @@
-"""Reading, downloading and caching files: table readers, stored datasets, downloads, memory-mapped rows."""
