@@ -15,7 +15,7 @@ from fedauc.reports.curves import draw_curves
 
 SHORT = ("--cycles", "1", "--local-steps", "1", "--groups", "2")
 DRAWN = ("--data", "medicare-like", "--data.rows", "2000", *SHORT)
-KIND = "SYNTHETIC medicare-like: 2000 drawn rows of 50 states to train on"
+KIND = "SYNTHETIC medicare-like: 2000 synthetic rows of 50 states to train on"
 # 0.07 % of 2000 rows would be 1: the dataset draws 2 at least, so that an AUC has an interval.
 NOTE = f"{KIND}; 2000 of 2000 training rows, 2 labelled positive, over 50 clients (0 empty)"
 METHODS = ("--methods", "cycp-fedavg,fedavg")
