@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedauc.data.augment import move
+from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
 from fedauc.engines.draws import Draws
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
@@ -138,7 +138,7 @@ def looped(workload: str, data: Clients, rounds: int) -> Timing:
 
     def visit(rows: Tensor, moves: Tensor, shares: Tensor) -> None:
         for step in range(STEPS):
-            images, wanted = move(inputs[rows[step]], moves[step]), labels[rows[step]]
+            images, wanted = apply_crops(inputs[rows[step]], moves[step]), labels[rows[step]]
             with torch.autocast("cuda", torch.bfloat16):
                 scores = module(images.contiguous(memory_format=torch.channels_last))[:, 0].float()
             loss = (shares * F.softplus((1 - 2 * wanted) * scores)).sum()
@@ -182,7 +182,7 @@ def shared(workload: str, data: Clients, rounds: int) -> Timing:
     moves = torch.randint(9, (STEPS, total, 3), device="cuda").to(torch.uint8).clamp(max=8)
 
     def loss(rows: Tensor, crops: Tensor) -> Tensor:
-        images = move(inputs.index_select(0, rows), crops).contiguous(memory_format=torch.channels_last)
+        images = apply_crops(inputs.index_select(0, rows), crops).contiguous(memory_format=torch.channels_last)
         with torch.autocast("cuda", torch.bfloat16):
             scores = module(images)[:, 0].float()
         return F.softplus((1 - 2 * labels.index_select(0, rows)) * scores).mean()

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_curve
 from sklearn.model_selection import train_test_split
 
 import fedauc
-from fedauc.data.creditcard import CreditCard
+from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.metrics import delong_interval
 
 METHODS = {
@@ -30,7 +30,7 @@ METHODS = {
 
 def write_table(path: Path) -> None:
     """Write the card transactions that come with the library as a table, so that the rest starts from a file."""
-    rows = CreditCard()._rows()
+    rows = CreditCard()._read_rows()
     table = pd.DataFrame(rows.inputs, columns=[f"v{column}" for column in range(rows.inputs.shape[1])])
     table.assign(fraud=rows.labels, site=rows.client, shift=rows.group).to_parquet(path)
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedauc.data.sources import Absent, writable
+from fedauc.data.io.stored import MissingFiles, is_writable
 from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.sweep import read_list, read_seeds
@@ -152,7 +152,7 @@ def run(
     plan = Tuning.read(tuning) if tuning else None
     late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
-    if not writable(store.path):
+    if not is_writable(store.path):
         remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
     with ProgressBars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
@@ -162,7 +162,7 @@ def run(
                 shop.run(wanted(sheets, filler, tested), tested)
         except OutOfTime:
             late = True
-        except Absent as error:
+        except MissingFiles as error:
             absent = str(error)
     _show(sheets, filler, store, found)
     if absent:
@@ -216,7 +216,7 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
                 show(sheet, filled, text)
         for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
             console.print(line, highlight=False, markup=False)
-        if sheet.varied and (made := panels(sheet, filled)) and writable(store.path):
+        if sheet.varied and (made := panels(sheet, filled)) and is_writable(store.path):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)

@@ -16,7 +16,7 @@ from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.runner import DataCache, Observer, Progress, Run
-from fedauc.locks import Busy, locked
+from fedauc.locks import LockBusy, hold_lock
 from paper.records import Store, name
 
 
@@ -68,7 +68,7 @@ class Workshop:
             remedy = "wait until it has ended, or start in another folder"
             with ExitStack() as held:
                 busy = f"{self.work} is in use by another process (pid {{pid}}); {remedy}"
-                held.enter_context(locked(self.work / ".lock", busy))
+                held.enter_context(hold_lock(self.work / ".lock", busy))
                 self._held = held.pop_all()
 
     def run(self, configs: Iterable[Config], tested: bool = True) -> None:
@@ -97,7 +97,7 @@ class Workshop:
         there = {path.name for path in self.work.iterdir() if path.is_dir()} if self.work.is_dir() else set()
         left = there and there & {name(config) for config in complete}
         # Whoever works there clears up too: it is no reason to stop, where everything has run.
-        with suppress(Busy):
+        with suppress(LockBusy):
             for each in left:
                 self._hold()
                 _remove(self.work / each)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fedauc.data.creditcard import HOURS
+from fedauc.data.datasets.creditcard import HOURS
 from paper.layout import Column, Entry, Sheet
 from paper.scales import IMAGES, Scale, Texts
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from fedauc.data import datasets
-from fedauc.data.sources import Absent
-from fedauc.data.statistics import PAPER, statistics
+from fedauc.data import find_datasets
+from fedauc.data.io.stored import MissingFiles
+from fedauc.data.statistics import PAPER_COUNTS, count_classes
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_bytes, format_share
 from paper.filling import EARLY, Filled, Key, Reach, marks
@@ -190,13 +190,13 @@ def counts(scale: Scale, columns: list[str]) -> tuple[Table, list[str]]:
     for column in columns:
         data = scale.datasets[column]["data"]
         try:
-            found = statistics(datasets()[data](), 0)
-        except Absent as absent:
+            found = count_classes(find_datasets()[data](), 0)
+        except MissingFiles as absent:
             table.add_row(column, "-", "not there", "")
             lines.append(str(absent))
             continue
         for part, count in found.items():
-            paper = getattr(PAPER[data], part) if data in PAPER else None
+            paper = getattr(PAPER_COUNTS[data], part) if data in PAPER_COUNTS else None
             beside = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
             table.add_row(column, part, f"{count.positives:,} / {count.negatives:,}", beside)
     return table, lines

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from fedauc.data import datasets
+from fedauc.data import find_datasets
 from fedauc.reports.caveats import caveat_sentence, has_caveat
 from paper.filling import Filled, Filler, Key
 from paper.layout import Cell, Sheet
@@ -84,5 +84,5 @@ def uneven(sheet: Sheet, choices: Choices) -> Iterator[str]:
 def counted(scale: Scale, columns: list[str]) -> Iterator[str]:
     """One for each column of Table 7 that counts rows that only stand in."""
     for column in columns:
-        if note := datasets()[scale.datasets[column]["data"]].foreign:
+        if note := find_datasets()[scale.datasets[column]["data"]].caveat:
             yield caveat_sentence(column, note)

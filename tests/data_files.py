@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedauc.data.chest_stand_in import ChestStandIn
-from fedauc.data.chestmnist import ChestMNIST
-from fedauc.data.cifar import Cifar, Cifar10, Cifar100, Version
-from fedauc.data.creditcard_full import CreditCardFull
-from fedauc.data.medicare import Medicare
-from fedauc.data.medicare_files import AMOUNTS, ENTITY, MEANS, NPI, STATE
-from fedauc.data.medicare_stand_in import MedicareStandIn
-from fedauc.data.sources import Stored, digest
-from fedauc.data.states import STATES
+from fedauc.data.datasets.chest_stand_in import ChestStandIn
+from fedauc.data.datasets.chestmnist import ChestMNIST
+from fedauc.data.datasets.cifar import Cifar, Cifar10, Cifar100, Distribution
+from fedauc.data.datasets.creditcard_full import CreditCardFull
+from fedauc.data.datasets.medicare import AMOUNTS, ENTITY, MEANS, NPI, STATE, STATES, Medicare
+from fedauc.data.datasets.medicare_stand_in import MedicareStandIn
+from fedauc.data.io.stored import StoredDataset, file_digest
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, kind: type[Stored], folder: Path) -> None:
+def publish(monkeypatch: pytest.MonkeyPatch, kind: type[StoredDataset], folder: Path) -> None:
     """Let the checksums of the files in a folder be the published ones."""
-    made = [source._replace(checksum=digest(folder / source.name)) for source in kind.sources]
+    made = [source._replace(checksum=file_digest(folder / source.name)) for source in kind.sources]
     monkeypatch.setattr(kind, "sources", tuple(made))
 
 
@@ -50,25 +48,25 @@ def pickled(images: np.ndarray, labels: np.ndarray, fine: bool) -> bytes:
     return pickle.dumps({b"data": images.reshape(len(images), -1), key: labels.tolist()}, protocol=2)
 
 
-def contents(version: Version, rows: int = 40) -> dict[str, bytes]:
+def contents(version: Distribution, rows: int = 40) -> dict[str, bytes]:
     """Every file of a version, `rows` images each, the same images in both versions."""
     hundred = "100" in version.folder
     made = {}
-    for place, name in enumerate(version.members):
+    for place, name in enumerate(version.all_files):
         images, labels = photographs(rows, 100 if hundred else 10, place)
         write = binary if name.endswith(".bin") else pickled
         made[name] = write(images, labels, hundred)
     return made
 
 
-def unpacked(version: Version, folder: Path, rows: int = 40) -> None:
+def unpacked(version: Distribution, folder: Path, rows: int = 40) -> None:
     """The folder that an archive unpacks to."""
     (folder / version.folder).mkdir(parents=True)
     for name, content in contents(version, rows).items():
         (folder / version.folder / name).write_bytes(content)
 
 
-def packed(version: Version, folder: Path, rows: int = 40) -> None:
+def packed(version: Distribution, folder: Path, rows: int = 40) -> None:
     """The archive."""
     with tarfile.open(folder / version.archive.name, "w:gz") as archive:
         for name, content in contents(version, rows).items():
@@ -81,27 +79,27 @@ def publish_cifar(monkeypatch: pytest.MonkeyPatch, kind: type[Cifar], folder: Pa
     """Let whatever files are there be the published ones, in every version."""
 
     def checksum(path: Path) -> str:
-        return digest(path) if path.is_file() else "md5:none"
+        return file_digest(path) if path.is_file() else "md5:none"
 
-    def known(version: Version) -> Version:
+    def known(version: Distribution) -> Distribution:
         archive = version.archive._replace(checksum=checksum(folder / version.archive.name))
         train = {name: checksum(folder / version.folder / name) for name in version.train}
         test = {name: checksum(folder / version.folder / name) for name in version.test}
-        return Version(archive, version.folder, train, test)
+        return Distribution(archive, version.folder, train, test)
 
-    monkeypatch.setattr(kind, "versions", tuple(known(version) for version in kind.versions))
+    monkeypatch.setattr(kind, "distributions", tuple(known(version) for version in kind.distributions))
 
 
 def cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cifar10:
     """5 files of 40 training images and 40 test images; 20 and 4 of them in class 3."""
-    unpacked(Cifar10.versions[0], folder)
+    unpacked(Cifar10.distributions[0], folder)
     publish_cifar(monkeypatch, Cifar10, folder)
     return Cifar10(folder=str(folder), positive="cat", validation_rows=20, validation_positives=4)
 
 
 def cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cifar100:
     """400 training and 400 test images, 4 of each class."""
-    unpacked(Cifar100.versions[0], folder, rows=400)
+    unpacked(Cifar100.distributions[0], folder, rows=400)
     publish_cifar(monkeypatch, Cifar100, folder)
     return Cifar100(folder=str(folder), positive="worm", validation_rows=20, validation_positives=2)
 
@@ -188,7 +186,7 @@ def medicare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Medicare:
     for year in range(2017, 2023):
         write_csv(folder / f"MUP_PHY_R24_P07_V10_DY{year % 100}_Prov.csv", providers(year))
     write_csv(folder / "UPDATED.csv", LISTED)
-    return Medicare(folder=str(folder), least_rows=100)
+    return Medicare(folder=str(folder), min_rows=100)
 
 
 def medicare_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MedicareStandIn:

@@ -13,15 +13,15 @@ from typing import IO
 import pytest
 
 from fedauc import locks
-from fedauc.locks import Busy, locked
+from fedauc.locks import LockBusy, hold_lock
 
 
 def test_one_at_a_time_and_nothing_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     for _ in range(2):
-        with locked(path, "no") as sure:
+        with hold_lock(path, "no") as sure:
             assert sure
-            with pytest.raises(Busy, match=f"taken by {os.getpid()}$"), locked(path, "taken by {pid}"):
+            with pytest.raises(LockBusy, match=f"taken by {os.getpid()}$"), hold_lock(path, "taken by {pid}"):
                 pass
             assert path.exists()
         assert list(tmp_path.iterdir()) == []
@@ -33,7 +33,7 @@ def test_waiting_ends_when_the_lock_is_let_go_of(tmp_path: Path) -> None:
 
     def turn(place: int) -> None:
         nonlocal inside, most
-        with locked(tmp_path / "lock", "no", seconds=30):
+        with hold_lock(tmp_path / "lock", "no", seconds=30):
             inside += 1
             most = max(most, inside)
             time.sleep(0.001)
@@ -52,7 +52,7 @@ def test_waiting_ends_when_the_lock_is_let_go_of(tmp_path: Path) -> None:
 def test_a_file_that_its_owner_removes_while_it_is_opened_is_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, lock, calls = tmp_path / "lock", locks._lock, []
+    path, lock, calls = tmp_path / "lock", locks._try_lock, []
 
     def late(stream: IO[str]) -> bool:
         calls.append(stream)
@@ -60,19 +60,19 @@ def test_a_file_that_its_owner_removes_while_it_is_opened_is_no_lock(
             path.unlink()
         return lock(stream)
 
-    monkeypatch.setattr(locks, "_lock", late)
-    with locked(path, "no"):
+    monkeypatch.setattr(locks, "_try_lock", late)
+    with hold_lock(path, "no"):
         assert len(calls) == 2
         # Held is the file that the next to come finds.
-        with pytest.raises(Busy), locked(path, "no"):
+        with pytest.raises(LockBusy), hold_lock(path, "no"):
             pass
 
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from fedauc.locks import locked
-with locked(Path(sys.argv[1]), "no"):
+from fedauc.locks import hold_lock
+with hold_lock(Path(sys.argv[1]), "no"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -83,16 +83,16 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(Busy), locked(path, "no"):
+        with pytest.raises(LockBusy), hold_lock(path, "no"):
             pass
         other.kill()
     assert path.exists()
-    with locked(path, "no") as sure:
+    with hold_lock(path, "no") as sure:
         assert sure
 
 
 def test_where_there_are_no_locks_everybody_is_let_in_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with locked(tmp_path / "lock", "no") as sure, locked(tmp_path / "lock", "no") as also:
+    with hold_lock(tmp_path / "lock", "no") as sure, hold_lock(tmp_path / "lock", "no") as also:
         assert not sure
         assert not also

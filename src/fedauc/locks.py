@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that the system lets go of when its process ends, however it ends."""
+"""Lock files: one process at a time; the operating system releases a lock when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from pathlib import Path
 from typing import IO
 
 
-class Busy(ValueError):
-    """Another holds the lock."""
+class LockBusy(ValueError):
+    """Another process holds the lock."""
 
 
 @contextmanager
-def locked(path: Path, busy: str, seconds: float = 0.0) -> Iterator[bool]:
-    """Hold a lock file and remove it afterwards; `Busy(busy)` where another holds it still after so many seconds.
+def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[bool]:
+    """Hold a lock file and remove it afterwards; raises `LockBusy(busy)` if it is still held after so many seconds.
 
-    `{pid}` in the message becomes the number of the process that does. Tells whether the lock is sure: where a system
-    or a file system has no locks, everybody is let in.
+    `{pid}` in the message becomes the number of the process that holds it. Yields whether the lock is exclusive: on
+    systems and file systems without locks, every process gets in.
     """
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         stream = path.open("a+")
         try:
-            sure = _lock(stream)
-            # Who had it may have removed it meanwhile; then the next to come locks a new file of that name.
-            if not sure or _is(path, stream):
+            exclusive = _try_lock(stream)
+            # The previous holder may have removed the file meanwhile; then the next process would lock a new file.
+            if not exclusive or _is_same_file(path, stream):
                 break
             stream.close()
         except BlockingIOError:
             stream.close()
-            if time.monotonic() >= end:
-                raise Busy(busy.replace("{pid}", _owner(path))) from None
+            if time.monotonic() >= deadline:
+                raise LockBusy(busy.replace("{pid}", _read_owner(path))) from None
             time.sleep(0.05)
     with stream:
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
         try:
-            yield sure
+            yield exclusive
         finally:
             path.unlink(missing_ok=True)
 
 
-def _lock(stream: IO[str]) -> bool:
+def _try_lock(stream: IO[str]) -> bool:
     try:
         import fcntl
 
@@ -57,14 +57,14 @@ def _lock(stream: IO[str]) -> bool:
     return True
 
 
-def _owner(path: Path) -> str:
+def _read_owner(path: Path) -> str:
     try:
         return path.read_text() or "unknown"
     except OSError:
         return "unknown"
 
 
-def _is(path: Path, stream: IO[str]) -> bool:
+def _is_same_file(path: Path, stream: IO[str]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
     except FileNotFoundError:

@@ -16,10 +16,10 @@ import pytest
 import data_files
 from cli_helpers import fedauc
 from fedauc.cli import data as data_cli
-from fedauc.data.chestmnist import ChestMNIST
-from fedauc.data.cifar import Cifar10
-from fedauc.data.medicare import LEIE, Medicare
-from fedauc.data.sources import Source
+from fedauc.data.datasets.chestmnist import ChestMNIST
+from fedauc.data.datasets.cifar import Cifar10
+from fedauc.data.datasets.medicare import LEIE, Medicare
+from fedauc.data.io.stored import Source
 
 
 def test_status_tells_what_is_there_and_where_the_rest_comes_from(
@@ -30,9 +30,9 @@ def test_status_tells_what_is_there_and_where_the_rest_comes_from(
     assert told.code == 0
     lines = told.out.splitlines()
     assert lines[0] == f"folder: {tmp_path}"
-    assert any(line.startswith("chestmnist: there (") for line in lines)
-    assert lines.count(data_cli.THERE) == 1
-    assert "not checked" in data_cli.THERE
+    assert any(line.startswith("chestmnist: present (") for line in lines)
+    assert lines.count(data_cli.PRESENT) == 1
+    assert "not checked" in data_cli.PRESENT
     assert "medicare: lacks 7 of 7 files" in lines
     assert "  UPDATED.csv  https://oig.hhs.gov/exclusions/downloadables/UPDATED.csv" in lines
     assert "  cifar-10-binary.tar.gz  https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in lines
@@ -59,24 +59,24 @@ def test_verify_reads_what_has_no_checksum(
     data_files.medicare(tmp_path, monkeypatch)
     # The sample's years have 120 rows and its list 10 entries, fewer than the command line's defaults want.
     told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
-    assert told.out.count("rows of the 50 states; it must have at least least_rows, 900000") == 6
-    assert told.out.count("has 10 entries; it must have at least least_rows / 20, 45000") == 1
+    assert told.out.count("rows of the 50 states; it must have at least min_rows, 900000") == 6
+    assert told.out.count("has 10 entries; it must have at least min_rows / 20, 45000") == 1
     assert len(told.out.splitlines()) == 7, "what is wrong with the whole is not said twice"
     assert told.code == 2
-    assert Medicare().least_rows == 900_000
+    assert Medicare().min_rows == 900_000
 
 
 class Sample(Medicare):
     """The Medicare data, of which a hundred rows a year are enough."""
 
     def __init__(self, folder: str = "") -> None:
-        super().__init__(folder=folder, least_rows=100)
+        super().__init__(folder=folder, min_rows=100)
 
 
 def test_verify_notices_a_changed_file_without_a_checksum(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_cli, "datasets", lambda: {"medicare": Sample})
+    monkeypatch.setattr(data_cli, "find_datasets", lambda: {"medicare": Sample})
     data_files.medicare(tmp_path, monkeypatch)
     for _ in range(2):  # parsed by the first
         told = fedauc(capsys, "data", "verify", "medicare", "--folder", str(tmp_path))
@@ -119,7 +119,7 @@ def test_verify_names_a_wrong_file_where_others_are_missing(
 def test_verify_reads_each_file_to_its_end_where_others_are_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_cli, "datasets", lambda: {"medicare": Sample})
+    monkeypatch.setattr(data_cli, "find_datasets", lambda: {"medicare": Sample})
     data_files.medicare(tmp_path, monkeypatch)
     (tmp_path / YEAR.replace("DY18", "DY17")).unlink()
     where = ("data", "verify", "medicare", "--folder", str(tmp_path))
@@ -210,7 +210,7 @@ def test_one_bad_dataset_does_not_silence_the_others(
     assert "medicare: " in status.out
     for told in (status.out, verified.out, counted.err):
         assert "has 2 releases of 2017" in told
-    assert "chestmnist: there (" in status.out
+    assert "chestmnist: present (" in status.out
     assert "chestmnist.npz is right" in verified.out
     assert "chestmnist" in counted.out
 
@@ -226,7 +226,7 @@ def test_verify_lists_broken_folders_and_only_its_own(
     assert f"{folder / 'manifest.json'} is damaged: delete the folder {folder}" in told.out
     # The name of another dataset may begin like this one's.
     monkeypatch.setattr(ChestMNIST, "name", "chest")
-    monkeypatch.setattr(data_cli, "datasets", lambda: {"chest": ChestMNIST})
+    monkeypatch.setattr(data_cli, "find_datasets", lambda: {"chest": ChestMNIST})
     told = fedauc(capsys, "data", "verify", "chest", "--folder", str(tmp_path))
     assert told.code == 1  # nothing of it is there
     assert "manifest" not in told.out
@@ -356,4 +356,4 @@ def test_a_run_takes_images_from_the_folder(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["data"].startswith("cifar10, 'cat' against the rest; 180 of 180 training rows, 16 labelled positive")
     assert "validation_auc" in result["final"]
-    assert Cifar10().home == tmp_path / "data"
+    assert Cifar10().home_folder == tmp_path / "data"

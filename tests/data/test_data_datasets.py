@@ -13,12 +13,12 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 import data_files
-from fedauc.data import Dataset, Rows, Table, datasets
-from fedauc.data.creditcard import CreditCard
-from fedauc.data.medicare_like import MedicareLike
-from fedauc.data.standardize import standardize
-from fedauc.data.synthetic import Synthetic
-from fedauc.data.table import TableFile
+from fedauc.data import Dataset, Rows, Table, find_datasets
+from fedauc.data.datasets.creditcard import CreditCard
+from fedauc.data.datasets.synthetic import Synthetic
+from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
+from fedauc.data.datasets.table import TableFile
+from fedauc.data.standardization import standardize_table
 
 
 def table_file(folder: Path) -> TableFile:
@@ -31,7 +31,7 @@ def table_file(folder: Path) -> TableFile:
 # A dataset that needs files gets them here; every other one must load with its defaults and without a network.
 MADE: dict[str, Callable[[Path, pytest.MonkeyPatch], Dataset]] = {
     "table": lambda folder, patch: table_file(folder),
-    "medicare-like": lambda folder, patch: MedicareLike(rows=4000, positive_rate=0.01),
+    "medicare-like": lambda folder, patch: SyntheticMedicare(rows=4000, positive_rate=0.01),
     "chest-stand-in": data_files.chest_stand_in,
     "chestmnist": data_files.chestmnist,
     "cifar10": data_files.cifar10,
@@ -45,9 +45,9 @@ OFFICIAL = {"chestmnist", "medicare", "medicare-stand-in"}
 """Those whose publisher, or whose calendar, has split them: the seed changes nothing."""
 
 
-@pytest.fixture(params=sorted(datasets()))
+@pytest.fixture(params=sorted(find_datasets()))
 def dataset(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    return MADE[request.param](tmp_path, monkeypatch) if request.param in MADE else datasets()[request.param]()
+    return MADE[request.param](tmp_path, monkeypatch) if request.param in MADE else find_datasets()[request.param]()
 
 
 def parts(table: Table) -> list[Rows]:
@@ -85,7 +85,7 @@ def test_global_generators_are_left_alone(dataset: Dataset) -> None:
 def test_configurations_are_frozen_and_comparable(dataset: Dataset) -> None:
     assert dataset == type(dataset)(**vars(dataset))
     assert hash(dataset) == hash(type(dataset)(**vars(dataset)))
-    assert datasets()[dataset.name] is type(dataset)
+    assert find_datasets()[dataset.name] is type(dataset)
 
 
 def test_creditcard_counts_clients_and_groups() -> None:
@@ -115,7 +115,7 @@ def test_creditcard_is_standardised_on_its_training_part() -> None:
 def test_standardising_keeps_the_scale_of_constant_columns() -> None:
     # 0.1 has no exact binary form: its mean over three rows rounds, and its deviation with it.
     train = Rows(np.array([[0.1, 1.0], [0.1, 3.0], [0.1, 5.0]]), np.array([0, 1, 0]))
-    table = standardize(Table(train, None, train._replace(inputs=np.array([[2.1, 3.0]] * 3)), ""))
+    table = standardize_table(Table(train, None, train._replace(inputs=np.array([[2.1, 3.0]] * 3)), ""))
     assert np.allclose(table.train.inputs[:, 0], 0.0, atol=1e-7)
     assert np.allclose(table.test.inputs, [[2.0, 0.0]] * 3, atol=1e-7)
 
@@ -134,15 +134,18 @@ def test_synthetic_has_the_auc_it_says(shift: float) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CreditCard(test_fraction=0.0), "test_fraction is 0.0; it must be above 0 and below 1"),
+        (lambda: CreditCard(test_fraction=0.0), "test_fraction is 0.0; it must be a number above 0 and below 1"),
         (lambda: CreditCard(test_fraction=math.nan), "test_fraction is nan"),
-        (lambda: CreditCard(validation_fraction=1.0), "validation_fraction is 1.0; it must be at least 0 and below 1"),
+        (
+            lambda: CreditCard(validation_fraction=1.0),
+            "validation_fraction is 1.0; it must be a number of at least 0 and below 1",
+        ),
         (lambda: CreditCard(hours_per_group=5), "hours_per_group is 5; it must divide 24"),
-        (lambda: CreditCard(hours_per_group=0), "hours_per_group is 0; it must be an integer of at least 1"),
-        (lambda: Synthetic(clients=0), "clients is 0; it must be an integer of at least 1"),
+        (lambda: CreditCard(hours_per_group=0), "hours_per_group is 0; it must be a whole number of at least 1"),
+        (lambda: Synthetic(clients=0), "clients is 0; it must be a whole number of at least 1"),
         (lambda: Synthetic(rows_per_client=2.5), "rows_per_client is 2.5"),  # type: ignore[arg-type]
         (lambda: Synthetic(features=-1), "features is -1"),
-        (lambda: Synthetic(positive_rate=1.0), "positive_rate is 1.0; it must be above 0 and below 1"),
+        (lambda: Synthetic(positive_rate=1.0), "positive_rate is 1.0; it must be a number above 0 and below 1"),
         (lambda: Synthetic(shift=-0.1), "shift is -0.1; it must be a finite number of at least 0"),
         (lambda: Synthetic(separation=math.inf), "separation is inf; it must be a finite number of at least 0"),
         (lambda: Synthetic(clients=1, rows_per_client=1), "an AUC needs two rows"),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.data import downloads
-from fedauc.data.downloads import TRIES, fetch
-from fedauc.data.sources import CHUNK, Source
+from fedauc.data.io import downloads
+from fedauc.data.io.downloads import ATTEMPTS, download_file
+from fedauc.data.io.stored import CHUNK, Source
 
 CONTENT = bytes(range(256)) * (3 * CHUNK // 256 + 1)
 """A little more than three chunks."""
@@ -114,7 +114,7 @@ def leftovers(folder: Path) -> list[str]:
 
 def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
-    path = fetch(server.source(), tmp_path / "new", lambda done, total: told.append((done, total)))
+    path = download_file(server.source(), tmp_path / "new", lambda done, total: told.append((done, total)))
     assert path.read_bytes() == CONTENT
     assert path.name == "file.bin"
     assert told[-1] == (len(CONTENT), len(CONTENT))
@@ -124,22 +124,24 @@ def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Pat
 
 def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
     server.break_after, server.breaks = CHUNK, 1
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, f"bytes={CHUNK}-"]
 
 
 def test_what_a_failed_fetch_left_is_used_by_the_next(server: Server, tmp_path: Path) -> None:
-    server.break_after, server.breaks = 1000, TRIES
-    with pytest.raises(ValueError, match=rf"broke off after {1000 * TRIES} bytes .*run it again to go on from there"):
-        fetch(server.source(), tmp_path)
+    server.break_after, server.breaks = 1000, ATTEMPTS
+    with pytest.raises(
+        ValueError, match=rf"broke off after {1000 * ATTEMPTS} bytes .*run it again to go on from there"
+    ):
+        download_file(server.source(), tmp_path)
     assert not (tmp_path / "file.bin").exists()
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
-    assert server.asked[-1] == f"bytes={1000 * TRIES}-"
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
+    assert server.asked[-1] == f"bytes={1000 * ATTEMPTS}-"
 
 
 def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Path) -> None:
     server.ranges, server.break_after, server.breaks = False, 1000, 1
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, "bytes=1000-"]
 
 
@@ -148,11 +150,11 @@ def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Pa
 def test_a_file_that_changed_meanwhile_is_not_mixed(
     server: Server, tmp_path: Path, checksum: str, heeds_if_range: bool
 ) -> None:
-    server.content, server.break_after, server.breaks = b"x" * 5000, 1000, TRIES
+    server.content, server.break_after, server.breaks = b"x" * 5000, 1000, ATTEMPTS
     with pytest.raises(ValueError, match="broke off"):
-        fetch(server.source(checksum), tmp_path)
+        download_file(server.source(checksum), tmp_path)
     server.content, server.tag, server.heeds_if_range = CONTENT, '"second"', heeds_if_range
-    assert fetch(server.source(checksum), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(checksum), tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(("off", "tells_range"), [(1, True), (0, False)])
@@ -160,7 +162,7 @@ def test_a_part_that_does_not_go_on_is_not_appended(
     server: Server, tmp_path: Path, off: int, tells_range: bool
 ) -> None:
     server.break_after, server.breaks, server.off, server.tells_range = 1000, 1, off, tells_range
-    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, "bytes=1000-", None]
 
 
@@ -168,29 +170,29 @@ def test_a_whole_part_of_another_file_of_that_length_is_dropped(server: Server, 
     (tmp_path / ".file.bin.part").write_bytes(CONTENT[::-1])
     (tmp_path / ".file.bin.part.tag").write_text('"other"')
     server.heeds_if_range = False
-    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_weak_tag_keeps_nothing_without_a_checksum(server: Server, tmp_path: Path) -> None:
     server.tag, server.break_after, server.breaks = 'W/"same meaning, other bytes"', 1000, 1
-    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, None]
 
 
 def test_an_answer_of_unknown_length_needs_a_checksum(server: Server, tmp_path: Path) -> None:
     server.tells_length = False
     with pytest.raises(ValueError, match=r"does not say how long it is.*: get file\.bin by hand, https://example\.org"):
-        fetch(server.source(""), tmp_path)
+        download_file(server.source(""), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedauc.data.downloads import fetch
-from fedauc.data.sources import Source
-fetch(Source("file.bin", sys.argv[1], "", ""), Path(sys.argv[2]))
+from fedauc.data.io.downloads import download_file
+from fedauc.data.io.stored import Source
+download_file(Source("file.bin", sys.argv[1], "", ""), Path(sys.argv[2]))
 """
 
 
@@ -202,12 +204,12 @@ def test_one_process_at_a_time_and_a_killed_one_is_not_waited_for(server: Server
         try:
             until(lambda: bool(server.asked), other)
             with pytest.raises(ValueError, match=r"file\.bin is being fetched by another process: wait until it has"):
-                fetch(source, tmp_path)
+                download_file(source, tmp_path)
         finally:
             other.kill()
     server.go_on.set()
     assert ".file.bin.part.lock" in leftovers(tmp_path)
-    assert fetch(source, tmp_path).read_bytes() == CONTENT
+    assert download_file(source, tmp_path).read_bytes() == CONTENT
     assert leftovers(tmp_path) == []
 
 
@@ -229,13 +231,13 @@ def test_what_cannot_be_the_file_never_gets_its_name(server: Server, tmp_path: P
     with pytest.raises(
         ValueError, match=r"sent another file than file\.bin: it is a web page; try again later, or get"
     ):
-        fetch(server.source(""), tmp_path, looks_right=refuse)
+        download_file(server.source(""), tmp_path, check_content=refuse)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_checksum_and_tag_nothing_is_kept(server: Server, tmp_path: Path) -> None:
     server.tag, server.break_after, server.breaks = None, 1000, 1
-    assert fetch(server.source(""), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, None]
 
 
@@ -245,42 +247,42 @@ def test_a_wrong_file_is_named_and_thrown_away(server: Server, tmp_path: Path) -
         r"/file\.bin sent another file than file\.bin: its md5:.* is the published one; try again later, or get it by"
     )
     with pytest.raises(ValueError, match=expected) as caught:
-        fetch(server.source(), tmp_path)
+        download_file(server.source(), tmp_path)
     # What was fetched is gone already: there is nothing that a reader could delete.
     assert "delete" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     server.content = CONTENT
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_complete_part_needs_no_more_bytes(server: Server, tmp_path: Path) -> None:
     (tmp_path / ".file.bin.part").write_bytes(CONTENT)
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
     assert server.asked == [f"bytes={len(CONTENT)}-"]
 
 
 def test_a_part_longer_than_the_file_is_dropped(server: Server, tmp_path: Path) -> None:
     (tmp_path / ".file.bin.part").write_bytes(CONTENT + b"junk")
-    assert fetch(server.source(), tmp_path).read_bytes() == CONTENT
+    assert download_file(server.source(), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_refusal_says_where_to_look(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"answered 404 Not Found: get file\.bin by hand, https://example\.org/page"):
-        fetch(server.source(path="/gone"), tmp_path)
+        download_file(server.source(path="/gone"), tmp_path)
     assert len(server.asked) == 1
 
 
 def test_nobody_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "PATIENCE", 1.0)
+    monkeypatch.setattr(downloads, "TIMEOUT", 1.0)
     # Port 9 (discard) is served by nobody here.
     source = Source("file.bin", "http://127.0.0.1:9/file.bin", MD5, "https://example.org/page")
     with pytest.raises(
         ValueError, match=r"cannot be reached .*: check the network, or get file\.bin by hand"
     ) as caught:
-        fetch(source, tmp_path)
+        download_file(source, tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_what_has_no_address_is_not_fetched(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"file\.bin cannot be fetched: get it by hand, ask the author"):
-        fetch(Source("file.bin", "", "", "ask the author"), tmp_path)
+        download_file(Source("file.bin", "", "", "ask the author"), tmp_path)

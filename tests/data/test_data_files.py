@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedauc.data import Preparation, prepare
+from fedauc.data import Preparation, prepare_table
+from fedauc.data.datasets.table import TableFile
 from fedauc.data.partitions import IID
-from fedauc.data.table import TableFile
 
 ROWS = 12
 FRAME = pd.DataFrame({"x": np.linspace(0.0, 1.0, ROWS), "y": np.arange(ROWS) % 2, "client": ["a", "b"] * 6})
@@ -137,7 +137,7 @@ def test_two_of_each_class_are_held_out(tmp_path: Path, positives: int, validati
     assert [int(part.labels.sum()) for part in parts] == held
     assert table.train.labels.sum() == positives - sum(held)
     # The held-out parts are enough to evaluate on.
-    prepare(table, Preparation(IID(2)), 0)
+    prepare_table(table, Preparation(IID(2)), 0)
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_second_file_needs_two_of_each_class(tmp_path: Path) -> None:
     later = rare(tmp_path / "later.csv", 1)
     table = TableFile(rare(tmp_path / "rare.csv", 3), test=later).load(0)
     with pytest.raises(ValueError, match="test part: labels holds 1 of the at least 2 positives"):
-        prepare(table, Preparation(IID(2)), 0)
+        prepare_table(table, Preparation(IID(2)), 0)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import data_files
-from fedauc.data.chest_stand_in import ChestStandIn
-from fedauc.data.chestmnist import FINDINGS, ChestMNIST
-from fedauc.data.cifar import Cifar, Cifar10, Cifar100
-from fedauc.data.cifar_names import CIFAR100_CLASSES
 from fedauc.data.dataset import Rows
-from fedauc.data.sources import home
-from fedauc.data.statistics import PAPER, statistics
+from fedauc.data.datasets.chest_stand_in import ChestStandIn
+from fedauc.data.datasets.chestmnist import FINDINGS, ChestMNIST
+from fedauc.data.datasets.cifar import CIFAR100_CLASSES, Cifar, Cifar10, Cifar100
+from fedauc.data.io.stored import resolve_folder
+from fedauc.data.statistics import PAPER_COUNTS, count_classes
 
 
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
@@ -25,7 +24,7 @@ from fedauc.data.statistics import PAPER, statistics
 def test_every_official_form_gives_the_same_rows(
     kind: type[Cifar], version: int, write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(kind.versions[version], tmp_path)
+    write(kind.distributions[version], tmp_path)
     data_files.publish_cifar(monkeypatch, kind, tmp_path)
     table = kind(folder=str(tmp_path), positive="3", validation_rows=0).load(0)
     classes, batches = (100, 1) if kind is Cifar100 else (10, 5)
@@ -60,7 +59,7 @@ def test_validation_has_the_counts_that_were_asked_for(tmp_path: Path, monkeypat
 
 
 def test_an_archive_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.packed(Cifar10.versions[0], tmp_path)
+    data_files.packed(Cifar10.distributions[0], tmp_path)
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-5000])
     data_files.publish_cifar(monkeypatch, Cifar10, tmp_path)
@@ -69,10 +68,10 @@ def test_an_archive_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.unpacked(Cifar10.versions[1], tmp_path)
+    data_files.unpacked(Cifar10.distributions[1], tmp_path)
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps({b"data": print, b"labels": []}))
     data_files.publish_cifar(monkeypatch, Cifar10, tmp_path)
-    with pytest.raises(ValueError, match=r"test_batch is no file of CIFAR \(.*print has no place in an image file"):
+    with pytest.raises(ValueError, match=r"test_batch is no file of CIFAR \(.*print does not belong in an image file"):
         Cifar10(folder=str(tmp_path)).load(0)
 
 
@@ -87,7 +86,7 @@ def test_the_hundred_names_are_in_order() -> None:
     [
         (lambda: Cifar10(positive="airplan"), "unknown class 'airplan': did you mean 'airplane'"),
         (lambda: Cifar10(positive="10"), "unknown class '10'"),
-        (lambda: Cifar10(validation_rows=-1), "validation_rows is -1; it must be an integer of at least 0"),
+        (lambda: Cifar10(validation_rows=-1), "validation_rows is -1; it must be a whole number of at least 0"),
         (lambda: Cifar10(validation_rows=505), "validation_positives is 505; it must be above 0 and below"),
         (lambda: ChestMNIST(finding="masses"), "unknown finding 'masses': did you mean 'mass'"),
     ],
@@ -136,10 +135,10 @@ def _images(rows: Rows) -> np.ndarray:
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
 def test_the_real_files_have_the_papers_counts(kind: type[Cifar]) -> None:
     try:
-        kind().files()
+        kind().find_files()
     except ValueError:
-        pytest.skip(f"needs the real files in {home('')}; run `fedauc data fetch {kind.name}`")
-    paper = PAPER[kind.name]
+        pytest.skip(f"needs the real files in {resolve_folder('')}; run `fedauc data fetch {kind.name}`")
+    paper = PAPER_COUNTS[kind.name]
     expected = {"train": paper.train, "validation": paper.validation, "test": paper.test}
     for seed, positive in ((0, "0"), (1, "7")):
-        assert statistics(kind(positive=positive), seed) == expected
+        assert count_classes(kind(positive=positive), seed) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedauc.data import Rows, flip_labels, remove_positives, to_positive_rate
+from fedauc.data import Rows, flip_labels, reduce_to_positive_rate, remove_positives
 
 
 def rows(positives: int, negatives: int) -> Rows:
@@ -44,10 +44,10 @@ def test_removal_keeps_the_rounded_down_rest(positives: int, fraction: float, le
     [(0.1, 100), (0.05, 47), (0.01, 9)],  # largest k with k / (k + 900) <= rate: 100, 47.4, 9.1
 )
 def test_rate_drops_no_more_than_needed(rate: float, left: int) -> None:
-    assert to_positive_rate(rows(100, 900), rate, 0).labels.sum() == left
+    assert reduce_to_positive_rate(rows(100, 900), rate, 0).labels.sum() == left
 
 
-@pytest.mark.parametrize(("change", "amount"), [(remove_positives, 0.5), (to_positive_rate, 0.02)])
+@pytest.mark.parametrize(("change", "amount"), [(remove_positives, 0.5), (reduce_to_positive_rate, 0.02)])
 def test_removal_is_keyed_by_the_seed(change: type, amount: float) -> None:
     first, again, other = (np.asarray(change(rows(100, 900), amount, seed).inputs) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
@@ -60,9 +60,13 @@ def test_removal_is_keyed_by_the_seed(change: type, amount: float) -> None:
         (remove_positives, 0.95, "remove_positives is 0.95; of 10 positives that leaves none: lower it"),
         (remove_positives, 1.0, "remove_positives is 1.0; it must be at least 0 and below 1"),
         (remove_positives, -0.1, "remove_positives is -0.1"),
-        (to_positive_rate, 0.2, "positive_rate is 0.2; the data's rate is already lower, 0.1: use at most that"),
-        (to_positive_rate, 0.001, "positive_rate is 0.001; with 90 negatives that leaves no positive: use 0.011"),
-        (to_positive_rate, 0.0, "positive_rate is 0.0; it must be above 0 and below 1"),
+        (reduce_to_positive_rate, 0.2, "positive_rate is 0.2; the data's rate is already lower, 0.1: use at most that"),
+        (
+            reduce_to_positive_rate,
+            0.001,
+            "positive_rate is 0.001; with 90 negatives that leaves no positive: use 0.011",
+        ),
+        (reduce_to_positive_rate, 0.0, "positive_rate is 0.0; it must be above 0 and below 1"),
     ],
 )
 def test_impossible_removals_are_refused(change: type, amount: float, message: str) -> None:

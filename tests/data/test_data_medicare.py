@@ -9,13 +9,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import data_files
-from fedauc.data import Preparation, prepare
-from fedauc.data.creditcard_full import CreditCardFull
-from fedauc.data.medicare import Medicare
-from fedauc.data.medicare_files import FEATURES, FRAUD, excluded, provider_years
-from fedauc.data.medicare_like import MedicareLike
-from fedauc.data.medicare_stand_in import MedicareStandIn
-from fedauc.data.states import STATES
+from fedauc.data import Preparation, prepare_table
+from fedauc.data.datasets.creditcard_full import CreditCardFull
+from fedauc.data.datasets.medicare import FEATURES, FRAUD, STATES, Medicare, read_exclusions, read_provider_year
+from fedauc.data.datasets.medicare_stand_in import MedicareStandIn
+from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 
 
 def listed(folder: Path, *lines: dict[str, object]) -> Path:
@@ -32,15 +30,15 @@ def test_exclusions_are_kept_by_type_with_their_last_day(tmp_path: Path) -> None
         data_files.exclusion(9, "1128b8", "20190101"),
         data_files.exclusion(0, "1128a1", "20190101"),
     )
-    fraud, everything = excluded(path, FRAUD), excluded(path, None)
+    fraud, everything = read_exclusions(path, FRAUD), read_exclusions(path, None)
     assert (fraud.providers.tolist(), fraud.days.tolist()) == ([5, 7], [20190101, 20200601])
     assert everything.providers.tolist() == [5, 7, 9]
 
 
 def test_a_year_is_positive_until_the_exclusion_comes(tmp_path: Path) -> None:
-    exclusions = excluded(listed(tmp_path, *data_files.LISTED), FRAUD)
+    exclusions = read_exclusions(listed(tmp_path, *data_files.LISTED), FRAUD)
     data_files.write_csv(tmp_path / "year.csv", data_files.providers(2018))
-    found = {year: provider_years(tmp_path / "year.csv", year, exclusions) for year in (2018, 2019, 2024)}
+    found = {year: read_provider_year(tmp_path / "year.csv", year, exclusions) for year in (2018, 2019, 2024)}
     # Providers 0, 2, ..., 10 are excluded in November 2023, 3 on the first day of 2018 and 5 on the last.
     assert np.flatnonzero(found[2018].labels).tolist() == [0, 2, 3, 4, 5, 6, 8, 10]
     assert np.flatnonzero(found[2019].labels).tolist() == [0, 2, 4, 6, 8, 10]
@@ -50,7 +48,9 @@ def test_a_year_is_positive_until_the_exclusion_comes(tmp_path: Path) -> None:
 def test_features_are_the_columns_that_were_written(tmp_path: Path) -> None:
     lines = data_files.providers(2018)
     data_files.write_csv(tmp_path / "year.csv", lines)
-    found = provider_years(tmp_path / "year.csv", 2018, excluded(listed(tmp_path, *data_files.LISTED), FRAUD))
+    found = read_provider_year(
+        tmp_path / "year.csv", 2018, read_exclusions(listed(tmp_path, *data_files.LISTED), FRAUD)
+    )
     assert found.inputs.shape == (120, len(FEATURES))  # the 20 rows of Puerto Rico are left out
     assert [STATES[place] for place in found.states[:3]] == ["AL", "AK", "AZ"]
 
@@ -73,14 +73,14 @@ def test_years_are_parts_and_states_are_clients(tmp_path: Path, monkeypatch: pyt
     assert [(int(rows.labels.sum()), len(rows.labels)) for rows in parts] == [(28, 480), (6, 120), (6, 120)]
     assert np.abs(np.asarray(table.train.inputs, dtype=np.float64).mean(0)).max() < 1e-6
     assert isinstance(table.train.inputs, np.memmap)
-    split = prepare(table, Preparation(), 0)
+    split = prepare_table(table, Preparation(), 0)
     assert len(split.train) == 50
     assert set(split.train.names) == set(STATES)
 
 
 def test_all_exclusions_may_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(data_files.medicare(tmp_path, monkeypatch).load(0).test.labels.sum()) == 6
-    table = Medicare(str(tmp_path), exclusions="all", least_rows=100).load(0)
+    table = Medicare(str(tmp_path), exclusions="all", min_rows=100).load(0)
     assert int(table.test.labels.sum()) == 7  # provider 1 was excluded under 1128(b)(8)
 
 
@@ -123,7 +123,7 @@ def damage(folder: Path, how: str) -> None:
     [
         ("cut", r"DY19_Prov\.csv is damaged"),
         ("columns", r"DY19_Prov\.csv lacks the columns Tot_Srvcs"),
-        ("short", r"DY19_Prov\.csv has 60 rows of the 50 states; it must have at least least_rows, 100"),
+        ("short", r"DY19_Prov\.csv has 60 rows of the 50 states; it must have at least min_rows, 100"),
         ("twice", r"has 2 releases of 2019 \(.*\): keep one"),
         ("list", r"UPDATED\.csv is damaged in line 2"),
     ],
@@ -155,7 +155,7 @@ def test_the_stand_in_says_so_and_has_the_same_split(tmp_path: Path, monkeypatch
 
 
 def test_the_synthetic_twin_has_the_shape_of_the_real_data() -> None:
-    dataset = MedicareLike(rows=40_000, positive_rate=0.01)
+    dataset = SyntheticMedicare(rows=40_000, positive_rate=0.01)
     table = dataset.load(0)
     assert table.note.startswith("SYNTHETIC")
     assert table.train.client is not None
@@ -169,9 +169,9 @@ def test_the_synthetic_twin_has_the_shape_of_the_real_data() -> None:
     direction = inputs[test.labels == 1].mean(0) - inputs[test.labels == 0].mean(0)
     # 100 positives, and 32 coordinates of the direction that are fitted on them: far from the 0.5 of no separation.
     assert 0.75 < roc_auc_score(test.labels, inputs @ direction) < 0.95
-    assert (MedicareLike().rows, MedicareLike().positive_rate) == (4_000_000, 0.0007)
-    with pytest.raises(ValueError, match="rows is 10; it must be an integer of at least 2000"):
-        MedicareLike(rows=10)
+    assert (SyntheticMedicare().rows, SyntheticMedicare().positive_rate) == (4_000_000, 0.0007)
+    with pytest.raises(ValueError, match="rows is 10; it must be a whole number of at least 2000"):
+        SyntheticMedicare(rows=10)
 
 
 def test_the_full_card_file_has_the_samples_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_the_full_card_file_has_the_samples_clients(tmp_path: Path, monkeypatch:
     table = dataset.load(0)
     assert table.train.client is not None
     written = np.genfromtxt(tmp_path / "creditcard.csv", delimiter=",", names=True, deletechars='"', usecols=range(30))
-    inputs = dataset.parsed().arrays["inputs"]
+    inputs = dataset.load_parsed().arrays["inputs"]
     assert np.array_equal(inputs[:, 0], written["V1"].astype(np.float32))
     assert np.array_equal(inputs[:, 28], written["Amount"].astype(np.float32))
     assert sorted(set(table.train.client)) == [f"hour-{hour:02d}" for hour in range(48)]

@@ -15,10 +15,22 @@ import numpy as np
 import pytest
 
 import data_files
-from fedauc.data import medicare, medicare_files
-from fedauc.data.medicare import LEIE, Medicare, read_years, write_years
-from fedauc.data.medicare_files import FEATURES, FRAUD, NPI, STATE, Exclusions, Year, excluded, provider_years
-from fedauc.data.states import STATES
+from fedauc.data.datasets import medicare
+from fedauc.data.datasets.medicare import (
+    FEATURES,
+    FRAUD,
+    LEIE,
+    NPI,
+    STATE,
+    STATES,
+    Exclusions,
+    Medicare,
+    ProviderYear,
+    read_exclusions,
+    read_provider_year,
+    read_years,
+    write_years,
+)
 
 NOBODY = Exclusions(np.array([1_999_999_999]), np.array([20200101]), 1)
 """A list without any of the providers."""
@@ -37,7 +49,7 @@ def table(folder: Path, lines: list[dict[str, Any]]) -> Path:
     return folder / "year.csv"
 
 
-def column(found: Year, name: str) -> np.ndarray:
+def column(found: ProviderYear, name: str) -> np.ndarray:
     values: np.ndarray = found.inputs[:, FEATURES.index(name)]
     return values
 
@@ -65,18 +77,18 @@ def test_no_provider_is_named(old: str, new: str, message: str, tmp_path: Path) 
     else:
         path.write_text(text.replace(old, new, 1))
     with pytest.raises(ValueError, match=message) as refused:
-        provider_years(path, 2018, NOBODY)
+        read_provider_year(path, 2018, NOBODY)
     printed = "".join(traceback.format_exception(refused.value))
     assert "Somebody" not in printed
     assert "00000099" not in printed
 
 
 def test_rows_are_counted_up_to_the_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(medicare_files, "BLOCK", 4096)  # about 15 rows
+    monkeypatch.setattr(medicare, "BLOCK", 4096)  # about 15 rows
     path = table(tmp_path, in_order())
     path.write_text(path.read_text()[:-100])
     with pytest.raises(ValueError, match="is damaged after row ") as refused:
-        provider_years(path, 2018, NOBODY)
+        read_provider_year(path, 2018, NOBODY)
     after = int(str(refused.value).partition("after row ")[2].partition(":")[0])
     assert 120 <= after < 140  # the last of the 140 rows is cut
 
@@ -88,19 +100,19 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path = table(tmp_path, in_order())
     path.write_text(path.read_text().partition("\n")[0] + "\n")
     with pytest.raises(ValueError, match=r"year\.csv has no rows: fetch it again"):
-        provider_years(path, 2018, NOBODY)
+        read_provider_year(path, 2018, NOBODY)
 
 
 @pytest.mark.parametrize("mark", ["\ufeff", "ï»¿", "\ufeffï»¿"])
 def test_byte_order_marks_are_no_part_of_the_first_name(mark: str, tmp_path: Path) -> None:
     path = table(tmp_path, in_order())
-    plain = provider_years(path, 2018, NOBODY)
+    plain = read_provider_year(path, 2018, NOBODY)
     path.write_text(mark + path.read_text(encoding="utf-8"), encoding="utf-8")
-    marked = provider_years(path, 2018, NOBODY)
+    marked = read_provider_year(path, 2018, NOBODY)
     assert np.array_equal(plain.inputs, marked.inputs)
     data_files.write_csv(tmp_path / "list.csv", [{"NPI": "1000000001", "EXCLTYPE": "1128a1", "EXCLDATE": "20200101"}])
     (tmp_path / "list.csv").write_text(mark + (tmp_path / "list.csv").read_text(), encoding="utf-8")
-    assert excluded(tmp_path / "list.csv", FRAUD).providers.tolist() == [1_000_000_001]
+    assert read_exclusions(tmp_path / "list.csv", FRAUD).providers.tolist() == [1_000_000_001]
 
 
 @pytest.mark.parametrize("value", ["NaN", "inf", "-inf", "1e300"])
@@ -109,13 +121,13 @@ def test_what_is_no_finite_number_is_refused(name: str, value: str, tmp_path: Pa
     lines = in_order()
     lines[5][name] = value
     with pytest.raises(ValueError, match=rf"year\.csv is damaged: column {name} has a value that cannot be one"):
-        provider_years(table(tmp_path, lines), 2018, NOBODY)
+        read_provider_year(table(tmp_path, lines), 2018, NOBODY)
 
 
 def test_amounts_below_zero_count_as_zero(tmp_path: Path) -> None:
     lines = in_order()
     lines[5]["Tot_Mdcr_Pymt_Amt"], lines[6]["Tot_Mdcr_Pymt_Amt"] = "-0.5", "-20"
-    paid = column(provider_years(table(tmp_path, lines), 2018, NOBODY), "Tot_Mdcr_Pymt_Amt")
+    paid = column(read_provider_year(table(tmp_path, lines), 2018, NOBODY), "Tot_Mdcr_Pymt_Amt")
     assert np.flatnonzero(paid == 0).tolist() == [5, 6]
 
 
@@ -124,7 +136,7 @@ def test_states_are_told_by_their_whole_name(tmp_path: Path) -> None:
     for line in lines[:10]:
         line[STATE] = "ALASKA"
     lines[10][STATE] = ""
-    found = provider_years(table(tmp_path, lines), 2018, NOBODY)
+    found = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
     # Rows 0 to 10 are of no state; row 11 is of the twelfth, and so on.
     assert found.states.tolist() == [row % 50 for row in range(11, 120)]
     assert STATES[found.states[0]] == lines[11][STATE]
@@ -132,11 +144,11 @@ def test_states_are_told_by_their_whole_name(tmp_path: Path) -> None:
 
 def test_quoted_line_breaks_may_lie_at_a_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = in_order(1000)
-    whole = provider_years(table(tmp_path, lines), 2018, NOBODY)
+    whole = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
     for line in lines:
         line[NAME] = "A" * 30 + "\n" + "B" * 30
-    monkeypatch.setattr(medicare_files, "BLOCK", 4096)  # about 12 rows: 80 ends, one in ten of them in a name
-    found = provider_years(table(tmp_path, lines), 2018, NOBODY)
+    monkeypatch.setattr(medicare, "BLOCK", 4096)  # about 12 rows: 80 ends, one in ten of them in a name
+    found = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
     assert np.array_equal(found.states, whole.states)
     assert np.allclose(found.inputs, whole.inputs, rtol=1e-6)  # blanks get a mean that is summed in another order
 
@@ -167,7 +179,7 @@ def test_a_damaged_entry_is_told_by_its_line_alone(line: str, tmp_path: Path) ->
     path.write_text(path.read_text() + line)
     # A header and ten entries come before it.
     with pytest.raises(ValueError, match=r"UPDATED\.csv is damaged in line 12: fetch it again") as refused:
-        excluded(path, FRAUD)
+        read_exclusions(path, FRAUD)
     printed = "".join(traceback.format_exception(refused.value))
     assert "Someone" not in printed
     assert "100000009" not in printed
@@ -177,7 +189,7 @@ def test_empty_lines_are_no_entries(tmp_path: Path) -> None:
     path = tmp_path / "UPDATED.csv"
     data_files.write_csv(path, data_files.LISTED)
     path.write_text(path.read_text() + "\n\n")
-    assert excluded(path, FRAUD).entries == 10
+    assert read_exclusions(path, FRAUD).entries == 10
 
 
 def test_seven_types_are_fraud(tmp_path: Path) -> None:
@@ -186,7 +198,9 @@ def test_seven_types_are_fraud(tmp_path: Path) -> None:
     others = ["1128a4", "1128b1", "1128b5", "1128b6", "1128b8", "1128b14", "1128b15", "1156", "1128Aa"]
     lines = [data_files.exclusion(1_000_000_000 + row, kind, "20200101") for row, kind in enumerate(fraud + others)]
     data_files.write_csv(tmp_path / "UPDATED.csv", lines)
-    assert excluded(tmp_path / "UPDATED.csv", FRAUD).providers.tolist() == [1_000_000_000 + row for row in range(7)]
+    assert read_exclusions(tmp_path / "UPDATED.csv", FRAUD).providers.tolist() == [
+        1_000_000_000 + row for row in range(7)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ what is parsed
@@ -195,20 +209,18 @@ def test_seven_types_are_fraud(tmp_path: Path) -> None:
 def test_a_sample_that_was_parsed_is_held_to_the_bounds_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data_files.medicare(tmp_path, monkeypatch).load(0)
     # Every year has 120 rows; the list has 10 entries, one for every 20 of 200 rows.
-    Medicare(str(tmp_path), least_rows=120).load(0)
-    with pytest.raises(ValueError, match=r"DY17_Prov\.csv has 120 rows of the 50 states; .* at least least_rows, 121"):
-        Medicare(str(tmp_path), least_rows=121).load(0)
-    with pytest.raises(ValueError, match="at least least_rows, 900000"):
-        Medicare(str(tmp_path)).parsed()
+    Medicare(str(tmp_path), min_rows=120).load(0)
+    with pytest.raises(ValueError, match=r"DY17_Prov\.csv has 120 rows of the 50 states; .* at least min_rows, 121"):
+        Medicare(str(tmp_path), min_rows=121).load(0)
+    with pytest.raises(ValueError, match="at least min_rows, 900000"):
+        Medicare(str(tmp_path)).load_parsed()
     assert len(list((tmp_path / "parsed").glob("medicare-*"))) == 1
 
 
 def test_a_short_list_is_refused_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.medicare(tmp_path, monkeypatch)
     data_files.write_csv(tmp_path / "UPDATED.csv", data_files.LISTED[:4])
-    with pytest.raises(
-        ValueError, match=r"UPDATED\.csv has 4 entries; it must have at least least_rows / 20, 5: fetch"
-    ):
+    with pytest.raises(ValueError, match=r"UPDATED\.csv has 4 entries; it must have at least min_rows / 20, 5: fetch"):
         dataset.load(0)
     assert not list((tmp_path / "parsed").glob("medicare-*"))
     data_files.write_csv(tmp_path / "UPDATED.csv", data_files.LISTED[:5])
@@ -233,31 +245,31 @@ def test_another_rule_is_parsed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(medicare, "FRAUD", FRAUD - {"1128a1"})
     # Without the six under 1128(a)(1): two providers in 2017 and in 2018.
     assert int(dataset.load(0).train.labels.sum()) == 4
-    places = {dataset.place()}
+    places = {dataset.parsed_folder()}
     monkeypatch.setattr(medicare, "FORMAT", medicare.FORMAT + 1)
-    assert dataset.place() not in places
+    assert dataset.parsed_folder() not in places
 
 
 def test_only_a_name_that_ends_so_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.medicare(tmp_path, monkeypatch)
     path = tmp_path / "MUP_PHY_R24_P07_V10_DY17_Prov.csv"
     shutil.copy(path, tmp_path / f"{path.name}.old.csv")
-    assert dataset.files()[0].path == path
+    assert dataset.find_files()[0].path == path
     path.unlink()
     with pytest.raises(ValueError, match="medicare needs MUP_PHY_R25_P07_V20_D17_Prov"):
-        dataset.files()
+        dataset.find_files()
 
 
 def test_a_fetched_file_must_have_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.medicare(tmp_path, monkeypatch)
     year = tmp_path / "MUP_PHY_R24_P07_V10_DY17_Prov.csv"
-    dataset.looks_right(dataset.sources[0], year)
-    dataset.looks_right(LEIE, tmp_path / LEIE.name)
+    dataset.check_download(dataset.sources[0], year)
+    dataset.check_download(LEIE, tmp_path / LEIE.name)
     # Of the 34 columns that are read three are named.
     with pytest.raises(ValueError, match=r"UPDATED\.csv lacks the columns Rndrng_NPI, \w+, \w+ and 31 more: it is"):
-        dataset.looks_right(dataset.sources[0], tmp_path / LEIE.name)
+        dataset.check_download(dataset.sources[0], tmp_path / LEIE.name)
     with pytest.raises(ValueError, match=r"DY17_Prov\.csv lacks the columns NPI, EXCLTYPE, EXCLDATE"):
-        dataset.looks_right(LEIE, year)
+        dataset.check_download(LEIE, year)
 
 
 # ------------------------------------------------------------------------------------------------------- a full disk
@@ -266,7 +278,7 @@ def test_a_fetched_file_must_have_its_columns(tmp_path: Path, monkeypatch: pytes
 def test_years_are_written_one_after_the_other(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     codes = (np.arange(100) % 50).astype(np.int8)
-    found = [Year(draw.standard_normal((100, 32), dtype=np.float32), codes % 2, codes) for _ in range(6)]
+    found = [ProviderYear(draw.standard_normal((100, 32), dtype=np.float32), codes % 2, codes) for _ in range(6)]
     counts = write_years(found, tmp_path)
     arrays = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "states")}
     read = read_years(arrays, counts, "")
@@ -280,11 +292,10 @@ FILL = """
 import sys
 from pathlib import Path
 import numpy as np
-from fedauc.data.medicare import write_years
-from fedauc.data.medicare_files import Year
+from fedauc.data.datasets.medicare import ProviderYear, write_years
 codes = np.zeros(1000, np.int8)
 try:
-    write_years([Year(np.ones((1000, 32), np.float32), codes, codes)] * 6, Path(sys.argv[1]))
+    write_years([ProviderYear(np.ones((1000, 32), np.float32), codes, codes)] * 6, Path(sys.argv[1]))
 except OSError as error:
     print(error.strerror)
 """

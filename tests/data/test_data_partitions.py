@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.data import Partition, Rows, partitions
+from fedauc.data import Partition, Rows, find_partitions
 from fedauc.data.partitions import IID, ByLabel, ByMetadata, Dirichlet, Natural
 
 ROWS = 2000
 LABELS = (np.arange(ROWS) % 10 == 0).astype(np.int8)  # 200 positives
 DATA = Rows(np.zeros((ROWS, 1)), LABELS, np.arange(ROWS) % 40, np.array(["x", "y"])[np.arange(ROWS) % 2])
-MEMBERS = sorted(partitions())
+MEMBERS = sorted(find_partitions())
 SEEDED = ["by-label", "dirichlet", "iid"]
 
 
 def made(name: str) -> Partition:
-    return partitions()[name]()
+    return find_partitions()[name]()
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -94,9 +94,9 @@ def test_natural_and_metadata_follow_their_columns() -> None:
     assert natural.groups.tolist() == ["x", "y"] * 20
     assert metadata.names.tolist() == ["x", "y"]
     assert np.array_equal(metadata.client, np.arange(ROWS) % 2)
-    assert Natural().held_out(DATA) is DATA.client
-    assert ByMetadata().held_out(DATA) is DATA.group
-    assert IID().held_out(DATA) is None
+    assert Natural().client_names(DATA) is DATA.client
+    assert ByMetadata().client_names(DATA) is DATA.group
+    assert IID().client_names(DATA) is None
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_partitions_that_do_not_fit_are_refused(partition: Partition, message: s
 @pytest.mark.parametrize(
     ("member", "settings", "message"),
     [
-        (IID, {"clients": 0}, "clients is 0; it must be an integer of at least 1"),
+        (IID, {"clients": 0}, "clients is 0; it must be a whole number of at least 1"),
         (Dirichlet, {"clients": 1.5}, "clients is 1.5"),
         (Dirichlet, {"concentration": 0.0}, "concentration is 0.0; it must be a finite number above 0"),
         (Dirichlet, {"concentration": float("nan")}, "concentration is nan"),
-        (ByLabel, {"shards": 0}, "shards is 0; it must be an integer of at least 1"),
+        (ByLabel, {"shards": 0}, "shards is 0; it must be a whole number of at least 1"),
     ],
 )
 def test_parameters_are_bounded(member: type[Partition], settings: dict[str, float], message: str) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from fedauc.data import clients as data_clients
 from fedauc.data import names as data_names
-from fedauc.data import standardize
+from fedauc.data import standardization
 from fedauc.data.checks import BLOCK, as_float32, as_inputs
 from fedauc.data.clients import Clients
 from fedauc.data.dataset import Rows, Table
-from fedauc.data.mapped import LARGE, zeros
+from fedauc.data.io.memory import LARGE, sparse_zeros
 from fedauc.data.names import enumerate_names
 
 # Each value is its own place, so that a wrong offset shows.
@@ -146,11 +146,11 @@ def test_rows_are_listed_by_client_then_class_then_place(
 
 @pytest.mark.parametrize("block", [1, 7, 64, 10_000])
 def test_standardizing_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(standardize, "BLOCK", block)
+    monkeypatch.setattr(standardization, "BLOCK", block)
     inputs = np.random.default_rng(0).normal(1000.0, 3.0, (101, 3)).astype(np.float32)
     inputs[:, 2] = 0.1
     rows = Rows(inputs, np.arange(101) % 2)
-    found = np.asarray(standardize.standardize(Table(rows, None, rows, "")).train.inputs)
+    found = np.asarray(standardization.standardize_table(Table(rows, None, rows, "")).train.inputs)
     values = inputs.astype(np.float64)
     expected = (values - values.mean(axis=0)) / np.array([*values.std(axis=0)[:2], 1.0])
     # Float32 has seven digits; results are of size one.
@@ -160,7 +160,7 @@ def test_standardizing_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("count", [5, LARGE + 3])
 def test_zeros_can_be_written_to(count: int) -> None:
-    made = zeros(count)
+    made = sparse_zeros(count)
     assert np.array_equal(made, np.zeros(count))
     assert made.dtype == np.float32
     made[count - 1] = 1
@@ -169,13 +169,13 @@ def test_zeros_can_be_written_to(count: int) -> None:
 
 RARE = """
 import numpy as np
-from fedauc.data.mapped import zeros
+from fedauc.data.io.memory import sparse_zeros
 
 def held():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
 
 before = held()
-made = zeros(1 << 24)
+made = sparse_zeros(1 << 24)
 made[:: 1 << 17] = 1
 print(held() - before)
 """

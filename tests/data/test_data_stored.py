@@ -17,13 +17,21 @@ import numpy as np
 import pytest
 
 import data_files
-from fedauc.data import Preparation, prepare
-from fedauc.data.cache import cached, recorded
-from fedauc.data.chestmnist import ChestMNIST
-from fedauc.data.cifar import Cifar10
+from fedauc.data import Preparation, prepare_table
+from fedauc.data.datasets.chestmnist import ChestMNIST
+from fedauc.data.datasets.cifar import Cifar10
+from fedauc.data.io.stored import (
+    File,
+    Source,
+    check_file,
+    file_digest,
+    files_fingerprint,
+    load_or_build,
+    recorded_sources,
+    resolve_folder,
+)
 from fedauc.data.partitions import Dirichlet
-from fedauc.data.sources import File, Source, check, digest, fingerprint, home
-from fedauc.locks import locked
+from fedauc.locks import hold_lock
 
 
 def build(into: Path) -> dict[str, int]:
@@ -33,14 +41,14 @@ def build(into: Path) -> dict[str, int]:
 
 def test_the_folder_is_the_option_then_the_variable_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAUC_DATA", "/somewhere")
-    assert home("/here") == Path("/here")
-    assert home("") == Path("/somewhere")
+    assert resolve_folder("/here") == Path("/here")
+    assert resolve_folder("") == Path("/somewhere")
     monkeypatch.delenv("FEDAUC_DATA")
     monkeypatch.setenv("HOME", "/users/me")
-    assert home("") == Path("/users/me/.cache/fedauc")
+    assert resolve_folder("") == Path("/users/me/.cache/fedauc")
     monkeypatch.setenv("FEDAUC_DATA", "~/data")
-    assert home("") == Path("/users/me/data")
-    assert home("~/other") == Path("/users/me/other")
+    assert resolve_folder("") == Path("/users/me/data")
+    assert resolve_folder("~/other") == Path("/users/me/other")
 
 
 def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
@@ -58,16 +66,16 @@ def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
         return False
 
     with monkeypatch.context() as sealed:
-        sealed.setattr("fedauc.data.sources.os.access", access)
+        sealed.setattr("fedauc.data.io.stored.os.access", access)
         data.load(0)
         assert set(asked) == {(shared, os.W_OK)}
         (kept,) = (tmp_path / "me" / ".cache" / "fedauc" / "parsed").iterdir()
-        assert data.place() == kept
+        assert data.parsed_folder() == kept
         assert not (shared / "parsed").exists()
     data.load(0)
     with monkeypatch.context() as sealed:
-        sealed.setattr("fedauc.data.sources.os.access", access)
-        assert data.place() == shared / "parsed" / kept.name
+        sealed.setattr("fedauc.data.io.stored.os.access", access)
+        assert data.parsed_folder() == shared / "parsed" / kept.name
 
 
 def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
@@ -78,7 +86,7 @@ def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
         return build(into)
 
     for _ in range(2):
-        arrays, counts = cached(tmp_path, "name", counted)
+        arrays, counts = load_or_build(tmp_path, "name", counted)
         assert isinstance(arrays["numbers"], np.memmap)
         assert not arrays["numbers"].flags.writeable
         assert counts == {"rows": 1000}
@@ -92,25 +100,25 @@ def test_a_parse_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        cached(tmp_path, "name", fails)
+        load_or_build(tmp_path, "name", fails)
     assert list(tmp_path.iterdir()) == []
-    assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+    assert load_or_build(tmp_path, "name", build).counts == {"rows": 1000}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_damaged_parsed_array_is_named_and_not_used(tmp_path: Path, damage: str) -> None:
-    cached(tmp_path, "name", build)
+    load_or_build(tmp_path, "name", build)
     path = tmp_path / "name" / "numbers.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.unlink() if damage == "gone" else path.write_bytes(content if damage == "flip" else content[:-8])
     with pytest.raises(ValueError, match=r"numbers\.npy is damaged: delete the folder .*name, it will be made again"):
-        cached(tmp_path, "name", build)
+        load_or_build(tmp_path, "name", build)
 
 
 @pytest.mark.parametrize("content", [None, "no json", "[]", "{}", '{"arrays": {}, "counts": {}}', '{"arrays": [1]}'])
 def test_a_damaged_manifest_is_named_and_the_folder_not_used(tmp_path: Path, content: str | None) -> None:
-    cached(tmp_path, "name", build)
+    load_or_build(tmp_path, "name", build)
     path = tmp_path / "name" / "manifest.json"
     path.unlink() if content is None else path.write_text(content)
     (tmp_path / "name" / "numbers.npy").unlink()
@@ -119,36 +127,36 @@ def test_a_damaged_manifest_is_named_and_the_folder_not_used(tmp_path: Path, con
         raise AssertionError("parsed again, for a folder that is there")
 
     with pytest.raises(ValueError, match=r"manifest\.json is damaged: delete the folder .*name, it will be made again"):
-        cached(tmp_path, "name", refuse)
+        load_or_build(tmp_path, "name", refuse)
     shutil.rmtree(tmp_path / "name")
-    assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+    assert load_or_build(tmp_path, "name", build).counts == {"rows": 1000}
 
 
 def test_an_array_that_the_manifest_does_not_list_is_damage(tmp_path: Path) -> None:
-    cached(tmp_path, "name", build)
+    load_or_build(tmp_path, "name", build)
     np.save(tmp_path / "name" / "more.npy", np.arange(3))
     with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
-        cached(tmp_path, "name", build)
+        load_or_build(tmp_path, "name", build)
 
 
 def test_what_cannot_be_put_in_place_is_no_success(tmp_path: Path) -> None:
     # Nothing can be renamed to a link, and this one leads nowhere.
     (tmp_path / "name").symlink_to("nowhere")
     with pytest.raises(NotADirectoryError):
-        cached(tmp_path, "name", build)
+        load_or_build(tmp_path, "name", build)
     assert [path.name for path in tmp_path.iterdir()] == ["name"]
 
 
 STUCK = """
 import sys, time
 from pathlib import Path
-from fedauc.data.cache import cached, recorded
+from fedauc.data.io.stored import load_or_build
 
 def build(into):
     (into / "numbers.npy").write_bytes(b"half of it")
     time.sleep(600)
 
-cached(Path(sys.argv[1]), "name", build)
+load_or_build(Path(sys.argv[1]), "name", build)
 """
 
 
@@ -161,31 +169,31 @@ def test_what_a_killed_parse_left_goes_with_the_next_and_a_living_ones_stays(tmp
                 assert time.monotonic() < end
                 time.sleep(0.01)
             (half,) = tmp_path.rglob("numbers.npy")
-            cached(tmp_path, "second", build)
+            load_or_build(tmp_path, "second", build)
             assert half.read_bytes() == b"half of it"
         finally:
             other.kill()
     assert half.exists()
-    cached(tmp_path, "third", build)
+    load_or_build(tmp_path, "third", build)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
 
 
 def test_a_look_at_a_lock_does_not_stop_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that sweeps holds a new part's lock for a moment, here .3 s, before its owner has it."""
     known = uuid.UUID(int=1)
-    monkeypatch.setattr("fedauc.data.cache.uuid.uuid4", lambda: known)
-    monkeypatch.setattr("fedauc.data.cache._sweep", lambda home: None)
+    monkeypatch.setattr("fedauc.data.io.stored.uuid.uuid4", lambda: known)
+    monkeypatch.setattr("fedauc.data.io.stored._remove_abandoned", lambda home: None)
     held = threading.Event()
 
     def look() -> None:
-        with locked(tmp_path / f".part-{known.hex}.lock", "held"):
+        with hold_lock(tmp_path / f".part-{known.hex}.lock", "held"):
             held.set()
             time.sleep(0.3)
 
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
         assert held.wait(10)
-        assert cached(tmp_path, "name", build).counts == {"rows": 1000}
+        assert load_or_build(tmp_path, "name", build).counts == {"rows": 1000}
         looking.result()
 
 
@@ -197,7 +205,7 @@ def test_several_may_parse_at_once(tmp_path: Path) -> None:
         return build(into)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: cached(tmp_path, "name", slow), range(4)))
+        found = list(pool.map(lambda _: load_or_build(tmp_path, "name", slow), range(4)))
     assert [parsed.counts for parsed in found] == [{"rows": 1000}] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["name"]
 
@@ -206,38 +214,40 @@ def test_a_checksum_is_compared_whatever_its_kind(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     # The digests of "abc" in RFC 1321 and FIPS 180.
-    check(File(path, "md5:900150983cd24fb0d6963f7d28e17f72"))
-    check(File(path, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"))
-    check(File(path, ""))
+    check_file(File(path, "md5:900150983cd24fb0d6963f7d28e17f72"))
+    check_file(File(path, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"))
+    check_file(File(path, ""))
     with pytest.raises(
         ValueError, match=r"file is damaged or another file: its md5:9001.*, but md5:0 is the published"
     ):
-        check(File(path, "md5:0"))
-    assert digest(path, "md5") == "md5:900150983cd24fb0d6963f7d28e17f72"
+        check_file(File(path, "md5:0"))
+    assert file_digest(path, "md5") == "md5:900150983cd24fb0d6963f7d28e17f72"
 
 
 def test_a_fingerprint_goes_by_the_checksum_else_by_size_and_time(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     os.utime(path, ns=(0, 1))
-    published, unknown = fingerprint((File(path, "md5:1"),), ""), fingerprint((File(path, ""),), "")
-    assert fingerprint((File(path, ""),), "") == unknown
-    assert fingerprint((File(path, ""),), "another key") != unknown
+    published, unknown = files_fingerprint((File(path, "md5:1"),), ""), files_fingerprint((File(path, ""),), "")
+    assert files_fingerprint((File(path, ""),), "") == unknown
+    assert files_fingerprint((File(path, ""),), "another key") != unknown
     # The same size: only the time tells.
     path.write_bytes(b"abd")
     os.utime(path, ns=(0, 2))
-    assert fingerprint((File(path, ""),), "") != unknown
-    assert fingerprint((File(path, "md5:1"),), "") == published
+    assert files_fingerprint((File(path, ""),), "") != unknown
+    assert files_fingerprint((File(path, "md5:1"),), "") == published
     # The same time: only the size tells.
     path.write_bytes(b"abcd")
     os.utime(path, ns=(0, 1))
-    assert fingerprint((File(path, ""),), "") != unknown
+    assert files_fingerprint((File(path, ""),), "") != unknown
 
 
 def test_the_sources_of_parsed_arrays_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.medicare(tmp_path, monkeypatch)
     dataset.load(0)
-    assert recorded(dataset.place()) == {path.name: digest(path) for path in tmp_path.glob("*.csv")}
+    assert recorded_sources(dataset.parsed_folder()) == {
+        path.name: file_digest(path) for path in tmp_path.glob("*.csv")
+    }
 
 
 @pytest.mark.parametrize(
@@ -253,7 +263,7 @@ def test_a_web_page_does_not_look_right(tmp_path: Path, content: bytes, wrong: s
     (tmp_path / "file").write_bytes(content)
     dataset = ChestMNIST(folder=str(tmp_path))
     with pytest.raises(ValueError, match=f"file {wrong}") if wrong else nullcontext():
-        dataset.looks_right(dataset.sources[0], tmp_path / "file")
+        dataset.check_download(dataset.sources[0], tmp_path / "file")
 
 
 def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
@@ -275,12 +285,12 @@ def test_a_damaged_file_is_named_before_it_is_parsed(tmp_path: Path, monkeypatch
 
 
 def test_official_addresses_and_checksums_are_well_formed() -> None:
-    from fedauc.data import datasets
-    from fedauc.data.sources import Stored
+    from fedauc.data import find_datasets
+    from fedauc.data.io.stored import StoredDataset
 
     sources: list[Source] = []
-    for kind in datasets().values():
-        if issubclass(kind, Stored):
+    for kind in find_datasets().values():
+        if issubclass(kind, StoredDataset):
             sources += kind.sources
     assert len(sources) == 13  # CIFAR 2, chests 1, cards 1, Medicare 7, stand-ins 2
     for source in sources:
@@ -292,7 +302,7 @@ def test_official_addresses_and_checksums_are_well_formed() -> None:
 def test_mapped_images_reach_the_clients_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = data_files.chestmnist(tmp_path, monkeypatch).load(0)
     assert isinstance(table.train.inputs, np.memmap)
-    split = prepare(table, Preparation(partition=Dirichlet(clients=4)), 0)
+    split = prepare_table(table, Preparation(partition=Dirichlet(clients=4)), 0)
     assert (split.train.inputs.dtype, tuple(split.train.inputs.shape)) == (split.test.inputs.dtype, (60, 1, 28, 28))
     assert str(split.train.inputs.dtype) == "torch.uint8"
 

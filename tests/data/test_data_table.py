@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedauc.data.table import TableFile
+from fedauc.data.datasets.table import TableFile
 
 ROWS = 40
 FRAME = pd.DataFrame(

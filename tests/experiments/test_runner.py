@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.data.synthetic import Synthetic
+from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.runner import DataCache, Run, assemble_run

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from fedauc.algorithms import find_methods
-from fedauc.data.synthetic import Synthetic
+from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe

@@ -14,7 +14,7 @@ import pytest
 
 from fedauc.experiments.config import Config
 from fedauc.experiments.runner import Observer, Progress, Run
-from fedauc.locks import Busy
+from fedauc.locks import LockBusy
 from paper.records import Store, name
 from paper.running import Workshop
 from paper.scales import SMOKE
@@ -109,7 +109,7 @@ def test_a_workshop_holds_its_folder_between_runs(tmp_path: Path) -> None:
         assert (tmp_path / "work" / ".lock").read_text() == str(os.getpid())
         first.run([config(1)])
         assert left(tmp_path) == {".lock"}
-        with pytest.raises(Busy), shop(tmp_path) as second:
+        with pytest.raises(LockBusy), shop(tmp_path) as second:
             second.run([config(2)])
     assert left(tmp_path) == set()
 

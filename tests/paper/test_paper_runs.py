@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedauc.data.synthetic import Synthetic
+from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.run_group import plan_run_groups

@@ -295,7 +295,7 @@ def test_a_figure_and_the_traffic_table_come_from_records(
     (inside / "results" / "figures" / "smoke-figure1.png").unlink()
     with monkeypatch.context() as sealed:
         # What cannot be written is shown without its curves.
-        sealed.setattr("fedauc.data.sources.os.access", lambda path, mode: False)
+        sealed.setattr("fedauc.data.io.stored.os.access", lambda path, mode: False)
         shown = paper_command(capsys, "show", "figure1", *options[:4], "--columns", "cifar10-I1,cifar10-I3")
     assert (shown.code, "Curves" in figure.out, "Curves" in shown.out) == (0, True, False)
     assert not list((inside / "results" / "figures").iterdir())

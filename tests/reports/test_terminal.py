@@ -10,8 +10,8 @@ import pytest
 import data_files
 from cli_helpers import fedauc, paper_command
 from fedauc.cli import name_bars
-from fedauc.data import datasets
-from fedauc.data.medicare_like import MedicareLike
+from fedauc.data import find_datasets
+from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 from fedauc.experiments.options import list_options
 from fedauc.experiments.runner import Progress
 from fedauc.reports.caveats import has_caveat
@@ -203,10 +203,10 @@ def test_counts_say_whose_they_are_not(
 
 
 def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = {name: kind.foreign for name, kind in datasets().items() if kind.foreign}
+    named = {name: kind.caveat for name, kind in find_datasets().items() if kind.caveat}
     assert sorted(named) == ["chest-stand-in", "medicare-like", "medicare-stand-in"]
     made = (data_files.chest_stand_in(inside, monkeypatch), data_files.medicare_stand_in(inside, monkeypatch))
-    for dataset in (*made, MedicareLike(rows=2000)):
+    for dataset in (*made, SyntheticMedicare(rows=2000)):
         note = dataset.load(0).note
         assert has_caveat(note)
         assert note.startswith(named[dataset.name])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
-from fedauc.data.blocks import WORDS, row_blocks
+from fedauc.data.io.memory import WORDS_PER_BLOCK, row_blocks
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
 from fedauc.trees import send_to_device
@@ -65,7 +65,7 @@ def draw_passive_scores(setting: Setting, pool: Passive, cohort: Cohort, phase: 
             continue
         clients, count = np.array(cohort.clients), phase.local_steps * size
         chosen = scores.new_empty(len(clients), count, *scores.shape[1:])
-        for some in row_blocks((len(clients), keys.count_words(len(scores), count)), WORDS):
+        for some in row_blocks((len(clients), keys.count_words(len(scores), count)), WORDS_PER_BLOCK):
             sizes = np.full(len(clients[some]), len(scores))
             index = keys.sample_client_indices(sizes, count, clients[some], setting.seed, "passive", phase.round, side)
             chosen[some] = scores[send_to_device(index, scores.device)]

@@ -1,52 +1,53 @@
-"""What inputs and labels must be, and the one-line errors when they are not."""
+"""Checks of inputs and labels, with one-line errors that name the value and the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedauc.data.blocks import row_blocks
-from fedauc.data.mapped import writable, zeros
+from fedauc.data.io.memory import make_writable, row_blocks, sparse_zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 5
 """How many offending values an error shows."""
 
 BLOCK = 1 << 18
-"""How many values are checked at once, so that a check takes no memory worth speaking of."""
+"""How many values are checked at once, so that a check needs little memory."""
 
-EVALUABLE = 2
-"""How many rows of each class an evaluation needs: DeLong's interval takes a variance over each."""
+MIN_ROWS_PER_CLASS = 2
+"""How many rows of each class an evaluation needs: DeLong's interval computes a variance over each."""
 
 
-def as_array(values: Any, what: str) -> np.ndarray:
+def as_array(values: Any, name: str) -> np.ndarray:
     """A numpy array of a tensor, an array, a pandas column or a nested list."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         # numpy has no bfloat16.
-        held = values.detach().cpu()
-        return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+        tensor = values.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     try:
         return np.asarray(values)
     except ValueError:
-        raise ValueError(f"{what} is a ragged list; give every row the same length") from None
+        raise ValueError(f"{name} is a ragged list; give every row the same length") from None
 
 
 def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
     """Inputs `[n, ...]` as a tensor: floats keep their type, uint8 stays, other integers become float32, all finite.
 
     Tensors, writable arrays and memory-mapped files of floats or bytes are not copied, if their rows are contiguous.
-    `columns` are names for an error to use.
+    `columns` are the names that an error message uses.
     """
-    if isinstance(values, Tensor):
-        return _checked(values.detach(), columns)
-    array = _plain(as_array(values, "inputs"))
-    rows = writable(array)
-    tensor = _checked(_share(rows), columns)
-    # Checking has read every page of a mapped file; a second mapping starts with none of them in memory.
-    return tensor if rows is array else _share(writable(array))
+    if isinstance(values, torch.Tensor):
+        return _check_tensor(values.detach(), columns)
+    array = _to_torch_dtype(as_array(values, "inputs"))
+    rows = make_writable(array)
+    tensor = _check_tensor(_share_memory(rows), columns)
+    # The check has read every page of a mapped file; a second mapping starts with none of them in memory.
+    return tensor if rows is array else _share_memory(make_writable(array))
 
 
 def as_labels(values: Any, rows: int) -> np.ndarray:
@@ -64,8 +65,8 @@ def as_labels(values: Any, rows: int) -> np.ndarray:
         raise ValueError(f"labels has shape {array.shape}; it must be one-dimensional: use labels.reshape(-1)")
     if len(array) != rows:
         raise ValueError(f"inputs has {rows} rows and labels has {len(array)}; give one label per row")
-    numbers = _numbers(array)
-    if _find(lambda rows: (numbers[rows] != 0) & (numbers[rows] != 1), numbers.shape)[0]:
+    numbers = _as_numbers(array)
+    if _count_wrong(lambda rows: (numbers[rows] != 0) & (numbers[rows] != 1), numbers.shape)[0]:
         _refuse_labels(numbers, (numbers != 0) & (numbers != 1))
     return numbers.astype(np.int8)
 
@@ -74,17 +75,18 @@ def as_float32(inputs: np.ndarray, columns: Sequence[str] = ()) -> np.ndarray:
     """Finite inputs in float32, none of them too large for it."""
     with np.errstate(over="ignore"):
         narrow: np.ndarray = inputs.astype(np.float32, copy=False)
-    count, first = _find(lambda rows: np.isinf(narrow[rows]), narrow.shape)
+    count, first = _count_wrong(lambda rows: np.isinf(narrow[rows]), narrow.shape)
     if count:
         raise ValueError(
             f"inputs holds {count} values beyond float32, the first {inputs[tuple(first)]:g} at "
-            f"{_location(first, columns)}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
+            f"{_describe_position(first, columns)}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column "
+            "or drop it"
         )
     return narrow
 
 
 def check_classes(labels: np.ndarray) -> None:
-    """Refuse labels of one class: no AUC is defined."""
+    """Refuse labels of a single class, for which no AUC is defined."""
     for value, name in ((1, "positives"), (0, "negatives")):
         if not (labels == value).any():
             raise ValueError(
@@ -93,27 +95,27 @@ def check_classes(labels: np.ndarray) -> None:
 
 
 def check_evaluable(labels: np.ndarray) -> None:
-    """Refuse labels with fewer than `EVALUABLE` rows of a class: the AUC would have no confidence interval."""
+    """Refuse labels with fewer than `MIN_ROWS_PER_CLASS` rows of a class: the AUC would have no confidence interval."""
     check_classes(labels)
     for value, name in ((1, "positives"), (0, "negatives")):
         count = int((labels == value).sum())
-        if count < EVALUABLE:
+        if count < MIN_ROWS_PER_CLASS:
             raise ValueError(
-                f"labels holds {count} of the at least {EVALUABLE} {name} that an AUC's confidence interval needs: "
-                f"add {EVALUABLE - count} or more"
+                f"labels holds {count} of the at least {MIN_ROWS_PER_CLASS} {name} that an AUC's confidence interval "
+                f"needs: add {MIN_ROWS_PER_CLASS - count} or more"
             )
 
 
 def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
-    """Labels as a float tensor, of the inputs' type where that is a float, beside the inputs."""
+    """Labels as a float tensor on the inputs' device, with the inputs' type where that is a float type."""
     dtype = inputs.dtype if inputs.is_floating_point() else torch.float32
-    # Positives are rare, and these zeros take no memory before they are written.
-    made = zeros(len(labels))
-    made[np.flatnonzero(labels)] = 1
-    return torch.from_numpy(made).to(inputs.device, dtype)
+    # Positives are rare, and these zeros take memory only where something is written.
+    floats = sparse_zeros(len(labels))
+    floats[np.flatnonzero(labels)] = 1
+    return torch.from_numpy(floats).to(inputs.device, dtype)
 
 
-def _checked(tensor: Tensor, columns: Sequence[str]) -> Tensor:
+def _check_tensor(tensor: Tensor, columns: Sequence[str]) -> Tensor:
     if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
         tensor = tensor.to(torch.float32)
     if tensor.ndim < 2 or 0 in tensor.shape[1:]:
@@ -128,58 +130,58 @@ def _checked(tensor: Tensor, columns: Sequence[str]) -> Tensor:
     return tensor
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    """The array in a type that torch has."""
+def _to_torch_dtype(array: np.ndarray) -> np.ndarray:
+    """The array in a type that torch supports."""
     if array.dtype.kind not in "fiub":
         raise ValueError(f"inputs has dtype {array.dtype}; it must be numbers: encode or drop the other columns")
     if array.dtype.kind == "f":
-        # Torch has no long double, and refuses foreign byte orders.
+        # Torch has no long double and refuses non-native byte orders.
         return array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
-def _share(array: np.ndarray) -> Tensor:
-    # Torch warns about read-only memory, which pandas hands out.
+def _share_memory(array: np.ndarray) -> Tensor:
+    # Torch warns about read-only memory, which pandas returns.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _check_finite(inputs: Tensor, columns: Sequence[str]) -> None:
-    count, first = _find(lambda rows: ~torch.isfinite(inputs[rows]).numpy(force=True), inputs.shape)
+    count, first = _count_wrong(lambda rows: ~torch.isfinite(inputs[rows]).numpy(force=True), inputs.shape)
     if count:
         raise ValueError(
             f"inputs holds {count} values that are not finite, the first {inputs[tuple(first)].item()} at "
-            f"{_location(first, columns)}: fill them in or drop their rows"
+            f"{_describe_position(first, columns)}: fill them in or drop their rows"
         )
 
 
-def _find(wrong: Callable[[slice], np.ndarray], shape: Sequence[int]) -> tuple[int, list[int]]:
-    """How many values of an array of that shape are wrong, and the place of the first, a block of rows at a time."""
+def _count_wrong(wrong: Callable[[slice], np.ndarray], shape: Sequence[int]) -> tuple[int, list[int]]:
+    """The number of wrong values in an array of that shape and the index of the first, a block of rows at a time."""
     count, first = 0, list[int]()
     for block in row_blocks(shape, BLOCK):
-        found = wrong(block)
-        if not count and found.any():
-            row, *place = np.argwhere(found)[0].tolist()
-            first = [block.start + row, *place]
-        count += int(found.sum())
+        is_wrong = wrong(block)
+        if not count and is_wrong.any():
+            row, *position = np.argwhere(is_wrong)[0].tolist()
+            first = [block.start + row, *position]
+        count += int(is_wrong.sum())
     return count, first
 
 
-def _location(index: Sequence[int], columns: Sequence[str]) -> str:
-    row, *place = index
-    column = repr(columns[place[0]]) if columns else place[0] if len(place) == 1 else tuple(place)
+def _describe_position(index: Sequence[int], columns: Sequence[str]) -> str:
+    row, *position = index
+    column = repr(columns[position[0]]) if columns else position[0] if len(position) == 1 else tuple(position)
     return f"row {row}, column {column}"
 
 
-def _numbers(labels: np.ndarray) -> np.ndarray:
+def _as_numbers(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind in "fiub":
         return labels
     try:
-        return labels.astype(np.float64) if labels.dtype.kind == "O" else _no_numbers(labels)
+        return labels.astype(np.float64) if labels.dtype.kind == "O" else _refuse_text_labels(labels)
     except (TypeError, ValueError):
-        return _no_numbers(labels)
+        return _refuse_text_labels(labels)
 
 
-def _no_numbers(labels: np.ndarray) -> np.ndarray:
+def _refuse_text_labels(labels: np.ndarray) -> np.ndarray:
     values = np.unique(labels.astype(str)).tolist()
     shown = ", ".join(map(repr, values[:SHOWN]))
     raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use labels == {values[0]!r} or the like")

@@ -1,4 +1,4 @@
-"""Every client's rows in one tensor, with an index: a million clients cost nothing but their data."""
+"""Every client's rows in one tensor, with an index: a million clients need little more memory than their rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedauc.data import frames, laid_out, readers
-from fedauc.data.blocks import index_type, row_blocks
 from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
-from fedauc.data.items import stack_items
-from fedauc.data.mapped import give_back
-from fedauc.data.names import as_names, enumerate_names, groups_of_clients
+from fedauc.data.io.disk_tables import read_rows
+from fedauc.data.io.memory import index_type, release_freed_memory, row_blocks
+from fedauc.data.io.readers import Columns, check_suffix, read_frame, resolve_columns
+from fedauc.data.names import as_names, enumerate_names, find_client_groups
 from fedauc.interfaces import Census, Roster
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
 BLOCK = 1 << 18
-"""How many rows are sorted at once."""
+"""How many rows are sorted at once, and above how many freed memory is returned."""
 
 
 class Examples(NamedTuple):
@@ -34,11 +33,13 @@ class Examples(NamedTuple):
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Examples:
         """The same rows in another float type (uint8 inputs stay) or on another device."""
-        return self._replace(inputs=_move(self.inputs, dtype, device), labels=_move(self.labels, dtype, device))
+        return self._replace(
+            inputs=_move_tensor(self.inputs, dtype, device), labels=_move_tensor(self.labels, dtype, device)
+        )
 
 
 def examples(inputs: Any, labels: Any, clients: Any = None) -> Examples:
-    """Checked examples from arrays, tensors or nested lists; two rows of each class must be there.
+    """Checked examples from arrays, tensors or nested lists, with at least two rows of each class.
 
     >>> examples([[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]).labels
     tensor([0., 1., 0., 1.], dtype=torch.float64)
@@ -72,25 +73,25 @@ class Clients:
 
     @classmethod
     def from_arrays(cls, inputs: Any, labels: Any, client: Any, group: Any = None) -> Clients:
-        """Clients from one client name per row, and perhaps one group label, the same for all rows of a client.
+        """Clients from one client name per row, and optionally one group label, the same for all rows of a client.
 
         Clients are numbered in the sorted order of their names. Inputs of floats or bytes are shared, not copied; for a
         table larger than memory give `np.load(path, mmap_mode="r")`.
         """
-        return _settled(_by_name(as_inputs(inputs), labels, client, group))
+        return _compact_memory(_build_by_name(as_inputs(inputs), labels, client, group))
 
     @classmethod
     def from_assignment(cls, inputs: Any, labels: Any, assignment: Any, names: Any, groups: Any = None) -> Clients:
         """Clients from one client number per row; a client in `names` without rows is empty."""
         rows = as_inputs(inputs)
-        known = np.asarray(names)
-        place = _as_assignment(assignment, len(rows), len(known))
-        labels_of_clients = None if groups is None else np.asarray(groups)
-        if labels_of_clients is not None and len(labels_of_clients) != len(known):
+        client_names = np.asarray(names)
+        client = _check_assignment(assignment, len(rows), len(client_names))
+        client_groups = None if groups is None else np.asarray(groups)
+        if client_groups is not None and len(client_groups) != len(client_names):
             raise ValueError(
-                f"groups has {len(labels_of_clients)} labels; give one for each of the {len(known)} clients"
+                f"groups has {len(client_groups)} labels; give one for each of the {len(client_names)} clients"
             )
-        return _settled(_index(rows, as_labels(labels, len(rows)), place, known, labels_of_clients))
+        return _compact_memory(_build_clients(rows, as_labels(labels, len(rows)), client, client_names, client_groups))
 
     @classmethod
     def from_dataset(cls, dataset: torch.utils.data.Dataset[Any], client: Any, group: Any = None) -> Clients:
@@ -108,8 +109,8 @@ class Clients:
         group: str | None = None,
     ) -> Clients:
         """Clients from the columns of a frame; `features` defaults to every other numeric column."""
-        columns = frames.Columns(label, client, group or "", tuple(features or ()))
-        return cls.from_arrays(*frames.read(frame, frames.resolve(frame, columns)))
+        columns = Columns(label, client, group or "", tuple(features or ()))
+        return cls.from_arrays(*read_frame(frame, resolve_columns(frame, columns)))
 
     @classmethod
     def from_file(
@@ -124,9 +125,8 @@ class Clients:
 
         A Parquet or Arrow file may be larger than memory: its rows are copied to disk once, and memory-mapped.
         """
-        readers.check_suffix(path)
-        rows = laid_out.read(path, frames.Columns(label, client, group or "", tuple(features or ())))
-        return cls.from_arrays(rows.inputs, rows.labels, rows.client, rows.group)
+        check_suffix(path)
+        return cls.from_arrays(*read_rows(path, Columns(label, client, group or "", tuple(features or ()))))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -136,7 +136,7 @@ class Clients:
 
     @property
     def roster(self) -> Roster:
-        """What participation may know."""
+        """What a participation schedule may know about the clients."""
         return Roster(self.census.positives + self.census.negatives, self.groups)
 
     def positives(self, client: int) -> np.ndarray:
@@ -150,70 +150,106 @@ class Clients:
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Clients:
         """The same clients with data in another float type (uint8 inputs stay) or on another device."""
-        return replace(self, inputs=_move(self.inputs, dtype, device), labels=_move(self.labels, dtype, device))
+        return replace(
+            self, inputs=_move_tensor(self.inputs, dtype, device), labels=_move_tensor(self.labels, dtype, device)
+        )
 
 
-def _by_name(rows: Tensor, labels: Any, client: Any, group: Any) -> Clients:
-    names, place = enumerate_names(as_names(client, "client", len(rows)))
+def _build_by_name(rows: Tensor, labels: Any, client: Any, group: Any) -> Clients:
+    names, client_number = enumerate_names(as_names(client, "client", len(rows)))
     groups = None
     if group is not None:
-        groups = groups_of_clients(place, names, as_names(group, "group", len(rows)))
-    return _index(rows, as_labels(labels, len(rows)), place, names, groups)
+        groups = find_client_groups(client_number, names, as_names(group, "group", len(rows)))
+    return _build_clients(rows, as_labels(labels, len(rows)), client_number, names, groups)
 
 
-def _settled(made: Clients) -> Clients:
-    """The clients, without what was freed on the way to them: training would have to fit into the holes."""
-    if len(made.rows) > BLOCK:
-        give_back()
-    return made
-
-
-def _index(
-    inputs: Tensor, labels: np.ndarray, place: np.ndarray, names: np.ndarray, groups: np.ndarray | None
+def _build_clients(
+    inputs: Tensor, labels: np.ndarray, client: np.ndarray, names: np.ndarray, groups: np.ndarray | None
 ) -> Clients:
     check_classes(labels)
-    rows, counts = _listed(place, labels, len(names))
+    rows, counts = _sort_rows(client, labels, len(names))
     offsets = np.concatenate([[0], np.cumsum(counts.sum(0))])
     return Clients(inputs, label_tensor(labels, inputs), rows, offsets, Census(*counts), names, groups)
 
 
-def _listed(place: np.ndarray, labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers by client, positives first, in their old order; and each client's positives and negatives `[2, N]`.
+def _compact_memory(clients: Clients) -> Clients:
+    """The same clients, after the memory of temporaries is returned, which training could not use otherwise."""
+    if len(clients.rows) > BLOCK:
+        release_freed_memory()
+    return clients
 
-    A counting sort, a block of rows at a time: sorting all of them at once takes four times the memory of the result.
+
+def _sort_rows(client: np.ndarray, labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers by client, positives first, stably; and each client's numbers of positives and negatives `[2, N]`.
+
+    A counting sort, a block of rows at a time: sorting all rows at once takes four times the memory of the result.
     """
     bins = 2 * clients
-    blocks = list(row_blocks(place.shape, max(BLOCK, bins)))
+    blocks = list(row_blocks(client.shape, max(BLOCK, bins)))
 
-    def key(block: slice) -> np.ndarray:
-        wide: np.ndarray = 2 * place[block].astype(np.int64) + (labels[block] == 0)
-        # In the smallest type that holds it, the key of up to 2^15 clients is sorted in one pass per byte.
+    def sort_keys(block: slice) -> np.ndarray:
+        wide: np.ndarray = 2 * client[block].astype(np.int64) + (labels[block] == 0)
+        # In the smallest type that holds them, the keys of up to 2^15 clients are sorted in one pass per byte.
         return wide.astype(np.min_scalar_type(bins - 1))
 
-    counts = sum((np.bincount(key(block), minlength=bins) for block in blocks), np.zeros(bins, dtype=np.int64))
-    rows = np.empty(len(place), dtype=index_type(len(place)))
-    free = np.cumsum(counts) - counts
+    counts = sum((np.bincount(sort_keys(block), minlength=bins) for block in blocks), np.zeros(bins, dtype=np.int64))
+    rows = np.empty(len(client), dtype=index_type(len(client)))
+    next_free = np.cumsum(counts) - counts
     for block in blocks:
-        mine = key(block)
-        order = np.argsort(mine, kind="stable")
-        sizes = np.bincount(mine, minlength=bins)
-        rows[np.repeat(free - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(mine))] = block.start + order
-        free += sizes
+        block_keys = sort_keys(block)
+        order = np.argsort(block_keys, kind="stable")
+        sizes = np.bincount(block_keys, minlength=bins)
+        shifts = np.repeat(next_free - (np.cumsum(sizes) - sizes), sizes)
+        rows[shifts + np.arange(len(block_keys))] = block.start + order
+        next_free += sizes
     return rows, np.ascontiguousarray(counts.reshape(clients, 2).T)
 
 
-def _as_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
-    place = as_array(assignment, "assignment")
-    if place.shape != (rows,) or place.dtype.kind not in "iu":
-        raise ValueError(f"assignment is {place.dtype} {place.shape}; give one integer for each of the {rows} rows")
-    outside = np.flatnonzero((place < 0) | (place >= clients))
+def _check_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
+    client = as_array(assignment, "assignment")
+    if client.shape != (rows,) or client.dtype.kind not in "iu":
+        raise ValueError(f"assignment is {client.dtype} {client.shape}; give one integer for each of the {rows} rows")
+    outside = np.flatnonzero((client < 0) | (client >= clients))
     if len(outside):
         row = outside[0]
         raise ValueError(
-            f"assignment is {place[row]} in row {row}; it must be at least 0 and below the {clients} names"
+            f"assignment is {client[row]} in row {row}; it must be at least 0 and below the {clients} names"
         )
-    return place
+    return client
 
 
-def _move(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+def _move_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+
+def stack_items(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[Any]]:
+    """Inputs `[n, ...]` and labels `[n]` of a map-style dataset, each item read once."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"{type(dataset).__name__} has no length or items; give a map-style dataset, or arrays")
+    size = len(dataset)
+    if size == 0:
+        raise ValueError(f"{type(dataset).__name__} has no rows; give at least one positive and one negative")
+    first, label = _read_item(dataset, 0)
+    inputs, labels = first.new_empty((size, *first.shape)), [label]
+    inputs[0] = first
+    for row in range(1, size):
+        value, label = _read_item(dataset, row)
+        if value.shape != first.shape:
+            shapes = f"shape {tuple(value.shape)} and item 0 has {tuple(first.shape)}"
+            raise ValueError(
+                f"dataset item {row} has {shapes}; make them the same, for example with a resize transform"
+            )
+        inputs[row] = value
+        labels.append(label)
+    return inputs, labels
+
+
+def _read_item(dataset: torch.utils.data.Dataset[Any], row: int) -> tuple[Tensor, Any]:
+    try:
+        value, label = dataset[row]
+        return torch.as_tensor(value), label.item() if isinstance(label, torch.Tensor) else label
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"dataset item {row} is no pair of a tensor and a label ({reason}); add a transform"
+        ) from error

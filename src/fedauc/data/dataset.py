@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Rows before they are dealt to clients: inputs `[n, ...]`, labels 0/1 `[n]`, a client and a group name each."""
+    """Rows not yet assigned to clients: inputs `[n, ...]`, labels 0/1 `[n]`, and client and group names `[n]`."""
 
     inputs: np.ndarray | Tensor
     labels: np.ndarray
@@ -26,7 +28,7 @@ class Rows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What a dataset loads; `note` is one line on what was read, for a report."""
+    """What a dataset loads; `note` describes it in one line, for reports."""
 
     train: Rows
     validation: Rows | None
@@ -36,14 +38,14 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset(ABC):
-    """A source of rows. Parameters validate themselves; `load` is a pure function of them, the files and the seed."""
+    """A source of rows. `load` is a pure function of the parameters, the files and the seed."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     """One line: what it is and whom to cite."""
-    foreign: ClassVar[str] = ""
-    """How the note begins of rows that only stand in for others: `STAND-IN` or `SYNTHETIC`, and for what."""
+    caveat: ClassVar[str] = ""
+    """For rows that only stand in for real ones: `STAND-IN` or `SYNTHETIC`, and for what. The note begins with it."""
 
     @abstractmethod
     def load(self, seed: int) -> Table:
-        """The rows, split into training, validation (perhaps none) and test."""
+        """The rows, split into training, validation (may be None) and test."""

@@ -6,36 +6,42 @@ from typing import Any
 
 import numpy as np
 
-from fedauc.data.blocks import index_type, row_blocks
 from fedauc.data.checks import as_array
+from fedauc.data.io.memory import index_type, row_blocks
 
 DENSE = 2
-"""Integer names whose range is below this many times the rows are counted, not sorted."""
+"""Integer names whose range is below this many times the rows are counted instead of sorted."""
 
 BLOCK = 1 << 18
 """How many names are numbered at once."""
 
 
-def as_names(values: Any, what: str, rows: int) -> np.ndarray:
-    """One name per row as an array of integers or of strings; whole floats count as integers, the rest as text.
+def as_names(values: Any, column: str, rows: int) -> np.ndarray:
+    """One name per row as integers or strings; floats with integer values become integers, everything else text.
 
     >>> as_names([3.0, 1.0], "client", 2)
     array([3, 1])
     """
-    array = as_array(values, what)
-    if array.shape != (rows,):
-        raise ValueError(f"{what} has shape {array.shape} and inputs has {rows} rows; give one {what} name per row")
-    missing = _missing(array)
+    names = as_array(values, column)
+    if names.shape != (rows,):
+        raise ValueError(f"{column} has shape {names.shape} and inputs has {rows} rows; give one {column} name per row")
+    missing = _find_missing(names)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise ValueError(f"{what} is missing in {missing.sum()} rows, the first row {row}; name a {what} for each row")
-    if array.dtype.kind == "f":
-        return _whole(array, what)
-    return array if array.dtype.kind in "iuU" else array.astype(str)
+        raise ValueError(
+            f"{column} is missing in {missing.sum()} rows, the first row {row}; name a {column} for each row"
+        )
+    if names.dtype.kind != "f":
+        return names if names.dtype.kind in "iuU" else names.astype(str)
+    fractional = np.flatnonzero(~np.isfinite(names) | (names != np.floor(names)))
+    if len(fractional):
+        row = fractional[0]
+        raise ValueError(f"{column} is {names[row]} in row {row}; a {column} name must be an integer or a string")
+    return names.astype(np.int64)
 
 
 def enumerate_names(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct names in sorted order `[N]`, and the place of each row's name among them `[n]`.
+    """The distinct names in sorted order `[N]`, and the index of each row's name among them `[n]`.
 
     >>> enumerate_names(np.array([7, 3, 7]))
     (array([3, 7]), array([1, 0, 1], dtype=int32))
@@ -43,66 +49,57 @@ def enumerate_names(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if names.dtype.kind in "iu" and len(names):
         low, high = int(names.min()), int(names.max())
         if high - low < DENSE * len(names) and high < 2**63:
-            return _count(names, low, high)
-    return _merge(names)
+            return _enumerate_dense(names, low, high)
+    return _enumerate_sorted(names)
 
 
-def _count(names: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for integers close together, by ticking them off: no sorting, and a fraction of its memory."""
+def _enumerate_dense(names: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+    """For integers in a small range: marking the ones that occur needs no sorting and a fraction of its memory."""
     blocks = list(row_blocks(names.shape, BLOCK))
-    seen = np.zeros(high - low + 1, dtype=bool)
+    occurs = np.zeros(high - low + 1, dtype=bool)
     for block in blocks:
-        seen[names[block].astype(np.int64) - low] = True
-    distinct = (np.flatnonzero(seen) + low).astype(names.dtype)
-    number = (np.cumsum(seen) - 1).astype(index_type(len(distinct)))
-    place = np.empty(len(names), dtype=number.dtype)
+        occurs[names[block].astype(np.int64) - low] = True
+    distinct = (np.flatnonzero(occurs) + low).astype(names.dtype)
+    number = (np.cumsum(occurs) - 1).astype(index_type(len(distinct)))
+    index = np.empty(len(names), dtype=number.dtype)
     for block in blocks:
-        place[block] = number[names[block].astype(np.int64) - low]
-    return distinct, place
+        index[block] = number[names[block].astype(np.int64) - low]
+    return distinct, index
 
 
-def _merge(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same for any names, sorted block by block and then across blocks: text is slow to sort, and repeats."""
+def _enumerate_sorted(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For any names: sorted within blocks and then across blocks, because text is slow to sort and repeats."""
     blocks = list(row_blocks(names.shape, BLOCK))
-    found = [np.unique(names[block], return_inverse=True) for block in blocks]
-    distinct = np.unique(np.concatenate([names[:0], *(own for own, _ in found)]))
-    place = np.empty(len(names), dtype=index_type(len(distinct)))
-    for block, (own, inverse) in zip(blocks, found, strict=True):
-        place[block] = np.searchsorted(distinct, own)[inverse.reshape(-1)]
-    return distinct, place
+    sorted_blocks = [np.unique(names[block], return_inverse=True) for block in blocks]
+    distinct = np.unique(np.concatenate([names[:0], *(block_names for block_names, _ in sorted_blocks)]))
+    index = np.empty(len(names), dtype=index_type(len(distinct)))
+    for block, (block_names, inverse) in zip(blocks, sorted_blocks, strict=True):
+        index[block] = np.searchsorted(distinct, block_names)[inverse.reshape(-1)]
+    return distinct, index
 
 
-def groups_of_clients(place: np.ndarray, names: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """The group of each client `[N]` from one label per row; refuses a client whose rows disagree."""
-    first = np.unique(place, return_index=True)[1]
-    groups: np.ndarray = group[first]
-    stray = np.flatnonzero(groups[place] != group)
-    if len(stray):
-        row = stray[0]
-        name, mine, other = names[place[row]].item(), groups[place[row]].item(), group[row].item()
-        raise ValueError(f"client {name!r} has rows in groups {mine!r} and {other!r}; give each client one group")
+def find_client_groups(client: np.ndarray, names: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The group of each client `[N]` from the client number and group of each row; refuses rows that disagree."""
+    first_rows = np.unique(client, return_index=True)[1]
+    groups: np.ndarray = group[first_rows]
+    conflicts = np.flatnonzero(groups[client] != group)
+    if len(conflicts):
+        row = conflicts[0]
+        name, expected, actual = names[client[row]].item(), groups[client[row]].item(), group[row].item()
+        raise ValueError(f"client {name!r} has rows in groups {expected!r} and {actual!r}; give each client one group")
     return groups
 
 
-def _missing(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind == "f":
-        return np.asarray(np.isnan(array))
-    if array.dtype.kind == "U":
-        return np.asarray(array == "")
-    if array.dtype.kind == "O":
-        return np.asarray(np.frompyfunc(_absent, 1, 1)(array), dtype=bool)
-    return np.zeros(array.shape, dtype=bool)
+def _find_missing(names: np.ndarray) -> np.ndarray:
+    if names.dtype.kind == "f":
+        return np.asarray(np.isnan(names))
+    if names.dtype.kind == "U":
+        return np.asarray(names == "")
+    if names.dtype.kind == "O":
+        return np.asarray(np.frompyfunc(_is_missing, 1, 1)(names), dtype=bool)
+    return np.zeros(names.shape, dtype=bool)
 
 
-def _absent(value: Any) -> bool:
-    # Only a missing value differs from itself; pandas' NA refuses the comparison, so it goes by its text.
+def _is_missing(value: Any) -> bool:
+    # Only NaN differs from itself; pandas' NA refuses the comparison and is recognised by its text.
     return value is None or str(value) in ("", "<NA>", "NaT") or (isinstance(value, float) and value != value)
-
-
-def _whole(array: np.ndarray, what: str) -> np.ndarray:
-    broken = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
-    if len(broken):
-        raise ValueError(
-            f"{what} is {array[broken[0]]} in row {broken[0]}; a {what} name must be an integer or a string"
-        )
-    return array.astype(np.int64)

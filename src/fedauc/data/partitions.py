@@ -1,4 +1,4 @@
-"""Who gets which training row."""
+"""Partitions: which client gets which training row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedauc import keys
-from fedauc.data import bounds
 from fedauc.data.dataset import Rows
-from fedauc.data.names import as_names, enumerate_names, groups_of_clients
+from fedauc.data.names import as_names, enumerate_names, find_client_groups
 from fedauc.discovery import find_members
+from fedauc.fields import check_fields, option
 
 
 class Assignment(NamedTuple):
@@ -25,20 +25,23 @@ class Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A rule that deals rows to clients, every row to one; keyed by the seed."""
+    """A rule that assigns every row to one client, keyed by the seed."""
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def assign(self, rows: Rows, seed: int) -> Assignment:
         """The client of every row."""
 
-    def held_out(self, rows: Rows) -> np.ndarray | None:
-        """The client name of each row outside training, where the data itself tells; otherwise None."""
+    def client_names(self, rows: Rows) -> np.ndarray | None:
+        """The client name of each validation or test row, where the data contain it; otherwise None."""
         return None
 
 
-def partitions() -> dict[str, type[Partition]]:
+def find_partitions() -> dict[str, type[Partition]]:
     """Every partition by name."""
     return find_members("fedauc.data", Partition)  # type: ignore[type-abstract]
 
@@ -53,13 +56,13 @@ class Natural(Partition):
         """One client per name in the client column."""
         if rows.client is None:
             raise ValueError("partition 'natural' needs a client column and the data has none: use dirichlet or iid")
-        names, place = enumerate_names(as_names(rows.client, "client", len(rows.labels)))
+        names, client = enumerate_names(as_names(rows.client, "client", len(rows.labels)))
         if rows.group is None:
-            return Assignment(place, names)
+            return Assignment(client, names)
         group = as_names(rows.group, "group", len(rows.labels))
-        return Assignment(place, names, groups_of_clients(place, names, group))
+        return Assignment(client, names, find_client_groups(client, names, group))
 
-    def held_out(self, rows: Rows) -> np.ndarray | None:
+    def client_names(self, rows: Rows) -> np.ndarray | None:
         """The client column."""
         return rows.client
 
@@ -74,10 +77,10 @@ class ByMetadata(Partition):
         """One client per name in the group column."""
         if rows.group is None:
             raise ValueError("partition 'by-metadata' needs a group column and the data has none: use natural or iid")
-        names, place = enumerate_names(as_names(rows.group, "group", len(rows.labels)))
-        return Assignment(place, names)
+        names, client = enumerate_names(as_names(rows.group, "group", len(rows.labels)))
+        return Assignment(client, names)
 
-    def held_out(self, rows: Rows) -> np.ndarray | None:
+    def client_names(self, rows: Rows) -> np.ndarray | None:
         """The group column."""
         return rows.group
 
@@ -91,76 +94,65 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
 
-    clients: int = 100
-    concentration: float = 0.5
-
-    def __post_init__(self) -> None:
-        bounds.whole("clients", self.clients)
-        bounds.positive("concentration", self.concentration)
+    clients: int = option(100, "Number of clients.", at_least=1)
+    concentration: float = option(0.5, "Dirichlet concentration; a lower one gives more skew.", above=0)
 
     def assign(self, rows: Rows, seed: int) -> Assignment:
-        """Cut each class, shuffled, at the cumulated shares of its draw."""
-        _check_enough(rows, self.clients)
+        """Shuffle each class and cut it at the cumulative shares of its draw."""
+        _check_enough_rows(rows, self.clients)
         client = np.empty(len(rows.labels), dtype=np.int64)
         for label in (0, 1):
-            members = np.flatnonzero(rows.labels == label)
-            draw = keys.numpy_generator(seed, "dirichlet", label)
-            shares = draw.dirichlet(np.full(self.clients, float(self.concentration)))
-            cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-            order = members[_shuffle(len(members), seed, self.name, label)]
-            client[order] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+            in_class = np.flatnonzero(rows.labels == label)
+            generator = keys.numpy_generator(seed, "dirichlet", label)
+            shares = generator.dirichlet(np.full(self.clients, float(self.concentration)))
+            cuts = np.floor(np.cumsum(shares)[:-1] * len(in_class)).astype(np.int64)
+            order = in_class[_shuffle_rows(len(in_class), seed, self.name, label)]
+            client[order] = np.searchsorted(cuts, np.arange(len(in_class)), side="right")
         return Assignment(client, np.arange(self.clients))
 
 
 @dataclass(frozen=True)
 class ByLabel(Partition):
-    """Rows sorted by label and cut into equal shards; each client gets so many at random, so most hold one class."""
+    """Rows sorted by label and cut into equal shards, a few random ones per client, so that most hold one class."""
 
     name: ClassVar[str] = "by-label"
 
-    clients: int = 100
-    shards: int = 2
-
-    def __post_init__(self) -> None:
-        bounds.whole("clients", self.clients)
-        bounds.whole("shards", self.shards)
+    clients: int = option(100, "Number of clients.", at_least=1)
+    shards: int = option(2, "Shards per client.", at_least=1)
 
     def assign(self, rows: Rows, seed: int) -> Assignment:
-        """Shuffle, sort by label, cut, and deal the shards."""
+        """Shuffle, sort by label, cut into shards, and assign the shards."""
         count, total = len(rows.labels), self.clients * self.shards
         if total > count:
             raise ValueError(f"clients * shards is {total}; it must be at most the {count} training rows: lower either")
-        shuffled = _shuffle(count, seed, self.name, "rows")
+        shuffled = _shuffle_rows(count, seed, self.name, "rows")
         order = shuffled[np.argsort(rows.labels[shuffled], kind="stable")]
-        owner = _shuffle(total, seed, self.name, "shards") // self.shards
+        client_of_shard = _shuffle_rows(total, seed, self.name, "shards") // self.shards
         client = np.empty(count, dtype=np.int64)
-        client[order] = owner[np.arange(count) * total // count]
+        client[order] = client_of_shard[np.arange(count) * total // count]
         return Assignment(client, np.arange(self.clients))
 
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Rows dealt at random, sizes equal to within one row."""
+    """Rows assigned at random; the clients' sizes differ by at most one row."""
 
     name: ClassVar[str] = "iid"
 
-    clients: int = 100
-
-    def __post_init__(self) -> None:
-        bounds.whole("clients", self.clients)
+    clients: int = option(100, "Number of clients.", at_least=1)
 
     def assign(self, rows: Rows, seed: int) -> Assignment:
-        """Deal the shuffled rows in turn."""
-        _check_enough(rows, self.clients)
-        return Assignment(_shuffle(len(rows.labels), seed, self.name) % self.clients, np.arange(self.clients))
+        """Assign the shuffled rows in turn."""
+        _check_enough_rows(rows, self.clients)
+        return Assignment(_shuffle_rows(len(rows.labels), seed, self.name) % self.clients, np.arange(self.clients))
 
 
-def _check_enough(rows: Rows, clients: int) -> None:
+def _check_enough_rows(rows: Rows, clients: int) -> None:
     if clients > len(rows.labels):
         raise ValueError(
             f"clients is {clients}; it must be at most the {len(rows.labels)} training rows: lower clients"
         )
 
 
-def _shuffle(size: int, *key: int | str) -> np.ndarray:
+def _shuffle_rows(size: int, *key: int | str) -> np.ndarray:
     return keys.sample_indices(size, size, *key) if size else np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Whose data counts how much: the scale of each client's class terms in the mean over clients."""
+"""How much each client's data counts: the scale of its class terms in the mean over clients."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedauc.discovery import lookup
 from fedauc.interfaces import Census
 
 
-def _clients(held: np.ndarray, clients: int) -> np.ndarray:
-    holders = int(np.count_nonzero(held))
-    return np.where(held > 0, clients / max(holders, 1), 0.0)
+def _weigh_clients_equally(rows: np.ndarray, clients: int) -> np.ndarray:
+    holders = int(np.count_nonzero(rows))
+    return np.where(rows > 0, clients / max(holders, 1), 0.0)
 
 
-def _pooled(held: np.ndarray, clients: int) -> np.ndarray:
-    return np.asarray(clients * held / max(held.sum(), 1), dtype=np.float64)
+def _weigh_rows_equally(rows: np.ndarray, clients: int) -> np.ndarray:
+    return np.asarray(clients * rows / max(rows.sum(), 1), dtype=np.float64)
 
 
-def _paper(held: np.ndarray, clients: int) -> np.ndarray:
-    return (held > 0).astype(np.float64)
+def _weigh_as_paper(rows: np.ndarray, clients: int) -> np.ndarray:
+    return (rows > 0).astype(np.float64)
 
 
 WEIGHTINGS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = MappingProxyType(
-    {"clients": _clients, "pooled": _pooled, "paper": _paper}
+    {"clients": _weigh_clients_equally, "pooled": _weigh_rows_equally, "paper": _weigh_as_paper}
 )
-"""Each maps how many rows of a class every client holds, and the number N of non-empty clients, to scales `[N]`."""
+"""Each maps the number of rows of a class that every client holds, and the number N of non-empty clients, to scales."""
 
 
 def class_scales(census: Census, weighting: str) -> np.ndarray:
@@ -42,14 +42,14 @@ def class_scales(census: Census, weighting: str) -> np.ndarray:
     [[2.0, 1.0], [0.0, 1.0]]
     """
     scale = lookup("weighting", weighting, WEIGHTINGS)
-    clients = _nonempty(census)
+    clients = _count_nonempty(census)
     return np.stack([scale(census.positives, clients), scale(census.negatives, clients)], axis=1)
 
 
 def row_scales(census: Census, weighting: str) -> np.ndarray:
-    """Scales `[N]` of each client's mean over all its rows: the rules of a class that every row is in."""
-    return lookup("weighting", weighting, WEIGHTINGS)(census.positives + census.negatives, _nonempty(census))
+    """Scales `[N]` of each client's mean over all its rows, by the same rules, as if all rows were one class."""
+    return lookup("weighting", weighting, WEIGHTINGS)(census.positives + census.negatives, _count_nonempty(census))
 
 
-def _nonempty(census: Census) -> int:
+def _count_nonempty(census: Census) -> int:
     return int(np.count_nonzero(census.positives + census.negatives))

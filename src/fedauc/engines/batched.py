@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.data.augment import move
+from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
-from fedauc.data.mapped import give_back
+from fedauc.data.io.memory import release_freed_memory
 from fedauc.engines.crew import one_thread
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.simulator import CachedForward, Simulator
@@ -122,7 +122,7 @@ class StackedEngine(Simulator):
             emitted.keep(scores, place, len(rows))
         if rows.large:
             # What such steps free lies between scores that stay, in holes that the next round would not fit into.
-            give_back()
+            release_freed_memory()
         return Advanced(local, emitted.all, losses)
 
     def _recall(self, download: Download, cohort: Cohort) -> Tree:
@@ -179,7 +179,7 @@ class VisitBatches:
         else:
             inputs = self._gathered[start:end]
         if self._moves is not None:
-            inputs = move(inputs, self._moves[start:end])
+            inputs = apply_crops(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
         return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._own))
 

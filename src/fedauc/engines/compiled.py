@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
-from fedauc.data.augment import move
+from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
 from fedauc.engines.batched import Advanced, Opened, Rows, StackedEngine
 from fedauc.engines.crew import cores
@@ -202,7 +202,7 @@ class CompiledEngine(StackedEngine):
     def _batch(self, drawn: Tree, weights: Tensor) -> Batch:
         index, own, moves = drawn
         inputs = self._inputs[index]
-        return Batch(inputs if is_empty(moves) else move(inputs, moves), self._labels[index], weights, own)
+        return Batch(inputs if is_empty(moves) else apply_crops(inputs, moves), self._labels[index], weights, own)
 
 
 def _at_once(compiled: Compiled, arguments: Arguments) -> Returned:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedauc import keys
-from fedauc.data.augment import draw_moves
-from fedauc.data.blocks import WORDS, row_blocks
+from fedauc.data.augmentation import draw_crops
 from fedauc.data.clients import Clients
+from fedauc.data.io.memory import WORDS_PER_BLOCK, row_blocks
 from fedauc.data.weighting import class_scales, row_scales
 from fedauc.interfaces import BatchKind, Phase, Setting
 
@@ -46,7 +46,7 @@ class Draws:
         if self._setting.augment == "none":
             return Drawn(rows, weights, None)
         count = rows[0].size
-        moves = [draw_moves(count, self._setting.seed, phase.round, client) for client in clients]
+        moves = [draw_crops(count, self._setting.seed, phase.round, client) for client in clients]
         return Drawn(rows, weights, np.stack(moves).reshape(*rows.shape, 3))
 
     def rows(self, client: int, phase: Phase) -> VisitRows:
@@ -73,7 +73,7 @@ class Draws:
         size = phase.batch.total_rows if side == 2 else phase.batch[side]
         sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
         parts = []
-        for some in row_blocks((len(clients), max(count, self._largest)), WORDS):
+        for some in row_blocks((len(clients), max(count, self._largest)), WORDS_PER_BLOCK):
             chosen = keys.sample_client_indices(sizes[some], count, clients[some], *key)
             parts.append(self._clients.rows.take(chosen + start[some, None]))
         rows: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)

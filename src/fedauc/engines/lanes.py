@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedauc.data.augment import move
+from fedauc.data.augmentation import apply_crops
 from fedauc.engines.batched import Advanced, Opened, Rows, gather
 from fedauc.engines.convolve import stackable
 from fedauc.engines.simulator import CachedForward
@@ -175,7 +175,7 @@ class Step:
     def look(self, lanes: Lanes, at: Tensor, drawn: Data) -> tuple[Tree, Tree, Tensor]:
         """The state after step `at`, what the step emits, and the losses before it."""
         (inputs, labels), (moves, own) = drawn, (_at(tree, at) for tree in (lanes.rows.moves, lanes.rows.own))
-        batch = Batch(inputs if is_empty(moves) else move(inputs, moves), labels, lanes.rows.weights, own)
+        batch = Batch(inputs if is_empty(moves) else apply_crops(inputs, moves), labels, lanes.rows.weights, own)
         download, network = lanes.sent(), CachedForward(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
         if not download.phase.scoring:

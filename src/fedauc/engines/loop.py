@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedauc import keys
-from fedauc.data.augment import move
+from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
 from fedauc.engines.crew import Crew
 from fedauc.engines.simulator import CachedForward, Simulator
@@ -123,6 +123,6 @@ class LoopEngine(Simulator):
         batches = []
         for step, chosen in enumerate(index):
             rows = self._inputs[chosen]
-            inputs = rows if moves is None else move(rows, moves[step])
+            inputs = rows if moves is None else apply_crops(rows, moves[step])
             batches.append(Batch(inputs, self._labels[chosen], weights, tree_at(download.per_client, step)))
         return batches

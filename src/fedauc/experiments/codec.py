@@ -10,9 +10,9 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from fedauc.algorithms import find_algorithms
-from fedauc.data import datasets
+from fedauc.data import find_datasets
 from fedauc.data.dataset import Dataset
-from fedauc.data.partitions import Partition, partitions
+from fedauc.data.partitions import Partition, find_partitions
 from fedauc.discovery import lookup
 from fedauc.interfaces import Algorithm, Objective, Participation
 from fedauc.models import find_models
@@ -42,8 +42,8 @@ class MissingFields(ValueError):
 def list_families() -> tuple[Family, ...]:
     """Every folder whose members a configuration can name; folders are scanned once, which takes milliseconds."""
     return (
-        Family("data", Dataset, datasets()),
-        Family("partition", Partition, partitions()),
+        Family("data", Dataset, find_datasets()),
+        Family("partition", Partition, find_partitions()),
         Family("model", ModelConfig, find_models()),
         Family("algorithm", Algorithm, find_algorithms()),
         Family("objective", Objective, find_objectives()),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedauc.data.creditcard import CreditCard
 from fedauc.data.dataset import Dataset
-from fedauc.data.prepare import Preparation
+from fedauc.data.datasets.creditcard import CreditCard
+from fedauc.data.preparation import Preparation
 from fedauc.experiments.codec import from_plain, to_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.models.linear import Linear

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from fedauc.data.prepare import Preparation
+from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.codec import Family, MissingFields, convert_value, list_families, to_plain, type_hints
 from fedauc.experiments.config import Config

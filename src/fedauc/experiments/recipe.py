@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from fedauc.algorithms import find_methods
-from fedauc.data.augment import AUGMENTS
+from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
 from fedauc.fields import check_fields, describe, option

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedauc.data.clients import Clients, Examples
-from fedauc.data.prepare import Split, prepare
+from fedauc.data.preparation import Split, prepare_table
 from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
 from fedauc.experiments.config import Config
@@ -245,4 +245,4 @@ def assemble_run(config: Config, load: DataCache) -> tuple[PreparedData, Assembl
 
 
 def _load(config: Config) -> Split:
-    return prepare(config.data.load(config.data_seed), config.preparation, config.data_seed)
+    return prepare_table(config.data.load(config.data_seed), config.preparation, config.data_seed)

@@ -24,7 +24,7 @@ from fedauc.federation.server import AGREEMENT_FILE, FederatedRun
 from fedauc.federation.site import DEFAULT_POLICY, SHARING_LEVELS, ModelBuilder, Site, SitePolicy, refuse_after_error
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState, SiteState
-from fedauc.locks import locked
+from fedauc.locks import hold_lock
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -150,7 +150,7 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
         FederatedRun.create(agreement, exchange, out, build_model)
     busy = f"{out} has been in use by another server (pid {{pid}}) for {LOCK_SECONDS:g} s; stop that server, or wait"
     # The lock is taken before the state is read, so that no other server can write in between.
-    with locked(out / ".lock", busy, LOCK_SECONDS):
+    with hold_lock(out / ".lock", busy, LOCK_SECONDS):
         FederatedRun.resume(exchange, out, build_model).go()
 
 

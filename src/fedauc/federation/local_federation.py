@@ -21,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from fedauc.data.creditcard import CreditCard
+from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.experiments.checkpoint import write_atomically
 
 SUPERLINK_NAME = "trial"

@@ -15,12 +15,10 @@ from torch.utils.data import Dataset
 
 from fedauc import keys
 from fedauc.data.checks import as_inputs, as_labels, label_tensor
-from fedauc.data.clients import Clients, Examples
+from fedauc.data.clients import Clients, Examples, stack_items
 from fedauc.data.dataset import Rows
-from fedauc.data.frames import Columns
-from fedauc.data.items import stack_items
-from fedauc.data.mapped import writable
-from fedauc.data.readers import read
+from fedauc.data.io.memory import make_writable
+from fedauc.data.io.readers import Columns, read_table
 from fedauc.interfaces import Census
 
 ARRAY_NAMES = ("x", "y", "test_x", "test_y")
@@ -88,7 +86,7 @@ class SiteData(NamedTuple):
         version = (file.stat().st_size, file.stat().st_mtime_ns, label, test_fraction)
         stamp = hashlib.blake2b(repr(version).encode(), digest_size=8).hexdigest()
         if not (folder / stamp).is_file():
-            rows, _ = read(str(file), Columns(label, ""))
+            rows, _ = read_table(str(file), Columns(label, ""))
             _write_cache(folder, stamp, rows, test_fraction)
         return SiteData.from_folder(folder)
 
@@ -107,7 +105,7 @@ SiteDataLoader = Callable[[], SiteData]
 
 def _map_inputs(array: np.ndarray) -> Tensor:
     # Checking for NaN would read the whole file for every message; `Site` does it once, when it registers.
-    return torch.from_numpy(writable(array)) if array.dtype in MAPPED_DTYPES else as_inputs(array)
+    return torch.from_numpy(make_writable(array)) if array.dtype in MAPPED_DTYPES else as_inputs(array)
 
 
 def _write_cache(folder: Path, stamp: str, rows: Rows, test_fraction: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedauc.data.augment import AUGMENTS
+from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.engines import AUTO, engines
 from fedauc.experiments.options import Option

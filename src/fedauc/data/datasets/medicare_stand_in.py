@@ -9,21 +9,19 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc.data.dataset import Table
-from fedauc.data.medicare import TEST, TRAIN, VALIDATION, read_years, write_years
-from fedauc.data.medicare_files import Year
-from fedauc.data.sources import File, Source, Stored
-from fedauc.data.states import STATES
+from fedauc.data.datasets.medicare import STATES, TEST, TRAIN, VALIDATION, ProviderYear, read_years, write_years
+from fedauc.data.io.stored import File, Source, StoredDataset
 
 FEATURES = ("total_payments", "total_services", "total_beneficiaries", "avg_submitted", "avg_paid")
 
 
 @dataclass(frozen=True)
-class MedicareStandIn(Stored):
+class MedicareStandIn(StoredDataset):
     """Provider-years of top billers, 96 positives to train on. NOT the paper's data: never report it as that."""
 
     name: ClassVar[str] = "medicare-stand-in"
     about: ClassVar[str] = "a stand-in for the Medicare data: top-billing providers by year and state; CMS and OIG"
-    foreign: ClassVar[str] = "STAND-IN for the Medicare data: top-billing providers"
+    caveat: ClassVar[str] = "STAND-IN for the Medicare data: top-billing providers"
     sources: ClassVar[tuple[Source, ...]] = (
         Source(
             "medicare_provider_years.parquet",
@@ -33,7 +31,7 @@ class MedicareStandIn(Stored):
         ),
     )
 
-    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+    def parse_files(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """The years of the paper's split, written like the Medicare data."""
         import pandas as pd
 
@@ -46,10 +44,10 @@ class MedicareStandIn(Stored):
             organisation = (rows["entity_type"] == "Organization").to_numpy(np.float32)
             states = np.array([STATES.index(state) for state in rows["state"]], dtype=np.int8)
             labels = rows["fraud"].to_numpy(np.int8)
-            found.append(Year(np.column_stack([amounts, organisation]), labels, states))
+            found.append(ProviderYear(np.column_stack([amounts, organisation]), labels, states))
         return write_years(found, into)
 
     def load(self, seed: int) -> Table:
         """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
-        arrays, counts = self.parsed()
-        return read_years(arrays, counts, self.foreign)
+        arrays, counts = self.load_parsed()
+        return read_years(arrays, counts, self.caveat)

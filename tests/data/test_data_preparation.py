@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.data import Preparation, Rows, Table, prepare
-from fedauc.data.creditcard import CreditCard
+from fedauc.data import Preparation, Rows, Table, prepare_table
+from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.partitions import IID, ByMetadata, Dirichlet, Natural
 
 
@@ -24,7 +24,7 @@ def table() -> Table:
 
 
 def test_default_keeps_the_data_as_loaded() -> None:
-    split = prepare(table(), Preparation(), 0)
+    split = prepare_table(table(), Preparation(), 0)
     assert len(split.train) == 8
     assert split.train.groups is not None
     assert split.train.groups.tolist() == ["x", "y"] * 4
@@ -36,7 +36,7 @@ def test_default_keeps_the_data_as_loaded() -> None:
 
 def test_order_is_imbalance_then_noise_then_partition() -> None:
     preparation = Preparation(IID(10), remove_positives=0.5, positive_rate=0.1, flip_positives=0.2, flip_negatives=0.1)
-    split = prepare(table(), preparation, 0)
+    split = prepare_table(table(), preparation, 0)
     # 100 positives, 50 after removal, 33 at a rate of 0.1 beside 300 negatives; 7 of 33 flip down, 30 of 300 up.
     assert len(split.train.labels) == 333
     assert split.train.labels.sum() == 33 - 7 + 30
@@ -47,7 +47,7 @@ def test_order_is_imbalance_then_noise_then_partition() -> None:
 
 def test_validation_and_test_stay_as_loaded() -> None:
     clean = table()
-    split = prepare(clean, Preparation(IID(4), remove_positives=0.9, flip_negatives=0.3), 0)
+    split = prepare_table(clean, Preparation(IID(4), remove_positives=0.9, flip_negatives=0.3), 0)
     assert split.validation is not None
     for mine, loaded in ((split.validation, clean.validation), (split.test, clean.test)):
         assert loaded is not None
@@ -57,21 +57,21 @@ def test_validation_and_test_stay_as_loaded() -> None:
 
 
 def test_metadata_names_the_clients_of_held_out_rows() -> None:
-    split = prepare(table(), Preparation(ByMetadata()), 0)
+    split = prepare_table(table(), Preparation(ByMetadata()), 0)
     assert split.test.clients is not None
     assert set(split.test.clients) == set(split.train.names) == {"x", "y"}
 
 
 def test_same_seed_same_split() -> None:
     preparation = Preparation(Dirichlet(10), flip_positives=0.2)
-    first, again, other = (prepare(table(), preparation, seed).train for seed in (3, 3, 4))
+    first, again, other = (prepare_table(table(), preparation, seed).train for seed in (3, 3, 4))
     assert np.array_equal(first.rows, again.rows)
     assert torch.equal(first.labels, again.labels)
     assert not np.array_equal(first.rows, other.rows)
 
 
 def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
-    split = prepare(CreditCard().load(0), Preparation(), 0)
+    split = prepare_table(CreditCard().load(0), Preparation(), 0)
     assert len(split.train) == 48
     assert split.train.groups is not None
     assert split.train.groups.tolist()[:4] == ["00-03h", "00-03h", "00-03h", "03-06h"]
@@ -96,7 +96,7 @@ def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
 )
 def test_errors_name_the_part(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        prepare(table()._replace(**change), Preparation(IID(2)), 0)
+        prepare_table(table()._replace(**change), Preparation(IID(2)), 0)
 
 
 @pytest.mark.parametrize("name", ["remove_positives", "flip_positives", "flip_negatives", "positive_rate"])

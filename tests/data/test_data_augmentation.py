@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedauc import Clients, fit
-from fedauc.data.augment import MARGIN, draw_moves, move
+from fedauc.data.augmentation import MARGIN, apply_crops, draw_crops
 from fedauc.models.cnn import SmallCNN
 
 
@@ -25,24 +25,24 @@ def test_every_move_is_a_window_of_the_padded_image() -> None:
     """All 9 x 9 x 2 moves, on images that are not square and have no black pixel of their own."""
     images = np.random.default_rng(0).integers(1, 256, (162, 3, 6, 9)).astype(np.uint8)
     moves = np.stack(np.meshgrid(np.arange(9), np.arange(9), np.arange(2)), axis=-1).reshape(-1, 3).astype(np.uint8)
-    found = move(torch.from_numpy(images), torch.from_numpy(moves)).numpy()
+    found = apply_crops(torch.from_numpy(images), torch.from_numpy(moves)).numpy()
     for image, (down, right, mirror), got in zip(images, moves, found, strict=True):
         np.testing.assert_array_equal(got, twin(image, down, right, mirror))
 
 
 def test_leading_dimensions_are_free() -> None:
     images = torch.randint(0, 256, (2, 3, 5, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    moves = torch.from_numpy(draw_moves(30, 0, 0, 0)).view(2, 3, 5, 3)
-    together = move(images, moves)
+    moves = torch.from_numpy(draw_crops(30, 0, 0, 0)).view(2, 3, 5, 3)
+    together = apply_crops(images, moves)
     for place in np.ndindex(2, 3, 5):
-        assert torch.equal(together[place], move(images[place], moves[place]))
+        assert torch.equal(together[place], apply_crops(images[place], moves[place]))
 
 
 def test_moves_are_keyed_and_spread_evenly() -> None:
-    many = draw_moves(90_000, 1, 2, 3)
-    assert np.array_equal(many, draw_moves(90_000, 1, 2, 3))
+    many = draw_crops(90_000, 1, 2, 3)
+    assert np.array_equal(many, draw_crops(90_000, 1, 2, 3))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not np.array_equal(many, draw_moves(90_000, *other))
+        assert not np.array_equal(many, draw_crops(90_000, *other))
     for column, values in ((0, 9), (1, 9), (2, 2)):
         counts = np.bincount(many[:, column], minlength=values)
         assert len(counts) == values
@@ -76,5 +76,5 @@ def test_rows_that_are_no_images_are_refused() -> None:
     table = Clients.from_arrays(np.zeros((6, 2)), np.arange(6) % 2, client=np.arange(6) // 3)
     with pytest.raises(ValueError, match=r"augment is 'crop-flip', but rows have shape \(2,\); it needs images"):
         fit(torch.nn.Linear(2, 1), table, augment="crop-flip")
-    with pytest.raises(ValueError, match="unknown augment"):
+    with pytest.raises(ValueError, match="augment is 'crop'; use 'none' or 'crop-flip'"):
         fit(torch.nn.Linear(2, 1), table, augment="crop")

@@ -1,4 +1,4 @@
-"""Drawn rows of the shape of the Medicare data, for scale and smoke runs."""
+"""Synthetic rows with the size and imbalance of the Medicare data, for tests of scale and quick trials."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc import keys
-from fedauc.data import bounds
-from fedauc.data.checks import EVALUABLE
+from fedauc.data.checks import MIN_ROWS_PER_CLASS
 from fedauc.data.dataset import Dataset, Rows, Table
-from fedauc.data.states import STATES
+from fedauc.data.datasets.medicare import STATES
+from fedauc.fields import check_fields, option
 
 
 @dataclass(frozen=True)
-class MedicareLike(Dataset):
+class SyntheticMedicare(Dataset):
     """SYNTHETIC: 4 million rows of 50 states, the k-th largest with 1/k of the largest's rows, 0.07 % positive.
 
-    x = y * separation * u + shift * c_state + noise, as in `synthetic`. Validation and test are fresh draws of a
-    quarter of the rows each.
+    x = y * separation * u + shift * c_state + noise, as in `synthetic`. Validation and test are independent samples of
+    a quarter of the rows each.
     """
 
     name: ClassVar[str] = "medicare-like"
     about: ClassVar[str] = "synthetic rows of the size and imbalance of the Medicare data; nothing to cite"
-    foreign: ClassVar[str] = "SYNTHETIC medicare-like"
+    caveat: ClassVar[str] = "SYNTHETIC medicare-like"
 
-    rows: int = 4_000_000
-    features: int = 32
-    positive_rate: float = 0.0007
-    shift: float = 0.3
-    separation: float = 1.0
+    rows: int = option(4_000_000, "Training rows of all states.", at_least=40 * len(STATES))
+    features: int = option(32, "Number of features.", at_least=1)
+    positive_rate: float = option(0.0007, "Fraction of the rows that are positive.", above=0, below=1)
+    shift: float = option(0.3, "Standard deviation of the states' offsets.", at_least=0)
+    separation: float = option(1.0, "Distance between the means of the classes.", at_least=0)
 
     def __post_init__(self) -> None:
-        bounds.whole("rows", self.rows, least=40 * len(STATES))
-        bounds.whole("features", self.features)
-        bounds.fraction("positive_rate", self.positive_rate)
-        bounds.nonnegative("shift", self.shift)
-        bounds.nonnegative("separation", self.separation)
+        check_fields(self)
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the states' offsets once, then three independent parts."""
@@ -45,21 +41,21 @@ class MedicareLike(Dataset):
         step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
         offsets = keys.numpy_generator(seed, "offsets").standard_normal((len(STATES), self.features), dtype=np.float32)
         offsets *= np.float32(self.shift)
-        train = self._draw(step, offsets, self.rows, seed, "train")
-        validation, test = (self._draw(step, offsets, self.rows // 4, seed, part) for part in ("validation", "test"))
-        note = f"{self.foreign}: {self.rows} drawn rows of {len(STATES)} states to train on"
+        sizes = {"train": self.rows, "validation": self.rows // 4, "test": self.rows // 4}
+        train, validation, test = (self._generate_rows(step, offsets, size, seed, part) for part, size in sizes.items())
+        note = f"{self.caveat}: {self.rows} synthetic rows of {len(STATES)} states to train on"
         return Table(train, validation, test, note)
 
-    def _draw(self, step: np.ndarray, offsets: np.ndarray, size: int, seed: int, part: str) -> Rows:
+    def _generate_rows(self, step: np.ndarray, offsets: np.ndarray, size: int, seed: int, part: str) -> Rows:
         shares = 1 / np.arange(1, len(STATES) + 1)
         stops = np.round(np.cumsum(shares) / shares.sum() * size).astype(np.int64)
-        place = np.searchsorted(stops, np.arange(size), side="right")
+        state_of_row = np.searchsorted(stops, np.arange(size), side="right")
         labels = np.zeros(size, dtype=np.int8)
-        positives = max(EVALUABLE, round(self.positive_rate * size))
+        positives = max(MIN_ROWS_PER_CLASS, round(self.positive_rate * size))
         labels[keys.sample_indices(size, positives, seed, "labels", part)] = 1
         inputs = keys.numpy_generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
         # State by state and in place: one row of offsets per row of inputs would double the memory.
         for state, stop in enumerate(stops):
             inputs[(stops[state - 1] if state else 0) : stop] += offsets[state]
         inputs[labels == 1] += step
-        return Rows(inputs, labels, np.array(STATES)[place])
+        return Rows(inputs, labels, np.array(STATES)[state_of_row])

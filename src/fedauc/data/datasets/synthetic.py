@@ -8,34 +8,31 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc import keys
-from fedauc.data import bounds
 from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.fields import check_fields, option
 
 
 @dataclass(frozen=True)
 class Synthetic(Dataset):
-    """x = (y - 1/2) * separation * u + shift * c_m + noise, with a common direction u and an offset c_m ~ N(0, I) each.
+    """x = (y - 1/2) * separation * u + shift * c_m + noise, with a direction u and offsets c_m ~ N(0, I) of clients.
 
-    Without shift the best AUC is Phi(separation / sqrt 2); shift moves whole clients, so that pairs across clients are
-    ranked worse: Phi(separation / sqrt(2 (1 + shift^2))). Validation and test are fresh draws of the training size.
+    Without shift the best AUC is Phi(separation / sqrt 2). Shift moves all rows of a client, so that pairs across
+    clients are ranked worse: Phi(separation / sqrt(2 (1 + shift^2))). Validation and test are independent samples of
+    the training size.
     """
 
     name: ClassVar[str] = "synthetic"
-    about: ClassVar[str] = "Gaussian classes with client shift, drawn from the seed; nothing to cite"
+    about: ClassVar[str] = "Gaussian classes with client shift, generated from the seed; nothing to cite"
 
-    clients: int = 20
-    rows_per_client: int = 100
-    features: int = 10
-    positive_rate: float = 0.1
-    shift: float = 0.5
-    separation: float = 2.0
+    clients: int = option(20, "Number of clients.", at_least=1)
+    rows_per_client: int = option(100, "Training rows of each client.", at_least=1)
+    features: int = option(10, "Number of features.", at_least=1)
+    positive_rate: float = option(0.1, "Fraction of the rows that are positive.", above=0, below=1)
+    shift: float = option(0.5, "Standard deviation of the clients' offsets.", at_least=0)
+    separation: float = option(2.0, "Distance between the means of the classes.", at_least=0)
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rows_per_client", "features"):
-            bounds.whole(name, getattr(self, name))
-        bounds.fraction("positive_rate", self.positive_rate)
-        bounds.nonnegative("shift", self.shift)
-        bounds.nonnegative("separation", self.separation)
+        check_fields(self)
         if self.clients * self.rows_per_client < 2:
             raise ValueError("rows_per_client is 1 for 1 client; an AUC needs two rows: raise either")
 
@@ -45,10 +42,13 @@ class Synthetic(Dataset):
         step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
         offsets = keys.numpy_generator(seed, "offsets").standard_normal((self.clients, self.features), dtype=np.float32)
         offsets *= np.float32(self.shift)
-        train, validation, test = (self._draw(step, offsets, seed, part) for part in ("train", "validation", "test"))
-        return Table(train, validation, test, f"{len(train.labels)} drawn rows of {self.clients} clients to train on")
+        train, validation, test = (
+            self._generate_rows(step, offsets, seed, part) for part in ("train", "validation", "test")
+        )
+        note = f"{len(train.labels)} synthetic rows of {self.clients} clients to train on"
+        return Table(train, validation, test, note)
 
-    def _draw(self, step: np.ndarray, offsets: np.ndarray, seed: int, part: str) -> Rows:
+    def _generate_rows(self, step: np.ndarray, offsets: np.ndarray, seed: int, part: str) -> Rows:
         size = self.clients * self.rows_per_client
         client = np.repeat(np.arange(self.clients), self.rows_per_client)
         positives = min(max(1, round(self.positive_rate * size)), size - 1)

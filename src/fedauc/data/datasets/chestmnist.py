@@ -10,34 +10,23 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc.data.dataset import Rows, Table
-from fedauc.data.readers import DAMAGE
-from fedauc.data.sources import File, Source, Stored, save
+from fedauc.data.io.readers import NPZ_ERRORS
+from fedauc.data.io.stored import File, Source, StoredDataset, save_array
 from fedauc.discovery import lookup
+from fedauc.fields import option
 
 FINDINGS = (
-    "atelectasis",
-    "cardiomegaly",
-    "effusion",
-    "infiltration",
-    "mass",
-    "nodule",
-    "pneumonia",
-    "pneumothorax",
-    "consolidation",
-    "edema",
-    "emphysema",
-    "fibrosis",
-    "pleural",
-    "hernia",
+    *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax"),
+    *("consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
 )
 """In the order of the label columns."""
 
 PARTS = ("train", "val", "test")
-"""The official split, as the archive names it."""
+"""The parts of the official split, as the archive names them."""
 
 
 @dataclass(frozen=True)
-class ChestMNIST(Stored):
+class ChestMNIST(StoredDataset):
     """112,120 chest X-rays in their official split; the positives are those with one finding, by default a mass."""
 
     name: ClassVar[str] = "chestmnist"
@@ -54,12 +43,12 @@ class ChestMNIST(Stored):
         ),
     )
 
-    finding: str = "mass"
+    finding: str = option("mass", "The finding that makes an image positive.")
 
     def __post_init__(self) -> None:
         lookup("finding", self.finding, dict.fromkeys(FINDINGS, True))
 
-    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+    def parse_files(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """All images `[n, 1, 28, 28]` and label columns `[n, 14]`, part after part."""
         path = files[0].path
         if not zipfile.is_zipfile(path):
@@ -68,15 +57,15 @@ class ChestMNIST(Stored):
             with np.load(path, allow_pickle=False) as archive:
                 images = [archive[f"{part}_images"] for part in PARTS]
                 labels = [archive[f"{part}_labels"] for part in PARTS]
-        except DAMAGE as error:
+        except NPZ_ERRORS as error:
             raise ValueError(f"{path} is damaged ({error}): delete it and fetch it again") from error
-        save(into, "images", np.concatenate(images)[:, None])
-        save(into, "labels", np.concatenate(labels).astype(np.uint8))
+        save_array(into, "images", np.concatenate(images)[:, None])
+        save_array(into, "labels", np.concatenate(labels).astype(np.uint8))
         return {part: len(rows) for part, rows in zip(PARTS, labels, strict=True)}
 
     def load(self, seed: int) -> Table:
         """The official split, whatever the seed."""
-        arrays, counts = self.parsed()
+        arrays, counts = self.load_parsed()
         labels = arrays["labels"][:, FINDINGS.index(self.finding)].astype(np.int8)
         rows, first = Rows(arrays["images"], labels), counts["train"]
         second = first + counts["val"]

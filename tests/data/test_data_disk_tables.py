@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from fedauc.data import Preparation, Table, columnar, laid_out, prepare, standardize
+from fedauc.data import Preparation, Table, prepare_table, standardization
 from fedauc.data.clients import Clients
 from fedauc.data.dataset import Rows
-from fedauc.data.table import TableFile
+from fedauc.data.datasets.table import TableFile
+from fedauc.data.io import disk_tables, readers
 
 ROWS = 60
 BLOCK = 7
@@ -80,8 +81,8 @@ every_kind = pytest.mark.parametrize(("name", "write"), KINDS, ids=[f"{kind[1]._
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every file counts as large and is read in small blocks; returns where rows are laid out."""
-    monkeypatch.setattr(laid_out, "LARGE", 0)
-    monkeypatch.setattr(columnar, "BLOCK", BLOCK)
+    monkeypatch.setattr(disk_tables, "LARGE", 0)
+    monkeypatch.setattr(readers, "BLOCK", BLOCK)
     monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "home"))
     return tmp_path / "home" / "parsed"
 
@@ -122,10 +123,10 @@ def test_rows_are_the_same_to_the_bit_as_from_memory(
     )
     found = dataset.load(3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laid_out, "LARGE", 1 << 40)
+        patch.setattr(disk_tables, "LARGE", 1 << 40)
         same(found, dataset.load(3))
     # What a run makes of them: clients of both, and examples.
-    split = prepare(found, Preparation(), 0)
+    split = prepare_table(found, Preparation(), 0)
     assert split.train.names.tolist() == [f"bank-{place}" for place in range(5)]
     assert split.train.groups is not None
     assert split.train.groups.tolist() == ["de", "fr", "de", "it", "fr"]
@@ -156,9 +157,9 @@ def test_large_is_from_so_many_bytes_on(
 ) -> None:
     path = made(tmp_path, "rows.arrow", arrow)
     # 60 rows of 7 columns, four bytes each if they were all features.
-    monkeypatch.setattr(laid_out, "LARGE", ROWS * 7 * 4 + edge)
-    assert laid_out.is_large(path) == expected
-    assert not laid_out.is_large(str(tmp_path / "rows.csv"))
+    monkeypatch.setattr(disk_tables, "LARGE", ROWS * 7 * 4 + edge)
+    assert disk_tables.is_large(path) == expected
+    assert not disk_tables.is_large(str(tmp_path / "rows.csv"))
 
 
 def test_a_second_load_reads_nothing_but_the_copy(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ def test_a_second_load_reads_nothing_but_the_copy(tmp_path: Path, large: Path, m
     def refuse(*_: Any) -> Any:
         raise AssertionError("the file was read again")
 
-    monkeypatch.setattr(columnar, "frames", refuse)
+    monkeypatch.setattr(readers, "iterate_frames", refuse)
     same(dataset.load(0), first)
     # Another seed is another split.
     with pytest.raises(AssertionError, match="read again"):
@@ -199,11 +200,11 @@ def test_what_another_process_has_just_finished_stays(tmp_path: Path, large: Pat
 
     def overtaken(into: Path) -> None:
         build(into)
-        laid_out.stored((str(tmp_path / "rows"),), "key", build)
+        disk_tables.load_disk_table((str(tmp_path / "rows"),), "key", build)
         faster.append(next(large.glob("table-*")).stat().st_ino)
 
     faster: list[int] = []
-    laid_out.stored((str(tmp_path / "rows"),), "key", overtaken)
+    disk_tables.load_disk_table((str(tmp_path / "rows"),), "key", overtaken)
     assert [path.stat().st_ino for path in large.iterdir()] == faster
 
 
@@ -248,9 +249,9 @@ def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, lar
 def test_laying_out_takes_little_memory(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 20 MB, 0.8 MB at a time."""
     rows, width, block = 50_000, 100, 1 << 11
-    monkeypatch.setattr(columnar, "BLOCK", block)
-    monkeypatch.setattr(laid_out, "BLOCK", block * width)
-    monkeypatch.setattr(standardize, "BLOCK", block * width)
+    monkeypatch.setattr(readers, "BLOCK", block)
+    monkeypatch.setattr(disk_tables, "BLOCK", block * width)
+    monkeypatch.setattr(standardization, "BLOCK", block * width)
     values = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
     table = pd.DataFrame(values, columns=[f"x{place}" for place in range(width)])
     table["y"], table["client"] = np.arange(rows) % 10 == 0, np.arange(rows) % 50
@@ -284,7 +285,7 @@ def flipped(raw: bytes, seed: int) -> bytes:
 def complaint(file: Path) -> str:
     """What is said against a file; nothing if it can be read. Any other error than a ValueError comes through."""
     try:
-        prepare(TableFile(str(file), **NAMES).load(0), Preparation(), 0)
+        prepare_table(TableFile(str(file), **NAMES).load(0), Preparation(), 0)
     except ValueError as error:
         return str(error)
     return ""
@@ -295,7 +296,7 @@ def complaint(file: Path) -> str:
 def test_a_damaged_file_is_refused_in_one_line_or_read(
     tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Writer, limit: int
 ) -> None:
-    monkeypatch.setattr(laid_out, "LARGE", limit)
+    monkeypatch.setattr(disk_tables, "LARGE", limit)
     write(tmp_path / name, frame())
     raw = (tmp_path / name).read_bytes()
     said = []

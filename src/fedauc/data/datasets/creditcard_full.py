@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedauc.data.creditcard import HOURS, CreditCard
 from fedauc.data.dataset import Rows
-from fedauc.data.sources import File, Source, Stored, save
+from fedauc.data.datasets.creditcard import HOURS, CreditCard
+from fedauc.data.io.stored import File, Source, StoredDataset, save_array
 
 
 @dataclass(frozen=True)
-class CreditCardFull(CreditCard, Stored):
+class CreditCardFull(CreditCard, StoredDataset):
     """All 284,807 transactions of which `creditcard` is a sample, 492 of them frauds, with the same clients."""
 
     name: ClassVar[str] = "creditcard-full"
@@ -31,14 +31,14 @@ class CreditCardFull(CreditCard, Stored):
         ),
     )
 
-    def parse(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
+    def parse_files(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """28 components and the amount, the label, and the hour since the first transaction."""
         table = np.loadtxt(files[0].path, delimiter=",", skiprows=1, quotechar='"')
-        save(into, "inputs", table[:, 1:-1].astype(np.float32))
-        save(into, "labels", table[:, -1].astype(np.int8))
-        save(into, "hours", np.minimum(table[:, 0] // 3600, HOURS - 1).astype(np.int64))
+        save_array(into, "inputs", table[:, 1:-1].astype(np.float32))
+        save_array(into, "labels", table[:, -1].astype(np.int8))
+        save_array(into, "hours", np.minimum(table[:, 0] // 3600, HOURS - 1).astype(np.int64))
         return {}
 
-    def _rows(self) -> Rows:
-        arrays, _ = self.parsed()
-        return self._named(arrays["inputs"], np.array(arrays["labels"]), arrays["hours"])
+    def _read_rows(self) -> Rows:
+        arrays, _ = self.load_parsed()
+        return self._name_clients(arrays["inputs"], np.array(arrays["labels"]), arrays["hours"])

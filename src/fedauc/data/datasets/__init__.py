@@ -1,0 +1,1 @@
+"""One file per dataset; `fedauc.data.find_datasets()` finds them."""

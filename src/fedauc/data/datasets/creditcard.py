@@ -1,0 +1,60 @@
+"""Card fraud by the hour: a dataset in the package whose clients naturally form a cycle of groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from typing import ClassVar
+
+import numpy as np
+
+from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.splits import split_table
+from fedauc.data.standardization import standardize_table
+from fedauc.fields import check_fields, option
+
+HOURS = 48
+"""The data span two days."""
+
+
+@dataclass(frozen=True)
+class CreditCard(Dataset):
+    """28,930 European card transactions of September 2013, 492 of them frauds.
+
+    Each of the 48 hours is a client, and clients of the same time of day form a group.
+    """
+
+    name: ClassVar[str] = "creditcard"
+    about: ClassVar[str] = (
+        "card fraud, all 492 frauds and a tenth of the genuine transactions of two days; Dal Pozzolo et al. 2015, "
+        "Machine Learning Group of ULB, Kaggle 'Credit Card Fraud Detection', DbCL 1.0"
+    )
+
+    test_fraction: float = option(0.3, "Fraction of each class held out for testing.", above=0, below=1)
+    validation_fraction: float = option(
+        0.0, "Fraction of the remaining rows held out for validation.", at_least=0, below=1
+    )
+    hours_per_group: int = option(3, "Hours of the day in a group of clients; must divide 24.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if 24 % self.hours_per_group:
+            raise ValueError(
+                f"hours_per_group is {self.hours_per_group}; it must divide 24: use 1, 2, 3, 4, 6, 8 or 12"
+            )
+
+    def load(self, seed: int) -> Table:
+        """A split stratified by label; every column is standardised on the training part."""
+        table = standardize_table(split_table(self._read_rows(), self.test_fraction, self.validation_fraction, seed))
+        return table._replace(note=f"{len(table.train.labels)} transactions of {HOURS} hourly clients to train on")
+
+    def _read_rows(self) -> Rows:
+        path = resources.files("fedauc.data") / "files" / "creditcard_sample.npz"
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return self._name_clients(arrays["x"], arrays["y"].astype(np.int8), arrays["hour"].astype(np.int64))
+
+    def _name_clients(self, inputs: np.ndarray, labels: np.ndarray, hour: np.ndarray) -> Rows:
+        clients = np.array([f"hour-{number:02d}" for number in range(HOURS)])
+        starts = range(0, 24, self.hours_per_group)
+        groups = np.array([f"{start:02d}-{start + self.hours_per_group:02d}h" for start in starts])
+        return Rows(inputs, labels, clients[hour], groups[hour % 24 // self.hours_per_group])

@@ -1,0 +1,223 @@
+"""Tables too large for memory: rewritten row by row on disk once, and memory-mapped from then on.
+
+Arrow and Parquet files hold columns, but a batch takes random rows: gathering a row from 60 float32 columns is ten
+times as slow as reading it from an array of rows, and takes sixty disk reads instead of one where the table is not in
+memory. So a large file is copied once into rows, block by block, split and standardised as requested. The copy is in a
+folder of `stored.cache_folders`. Its name depends on the file's size and modification time and on every option that
+affects the copy, so that a changed file gets a new one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from fedauc.data.dataset import Rows
+from fedauc.data.io import readers
+from fedauc.data.io.memory import index_type, row_blocks
+from fedauc.data.io.readers import Columns
+from fedauc.data.io.stored import (
+    File,
+    ParsedArrays,
+    cache_folders,
+    files_fingerprint,
+    load_or_build,
+    resolve_folder,
+)
+from fedauc.data.names import as_names, enumerate_names
+from fedauc.data.standardization import BLOCK, column_moments, scale_rows
+
+LARGE = 1 << 28
+"""From this many bytes of float32 on, a columnar file is copied to disk as rows instead of being read into memory."""
+
+Parts = dict[str, Rows]
+"""Parts of a table by name; before they are written, `inputs` holds row numbers in increasing order."""
+
+
+def read_rows(path: str, columns: Columns) -> Rows:
+    """All rows of a file: in memory, or memory-mapped if the file is large."""
+    if not is_large(path):
+        return readers.read_table(path, columns)[0]
+
+    def build(into: Path) -> None:
+        write_parts(into, path, columns, lambda rows: {"all": rows})
+
+    return read_part(load_disk_table((path,), repr(columns), build), "all")
+
+
+def is_large(path: str) -> bool:
+    """Whether a file is columnar and too large to be read into memory."""
+    file = Path(path)
+    if not readers.is_columnar(file):
+        return False
+    readers.check_exists(file)
+    with readers.naming_file(file), readers.requiring_frames():
+        rows, width = readers.columnar_size(file)
+    return rows * width * np.dtype(np.float32).itemsize >= LARGE
+
+
+def load_disk_table(paths: Sequence[str], key: str, build: Callable[[Path], None]) -> ParsedArrays:
+    """The arrays that `build` writes for these files and this key; copies of older files are deleted."""
+    files = tuple(File(Path(path).resolve(), "") for path in paths)
+    prefix = f"table-{files_fingerprint((), repr([str(file.path) for file in files]) + key)}"
+    name = f"{prefix}-{files_fingerprint(files, '')}"
+    folder = cache_folders(resolve_folder(""))[-1]
+
+    def fill(into: Path) -> dict[str, int]:
+        build(into)
+        for old in folder.glob(f"{prefix}-*"):
+            # A folder of the same name comes from a process that was faster and is about to read it.
+            if old.name != name:
+                shutil.rmtree(old, ignore_errors=True)
+        return {}
+
+    return load_or_build(folder, name, fill)
+
+
+def read_part(parsed: ParsedArrays, name: str) -> Rows:
+    """One part of a table on disk, memory-mapped."""
+    inputs, labels, client, group = (parsed.arrays.get(f"{name}-{field}") for field in Rows._fields)
+    if inputs is None or labels is None:
+        raise ValueError(f"part {name!r} is not among {sorted(parsed.arrays)}: delete the folder of parsed tables")
+    return Rows(inputs, labels, client, group)
+
+
+def write_parts(into: Path, path: str, columns: Columns, split: Callable[[Rows], Parts]) -> Columns:
+    """Write the parts that `split` makes of a file's rows; returns the columns with the features listed."""
+    file = Path(path)
+    readers.check_exists(file)
+    with readers.naming_file(file), readers.requiring_frames():
+        if readers.is_columnar(file):
+            resolved = readers.resolve_columns(next(readers.iterate_frames(file)), columns)
+        else:
+            resolved = readers.read_table(path, columns)[1]
+        rows, clients, groups = _read_row_labels(file, resolved)
+    parts = split(rows)
+    for name, part in parts.items():
+        np.save(into / f"{name}-labels.npy", part.labels)
+        _write_names(into / f"{name}-client.npy", clients, part.client)
+        _write_names(into / f"{name}-group.npy", groups, part.group)
+    with readers.naming_file(file):
+        _write_inputs(into, file, resolved, parts)
+    return resolved
+
+
+def standardize_parts(into: Path, names: Sequence[str]) -> None:
+    """Standardise the parts in their files by the mean and deviation of the first of them."""
+    mean, deviation = column_moments(np.load(_inputs_path(into, names[0]), mmap_mode="r"))
+    for name in names:
+        for block in row_blocks(np.load(_inputs_path(into, name), mmap_mode="r").shape, BLOCK):
+            # A new mapping for each block, because written pages stay in memory while they are mapped.
+            rows = np.load(_inputs_path(into, name), mmap_mode="r+")
+            rows[block] = scale_rows(rows[block], mean, deviation)
+
+
+def _inputs_path(into: Path, name: str) -> Path:
+    return into / f"{name}-inputs.npy"
+
+
+# ------------------------------------------------------------------------------------------------------ block by block
+
+
+def _iterate_blocks(file: Path, columns: Columns) -> Iterator[tuple[int, Rows]]:
+    """The rows of a file block by block, each with the number of its first row."""
+    if not readers.is_columnar(file):
+        yield 0, readers.read_table(str(file), columns)[0]
+        return
+    names = [name for name in (columns.label, columns.client, columns.group, *columns.features) if name]
+    start = 0
+    for frame in readers.iterate_frames(file, names):
+        try:
+            yield start, readers.check_rows(readers.read_frame(frame, columns), columns)
+        except ValueError as error:
+            raise ValueError(f"counted from row {start}: {error}") from error
+        start += len(frame)
+
+
+def _read_row_labels(file: Path, columns: Columns) -> tuple[Rows, _NameCodes, _NameCodes]:
+    """Each row's number, label, and client and group codes, with the names that the codes stand for."""
+    clients, groups, labels = _NameCodes("client"), _NameCodes("group"), []
+    # One feature is enough for a block to know its number of rows.
+    for _, rows in _iterate_blocks(file, columns._replace(features=columns.features[:1])):
+        labels.append(rows.labels)
+        clients.add_names(rows.client)
+        groups.add_names(rows.group)
+    joined = np.concatenate(labels)
+    numbers = np.arange(len(joined), dtype=index_type(len(joined)))
+    return Rows(numbers, joined, clients.all_codes(), groups.all_codes()), clients, groups
+
+
+def _write_inputs(into: Path, file: Path, columns: Columns, parts: Parts) -> None:
+    part_of_row = np.full(sum(len(rows.labels) for rows in parts.values()), -1, dtype=np.int8)
+    with ExitStack() as stack:
+        writers = []
+        for number, (name, rows) in enumerate(parts.items()):
+            part_of_row[np.asarray(rows.inputs)] = number
+            shape = (len(rows.labels), len(columns.features))
+            writers.append(stack.enter_context(ArrayWriter(_inputs_path(into, name), np.dtype(np.float32), shape)))
+        for start, rows in _iterate_blocks(file, columns):
+            numbers = part_of_row[start : start + len(rows.labels)]
+            for number, writer in enumerate(writers):
+                writer.write_rows(np.asarray(rows.inputs)[numbers == number])
+
+
+def _write_names(path: Path, names: _NameCodes, codes: np.ndarray | None) -> None:
+    if codes is None:
+        return
+    distinct = names.distinct_names()
+    with ArrayWriter(path, distinct.dtype, codes.shape) as writer:
+        for block in row_blocks(codes.shape, BLOCK):
+            writer.write_rows(distinct[codes[block]])
+
+
+class _NameCodes:
+    """The names of a column as integer codes, numbered by first appearance: a few bytes per row."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._code_of: dict[int | str, int] = {}
+        self._codes: list[np.ndarray] = []
+
+    def add_names(self, names: np.ndarray | None) -> None:
+        """Append the names of the next rows."""
+        if names is None:
+            return
+        distinct, index = enumerate_names(as_names(names, self._column, len(names)))
+        codes = [self._code_of.setdefault(name, len(self._code_of)) for name in distinct.tolist()]
+        self._codes.append(np.array(codes, dtype=np.int32)[index])
+
+    def all_codes(self) -> np.ndarray | None:
+        """The code of each row; None if there is no such column."""
+        return np.concatenate(self._codes) if self._codes else None
+
+    def distinct_names(self) -> np.ndarray:
+        """The name of each code."""
+        return np.array(list(self._code_of))
+
+
+class ArrayWriter:
+    """Writes an .npy file from beginning to end without holding the array in memory.
+
+    Writing is safer than a mapping, because a full disk raises an error instead of killing the process.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        self._dtype, self._stream = dtype, path.open("wb")
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._stream, header)
+
+    def write_rows(self, rows: np.ndarray) -> None:
+        """Append rows."""
+        self._stream.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stream.close()
