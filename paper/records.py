@@ -30,8 +30,7 @@ import numpy as np
 import fedauc
 from fedauc import keys
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.codec import convert_value, to_plain
-from fedauc.experiments.config import FORMAT, Config
+from fedauc.experiments.config import FORMAT, Config, convert_value, to_plain
 from fedauc.experiments.folder import RunFolder
 
 MOST_ROWS = 22_500

@@ -12,8 +12,7 @@ import pytest
 from cli_helpers import fedauc
 from fedauc.algorithms import find_methods
 from fedauc.engines import _say
-from fedauc.experiments.codec import list_families
-from fedauc.experiments.config import FORMAT
+from fedauc.experiments.config import FORMAT, list_families
 from fedauc.experiments.options import list_options
 
 TINY = (
@@ -105,8 +104,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str)
 
 def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON of a run has no leaf without an option, besides the format, the names and tuples of tuples."""
-    from fedauc.experiments.codec import to_plain
-    from fedauc.experiments.config import Config
+    from fedauc.experiments.config import Config, to_plain
     from fedauc.experiments.recipe import Recipe
 
     def leaves(tree: object, place: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -114,7 +112,7 @@ def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) 
             return {leaf for key, value in tree.items() for leaf in leaves(value, (*place, key))}
         return {place}
 
-    known = {option.place for option in list_options()} | {("recipe", "method")}
+    known = {option.path for option in list_options()} | {("recipe", "method")}
     found = leaves(to_plain(Config(recipe=Recipe.of("cycp-pairwise"))))
     named = {place for place in found if place[-1] == "name"}
     assert found - named - known == {("recipe", "participation", "given")}

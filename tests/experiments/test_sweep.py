@@ -269,7 +269,7 @@ GROUPS = {
     "another number of stages does not": (("cycp-minimax", 2, "stages=constant,milestones"), {}, [2, 2]),
     "another number of rounds does not": (("cycp-minimax", 2, "participation.groups=2,3"), {}, [2, 2]),
     "another pass of scores shares": (
-        ("cycp-pairwise", 2, "stage_output=last,cycle_mean"),
+        ("cycp-pairwise", 2, "stage-output=last,cycle_mean"),
         {"stages": "geometric", "stages__initial": "1"},
         [4],
     ),

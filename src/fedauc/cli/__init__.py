@@ -48,7 +48,6 @@ from fedauc.reports.tables import (
     ranking_markdown,
     ranking_table,
 )
-from fedauc.reports.words import explained
 from fedauc.version import VERSION
 
 SHORT = {
@@ -140,11 +139,9 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "texts"]
     extra = []
     for option in made:
-        kind = "name" if option.kind is None else describe_type(option.kind)
+        kind = "name" if option.type is None else describe_type(option.type)
         flags = SHORT.get(option.name, [f"--{option.name}"])
-        spec = typer.Option(
-            *flags, metavar=kind, help=explained(option), rich_help_panel=option.panel, show_default=False
-        )
+        spec = typer.Option(*flags, metavar=kind, help=option.help, rich_help_panel=option.panel, show_default=False)
         note = Annotated[str | None, spec]
         extra.append(inspect.Parameter(names[option.name], KEYWORD, default=None, annotation=note))
     keyword = [p.replace(kind=KEYWORD) for p in own]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.experiments.checkpoint import write_atomically
-from fedauc.experiments.codec import to_plain
-from fedauc.experiments.config import FORMAT, Config
+from fedauc.experiments.config import FORMAT, Config, to_plain
 from fedauc.experiments.folder import RunFolder, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.runner import DataCache, Observer, Run

@@ -1,22 +1,37 @@
-"""The frozen configuration of a run: data, model and recipe, to JSON and back."""
+"""The frozen configuration of a run (data, model and recipe), and how it is written to JSON and read back.
+
+A component, such as a dataset or an objective, is written with its `name` and found again by it in its family.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import dataclass
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedauc.algorithms import find_algorithms
+from fedauc.data import find_datasets
 from fedauc.data.dataset import Dataset
 from fedauc.data.datasets.creditcard import CreditCard
+from fedauc.data.partitions import Partition, find_partitions
 from fedauc.data.preparation import Preparation
-from fedauc.experiments.codec import from_plain, to_plain
+from fedauc.discovery import lookup
 from fedauc.experiments.recipe import Recipe
+from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
+from fedauc.interfaces import Algorithm, Objective, Participation
+from fedauc.models import find_models
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
+from fedauc.objectives import find_objectives
+from fedauc.participation import find_participations
+from fedauc.stages import STAGE_RULES, StageRule
 
-FORMAT = 1
-"""Raised when an old reader could misunderstand a new configuration."""
+FORMAT = 2
+"""Raised when an old reader could misunderstand a new configuration, or a new reader an old one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +46,16 @@ class Config:
     True
     """
 
-    recipe: Recipe
-    data: Dataset = CreditCard()
-    preparation: Preparation = Preparation()
-    model: ModelConfig = Linear()
-    data_seed: int = 0
-    evaluate_every: int = 1
-    checkpoint_every: int = 1
+    recipe: Recipe = field(metadata=describe("How to train."))
+    data: Dataset = option(CreditCard(), "The dataset.")
+    preparation: Preparation = option(Preparation(), "What is changed in the training rows before they are used.")
+    model: ModelConfig = option(Linear(), "The model.")
+    data_seed: int = option(0, "Seed of the split, the removal of positives, the label noise and the partition.")
+    evaluate_every: int = option(1, "Cycles between evaluations.", at_least=1)
+    checkpoint_every: int = option(1, "Cycles between checkpoints.", at_least=1)
 
     def __post_init__(self) -> None:
-        for name in ("evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1 cycle")
+        check_fields(self)
 
     def to_json(self) -> str:
         """Indented JSON, with the format it is written in."""
@@ -51,18 +63,26 @@ class Config:
 
     @staticmethod
     def from_json(text: str, where: str = "configuration") -> Config:
-        """Read a configuration; one line says what is wrong with it."""
+        """Read a configuration. What the recipe leaves out comes from its method's defaults."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{where} is not JSON (line {error.lineno}: {error.msg}); fix or regenerate it") from error
         if not isinstance(data, dict):
             raise ValueError(f"{where} is a {type(data).__name__}; it must be a JSON object")
-        found = data.pop("format", FORMAT)
-        if not isinstance(found, int) or found > FORMAT:
-            raise ValueError(f"{where} has format {found}; this version reads up to {FORMAT}: upgrade fedauc")
-        data["recipe"] = _filled(data.get("recipe"), where)
-        config: Config = from_plain(Config, data, where)
+        written = data.pop("format", FORMAT)
+        if not isinstance(written, int) or written > FORMAT:
+            raise ValueError(f"{where} has format {written}; this version reads format {FORMAT}: upgrade fedauc")
+        if written < FORMAT:
+            remedy = "start it again, or use the fedauc that wrote it"
+            raise ValueError(
+                f"{where} has format {written}; this version reads format {FORMAT}, with other names: {remedy}"
+            )
+        recipe = data.get("recipe")
+        if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
+            needs = "it must be an object with a method, such as 'cycp-pairwise'"
+            raise ValueError(f"{where}.recipe is {recipe!r}; {needs}")
+        config: Config = from_plain(Config, data, where, Config(recipe=Recipe.of(recipe["method"])))
         return config
 
     @staticmethod
@@ -73,17 +93,119 @@ class Config:
         return Config.from_json(path.read_text(encoding="utf-8"), f"configuration {path}")
 
 
-def _filled(recipe: Any, where: str) -> Any:
-    """A recipe that leaves things out gets its method's defaults."""
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
-        raise ValueError(f"{where}.recipe is {recipe!r}; it must be an object with a method, such as 'cycp-pairwise'")
-    return _merged(to_plain(Recipe.of(recipe["method"])), recipe)
+class Family(NamedTuple):
+    """A kind of component: its name, base class and members, where a configuration holds it, and its help text."""
+
+    kind: str
+    base: type
+    members: Mapping[str, type]
+    path: tuple[str, ...]
+    help: str
 
 
-def _merged(default: Any, given: Any) -> Any:
-    """What is given, over defaults of the same member."""
-    if not isinstance(default, dict) or not isinstance(given, dict):
-        return given
-    if given.get("name", default.get("name")) != default.get("name"):
-        return given
-    return default | {key: _merged(default.get(key), value) for key, value in given.items()}
+@functools.cache
+def list_families() -> tuple[Family, ...]:
+    """Every kind of component that a configuration can name; the folders are scanned once, which takes milliseconds."""
+    algorithm = ("recipe", "algorithm")
+    return (
+        Family("data", Dataset, find_datasets(), ("data",), "The dataset; creditcard unless given."),
+        Family(
+            "partition",
+            Partition,
+            find_partitions(),
+            ("preparation", "partition"),
+            "Which client holds which rows; as the data says (natural) unless given.",
+        ),
+        Family("model", ModelConfig, find_models(), ("model",), "The model; linear unless given."),
+        Family("algorithm", Algorithm, find_algorithms(), algorithm, "What clients and server compute."),
+        Family(
+            "objective", Objective, find_objectives(), (*algorithm, "objective"), "The loss; the method has its own."
+        ),
+        Family(
+            "participation",
+            Participation,
+            find_participations(),
+            ("recipe", "participation"),
+            "Who takes part in which round; the method has its own.",
+        ),
+        Family(
+            "stages",
+            StageRule,
+            STAGE_RULES,
+            ("recipe", "stages"),
+            "How learning rate and length change from stage to stage; milestones unless given.",
+        ),
+    )
+
+
+def find_family(kind: Any) -> Family | None:
+    """The family of a base class, or of a narrower one such as PairObjective; a single member has none."""
+    for family in list_families() if isinstance(kind, type) else ():
+        if issubclass(kind, family.base) and kind not in family.members.values():
+            members = {name: member for name, member in family.members.items() if issubclass(member, kind)}
+            return family._replace(members=members)
+    return None
+
+
+def to_plain(value: Any) -> Any:
+    """Plain JSON values. A dataclass with a `name` is written with it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        name = getattr(type(value), "name", None)
+        head = {"name": name} if isinstance(name, str) else {}
+        return head | {known.name: to_plain(getattr(value, known.name)) for known in list_fields(type(value))}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{value!r} cannot be written to a configuration; use numbers, strings, tuples or dataclasses")
+
+
+def from_plain(kind: Any, data: Any, where: str, default: Any = None) -> Any:
+    """The value of type `kind` that JSON data describe; `where` names it in errors.
+
+    Fields that an object leaves out come from `default`, if that is of the same class.
+    """
+    family = find_family(kind)
+    if family is not None:
+        name = data.get("name", getattr(default, "name", None)) if isinstance(data, Mapping) else None
+        if not isinstance(name, str):
+            known = ", ".join(family.members)
+            raise ValueError(f"{where} is {data!r}; it must be an object with a name, one of {known}")
+        kind = lookup(family.kind, name, family.members)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return convert_value(kind, data, where)
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where} is {data!r}; it must be an object")
+    types_by_name = {known.name: known.type for known in list_fields(kind)}
+    given = {key: value for key, value in data.items() if key != "name" or "name" in types_by_name}
+    for key in given:
+        lookup(f"field of {where}", key, types_by_name)
+    base = default if type(default) is kind else None
+    values = {
+        key: from_plain(types_by_name[key], value, f"{where}.{key}", getattr(base, key, None))
+        for key, value in given.items()
+    }
+    if base is not None:
+        return replace(base, **values)
+    if missing := [known.name for known in list_fields(kind) if known.default is MISSING and known.name not in values]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}; give a value for it")
+    return kind(**values)
+
+
+def convert_value(kind: Any, data: Any, where: str) -> Any:
+    """A plain value from JSON: a number, a string, one of several words, None where it is allowed, or a tuple."""
+    if unwrap_optional(kind) is not kind:
+        return None if data is None else from_plain(unwrap_optional(kind), data, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal and isinstance(data, (str, int)):
+        return lookup(where, data, {choice: choice for choice in arguments})  # type: ignore[arg-type]
+    if origin is tuple and isinstance(data, (list, tuple)):
+        kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
+        if len(kinds) != len(data):
+            raise ValueError(f"{where} is {data!r}; it must have {len(kinds)} entries")
+        return tuple(from_plain(inner, value, where) for inner, value in zip(kinds, data, strict=True))
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(kind, type) and isinstance(data, kind) and isinstance(data, bool) == (kind is bool):
+        return data
+    raise ValueError(f"{where} is {data!r}; it must be {getattr(kind, '__name__', kind)}")

@@ -2,35 +2,25 @@
 
 A component's option (`objective`) picks a member by name; its parameters follow the dot (`objective.scale`). Tuples of
 tuples (explicit groups) have no option; they come from a configuration file.
+
+>>> config = build_config("cycp-pairwise", None, {"cycles": "5", "objective": "squared-hinge", "objective.margin": "2"})
+>>> config.recipe.cycles, config.recipe.algorithm.objective
+(5, SquaredHinge(score='identity', margin=2.0))
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, replace
 from typing import Any, NamedTuple
 
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
-from fedauc.experiments.codec import Family, MissingFields, convert_value, list_families, to_plain, type_hints
-from fedauc.experiments.config import Config
+from fedauc.experiments.config import Config, Family, convert_value, find_family, list_families
 from fedauc.experiments.recipe import Recipe
-
-PLACES: Mapping[str, tuple[str, ...]] = {
-    "data": ("data",),
-    "partition": ("preparation", "partition"),
-    "model": ("model",),
-    "algorithm": ("recipe", "algorithm"),
-    "objective": ("recipe", "algorithm", "objective"),
-    "participation": ("recipe", "participation"),
-    "stages": ("recipe", "stages"),
-}
-"""Where each component stands in a configuration."""
-
+from fedauc.fields import FieldInfo, list_choices, list_fields, unwrap_optional
 
 DEFAULT_METHOD = "cycp-pairwise"
 """The method of a configuration that names none."""
@@ -44,20 +34,12 @@ class InapplicableOption(ValueError):
         self.option = option
 
 
-class Parameter(NamedTuple):
-    """A plain field of a dataclass: its name, type and default (`MISSING` where one must be given)."""
-
-    name: str
-    kind: Any
-    default: Any
-
-
 class Option(NamedTuple):
-    """An option: its name, where it goes in the configuration, its type (None: a member's name), and help."""
+    """An option: its name, where its value goes in a configuration, its type (None: a member's name), and help."""
 
     name: str
-    place: tuple[str, ...]
-    kind: Any
+    path: tuple[str, ...]
+    type: Any
     panel: str
     help: str
 
@@ -65,56 +47,81 @@ class Option(NamedTuple):
 @functools.cache
 def list_options() -> tuple[Option, ...]:
     """Every option, in the order help shows them. The algorithm has none of its own: `method` chooses it."""
-    plain = [
-        *_plain(Recipe, ("recipe",), "Training"),
-        *_plain(Config, (), "Evaluation and seeds"),
-        *_plain(Preparation, ("preparation",), "Data"),
+    sections: list[tuple[type, tuple[str, ...], str]] = [
+        (Recipe, ("recipe",), "Training"),
+        (Config, (), "Evaluation and seeds"),
+        (Preparation, ("preparation",), "Data"),
     ]
-    return (*plain, *(option for family in list_families() for option in _component(family)))
+    options = [
+        Option(_option_name(known.name), (*path, known.name), known.type, panel, _describe_option({"": known}, 1))
+        for owner, path, panel in sections
+        for known in list_parameters(owner)
+        if known.name not in ("method", "recipe", "preparation")
+    ]
+    for family in list_families():
+        panel = family.kind.capitalize()
+        if family.kind != "algorithm":
+            help_text = f"{family.help} One of {', '.join(family.members)}."
+            options.append(Option(family.kind, family.path, None, panel, help_text))
+        owners: dict[str, dict[str, FieldInfo]] = {}
+        for member_name, member in family.members.items():
+            for known in list_parameters(member):
+                owners.setdefault(known.name, {})[member_name] = known
+        for name, by_member in owners.items():
+            kind, help_text = next(iter(by_member.values())).type, _describe_option(by_member, len(family.members))
+            options.append(Option(f"{family.kind}.{_option_name(name)}", (*family.path, name), kind, panel, help_text))
+    return tuple(options)
+
+
+def list_parameters(owner: type) -> list[FieldInfo]:
+    """The fields of a dataclass that an option can set: neither components, which have options of their own, nor
+    tuples of tuples, which need a file."""
+    return [known for known in list_fields(owner) if not _is_nested(known.type)]
 
 
 def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
     """The configuration that options describe, on top of `base` or of the method's defaults."""
-    if base is None:
-        tree = to_plain(Config(recipe=Recipe.of(method or DEFAULT_METHOD)))
-    else:
-        tree = to_plain(base)
-        if method is not None:
-            tree["recipe"] |= _changes(base.recipe.method, method)
-    known = {option.name: option for option in list_options()}
-    given = {name: lookup("option", name, known) for name in texts}
-    # A component's name comes before its parameters, since it brings fresh ones.
-    for name in sorted(given, key=lambda name: "." in name):
-        _place(tree, given[name], texts[name])
-    try:
-        return Config.from_json(json.dumps(tree), "options")
-    except MissingFields as error:
-        family = error.where.rpartition(".")[2]
-        needed = ", ".join(f"--{family}.{_dashed(name)}" for name in error.names)
-        raise ValueError(f"{family} lacks {', '.join(error.names)}; give {needed}") from error
-
-
-def _changes(old: str, new: str) -> dict[str, Any]:
-    """What differs between two methods' defaults: the rest of a configuration stays as the file has it."""
-    before, after = to_plain(Recipe.of(old)), to_plain(Recipe.of(new))
-    return {key: value for key, value in after.items() if value != before[key]}
+    config = base or Config(recipe=Recipe.of(method or DEFAULT_METHOD))
+    if base is not None and method is not None:
+        # Only what differs between the two methods' defaults changes; the rest stays as the file has it.
+        old, new = Recipe.of(base.recipe.method), Recipe.of(method)
+        names = [known.name for known in list_fields(Recipe)]
+        changes = {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
+        config = replace(config, recipe=replace(config.recipe, **changes))
+    options = {option.name: option for option in list_options()}
+    plain: dict[tuple[str, ...], dict[str, Any]] = {}
+    components: dict[str, dict[str, str]] = {}
+    for name, text in texts.items():
+        *path, field_name = lookup("option", name, options).path
+        kind = name.split(".")[0]
+        if any(family.kind == kind for family in list_families()):
+            components.setdefault(kind, {})[name] = text
+        else:
+            plain.setdefault(tuple(path), {})[field_name] = parse_value(options[name].type, text, name)
+    for family in list_families():
+        if family.kind in components:
+            current = functools.reduce(getattr, family.path, config)
+            config = _replace_at(config, family.path, _build_member(family, current, components[family.kind]))
+    for owner_path, values in plain.items():
+        owner: Any = functools.reduce(getattr, owner_path, config)
+        config = _replace_at(config, owner_path, replace(owner, **values))
+    return config
 
 
 def parse_value(kind: Any, text: str, where: str) -> Any:
     """The value that a text stands for, by the field's type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return None if text.lower() == "none" else parse_value(_required(arguments), text, where)
-    if origin is tuple:
-        return [parse_value(arguments[0], item, where) for item in text.split(",") if item]
-    if kind is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    if unwrap_optional(kind) is not kind:
+        return None if text.lower() == "none" else parse_value(unwrap_optional(kind), text, where)
+    if typing.get_origin(kind) is tuple:
+        return tuple(parse_value(typing.get_args(kind)[0], item, where) for item in text.split(",") if item)
+    if kind is bool:
+        return lookup(where, text.lower(), {"true": True, "false": False})
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError as error:
-            what = "a whole number" if kind is int else "a number"
-            raise ValueError(f"{where} is {text!r}; it must be {what}") from error
+            expected = "a whole number" if kind is int else "a number"
+            raise ValueError(f"{where} is {text!r}; it must be {expected}") from error
     return convert_value(kind, text, where)
 
 
@@ -124,76 +131,15 @@ def describe_type(kind: Any) -> str:
     >>> describe_type(int | None), describe_type(tuple[float, ...]), describe_type(typing.Literal["a", "b"])
     ('int', 'float,...', 'choice')
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return describe_type(_required(arguments))
-    if origin is tuple:
-        return f"{describe_type(arguments[0])},..."
-    return "choice" if origin is typing.Literal else {str: "text", bool: "true|false"}.get(kind, kind.__name__)
+    kind = unwrap_optional(kind)
+    if typing.get_origin(kind) is tuple:
+        return f"{describe_type(typing.get_args(kind)[0])},..."
+    if typing.get_origin(kind) is typing.Literal:
+        return "choice"
+    return "text" if kind is str else "true|false" if kind is bool else str(kind.__name__)
 
 
-def parameters(owner: type) -> list[Parameter]:
-    """The plain fields of a dataclass."""
-    hints = type_hints(owner)
-    found = [Parameter(field.name, hints[field.name], field.default) for field in fields(owner)]
-    return [parameter for parameter in found if not _nested(parameter.kind)]
-
-
-def _nested(kind: Any) -> bool:
-    """Whether a field holds a component, which has options of its own, or tuples of tuples, which need a file."""
-    kinds = typing.get_args(kind) or (kind,)
-    inner = typing.get_origin(kind) is tuple and any(typing.get_origin(each) is tuple for each in kinds)
-    bases = tuple(family.base for family in list_families())
-    return inner or any(isinstance(each, type) and issubclass(each, bases) for each in kinds)
-
-
-def _required(arguments: tuple[Any, ...]) -> Any:
-    return next(argument for argument in arguments if argument is not type(None))
-
-
-def _plain(owner: type, place: tuple[str, ...], panel: str) -> list[Option]:
-    elsewhere = {"method", "recipe", "preparation"}
-    return [
-        Option(_dashed(found.name), (*place, found.name), found.kind, panel, _help({"": found}, 1))
-        for found in parameters(owner)
-        if found.name not in elsewhere
-    ]
-
-
-def _component(family: Family) -> list[Option]:
-    place, panel = PLACES[family.kind], family.kind.capitalize()
-    owners: dict[str, dict[str, Parameter]] = {}
-    for member, cls in family.members.items():
-        for found in parameters(cls):
-            owners.setdefault(found.name, {})[member] = found
-    own = [
-        Option(
-            f"{family.kind}.{_dashed(name)}",
-            (*place, name),
-            next(iter(by.values())).kind,
-            panel,
-            _help(by, len(family.members)),
-        )
-        for name, by in owners.items()
-    ]
-    if family.kind == "algorithm":
-        return own
-    return [Option(family.kind, place, None, panel, "one of " + ", ".join(family.members)), *own]
-
-
-def _help(owners: Mapping[str, Parameter], members: int) -> str:
-    """The choices, then each default with the members it belongs to."""
-    kind = next(iter(owners.values())).kind
-    choices = "|".join(typing.get_args(kind)) + "; " if typing.get_origin(kind) is typing.Literal else ""
-    by_default: dict[str, list[str]] = {}
-    for member, found in owners.items():
-        by_default.setdefault(shown(found.default), []).append(member)
-    if len(by_default) == 1 and len(owners) == members:
-        return choices + next(iter(by_default))
-    return choices + "; ".join(f"{', '.join(mine)}: {default}" for default, mine in by_default.items())
-
-
-def shown(default: Any) -> str:
+def format_default(default: Any) -> str:
     """A default, for help."""
     if default is MISSING:
         return "required"
@@ -202,31 +148,62 @@ def shown(default: Any) -> str:
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def _dashed(name: str) -> str:
+def _is_nested(kind: Any) -> bool:
+    kind = unwrap_optional(kind)
+    if typing.get_origin(kind) is tuple:
+        return any(typing.get_origin(inner) is tuple for inner in typing.get_args(kind))
+    members = {member for family in list_families() for member in family.members.values()}
+    return find_family(kind) is not None or kind in members
+
+
+def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any:
+    """The member that options choose, or the current one with other parameters."""
+    chosen = texts.get(family.kind)
+    member: Any = type(current) if chosen is None else lookup(family.kind, chosen, family.members)
+    # Two members may give one name different types, so the type is the chosen member's.
+    known = {_option_name(info.name): info for info in list_parameters(member)}
+    values = {}
+    for option, text in texts.items():
+        parameter = option.partition(".")[2]
+        if parameter and parameter not in known:
+            has = ", ".join(info.name for info in known.values()) or "none"
+            raise InapplicableOption(
+                option, f"{option} is not a parameter of the {family.kind} {member.name!r}, which has: {has}"
+            )
+        if parameter:
+            values[known[parameter].name] = parse_value(known[parameter].type, text, option)
+    if chosen is None:
+        return replace(current, **values)
+    missing = [info.name for info in list_fields(member) if info.default is MISSING and info.name not in values]
+    if missing:
+        needed = ", ".join(f"--{family.kind}.{_option_name(name)}" for name in missing)
+        raise ValueError(f"{family.kind} lacks {', '.join(missing)}; give {needed}")
+    return member(**values)
+
+
+def _replace_at(owner: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of nested dataclasses with another value at the end of a path of fields."""
+    if not path:
+        return value
+    inner = getattr(owner, path[0])
+    return replace(owner, **{path[0]: _replace_at(inner, path[1:], value)})
+
+
+def _describe_option(by_member: Mapping[str, FieldInfo], members: int) -> str:
+    """Help text, choices, and each default with the members it belongs to."""
+    first = next(iter(by_member.values()))
+    sentences = [info.description.help for info in by_member.values() if info.description.help][:1]
+    if choices := list_choices(first):
+        sentences.append(f"One of {', '.join(choices)}.")
+    by_default: dict[str, list[str]] = {}
+    for name, info in by_member.items():
+        by_default.setdefault(format_default(info.default), []).append(name)
+    defaults = "; ".join(f"{default} ({', '.join(names)})" for default, names in by_default.items())
+    if len(by_default) == 1 and len(by_member) == members:
+        defaults = next(iter(by_default))
+    sentences.append(f"{defaults.capitalize()}." if defaults in ("required", "optional") else f"Default: {defaults}.")
+    return " ".join(sentences)
+
+
+def _option_name(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _place(tree: dict[str, Any], option: Option, text: str) -> None:
-    *path, last = option.place
-    node = tree
-    for step in path:
-        node = node[step]
-    family = next((found for found in list_families() if found.kind == option.name.split(".")[0]), None)
-    if family is None:
-        node[last] = parse_value(option.kind, text, option.name)
-    elif option.kind is None:
-        lookup(option.name, text, family.members)
-        node[last] = {"name": text}
-    else:
-        node[last] = parse_value(_kind_of(family, node["name"], option.name, last), text, option.name)
-
-
-def _kind_of(family: Family, member: str, option: str, parameter: str) -> Any:
-    """The type of a member's parameter; two members may give one name different types."""
-    known = {found.name: found.kind for found in parameters(lookup(family.kind, member, family.members))}
-    if parameter not in known:
-        has = ", ".join(known) or "none"
-        raise InapplicableOption(
-            option, f"{option} is not a parameter of the {family.kind} {member!r}, which has: {has}"
-        )
-    return known[parameter]

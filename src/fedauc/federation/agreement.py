@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fedauc.experiments.codec import from_plain, to_plain
+from fedauc.experiments.config import from_plain, to_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, option
 from fedauc.models.linear import Linear

@@ -26,7 +26,7 @@ import torch
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.checkpoint import Checkpoint, write_atomically
-from fedauc.experiments.codec import to_plain
+from fedauc.experiments.config import to_plain
 from fedauc.experiments.folder import RunFolder, describe_environment
 from fedauc.federation import journal
 from fedauc.federation.agreement import FederationAgreement

@@ -19,7 +19,7 @@ from torch import nn
 from fedauc.data.checks import as_inputs
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import DTYPES
-from fedauc.experiments.codec import from_plain
+from fedauc.experiments.config import from_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.evaluation import count_score_bins
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from fedauc.algorithms import find_methods
-from fedauc.experiments.codec import list_families
-from fedauc.experiments.options import parameters, shown
+from fedauc.experiments.config import list_families
+from fedauc.experiments.options import format_default, list_parameters
 
 
 def methods_table() -> Table:
@@ -23,7 +23,7 @@ def members_table(kind: str) -> Table:
     members = next(family.members for family in list_families() if family.kind == kind)
     table = _table("name", "parameters", "what")
     for name, member in members.items():
-        made = ", ".join(f"{found.name}={shown(found.default)}" for found in parameters(member))
+        made = ", ".join(f"{found.name}={format_default(found.default)}" for found in list_parameters(member))
         table.add_row(name, made or "-", (member.__doc__ or "").split("\n")[0])
     return table
 
