@@ -184,7 +184,7 @@ def _pair(config: Config) -> tuple[str, str]:
 
 def name(config: Config) -> str:
     """What a run's files are called."""
-    text = plain(config).to_json()
+    text = plain(config).to_json().replace(f'"format": {FORMAT}', '"format": 1')
     for new, old in RENAMED.items():
         text = text.replace(f'"{new}"', f'"{old}"')
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -290,7 +290,9 @@ def _decode(found: Any) -> Record:
         raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     if convert_value(int, found.pop("format"), "format") > FORMAT:
         raise _Newer(f"a newer format than {FORMAT}: upgrade fedauc")
-    config = Config.from_json(json.dumps(with_new_names(found.pop("config"))), "config")
+    stored = with_new_names(found.pop("config"))
+    stored.pop("format", None)
+    config = Config.from_json(json.dumps(stored), "config")
     curve = tuple(_checked(Point(*point)) for point in found.pop("curve"))
     others = {
         key: convert_value(kind, found.pop(key), key) for key, kind in FIELDS.items() if key not in ("config", "curve")
