@@ -291,7 +291,8 @@ def _decode(found: Any) -> Record:
     if convert_value(int, found.pop("format"), "format") > FORMAT:
         raise _Newer(f"a newer format than {FORMAT}: upgrade fedauc")
     stored = with_new_names(found.pop("config"))
-    stored.pop("format", None)
+    if isinstance(stored, dict):
+        stored.pop("format", None)
     config = Config.from_json(json.dumps(stored), "config")
     curve = tuple(_checked(Point(*point)) for point in found.pop("curve"))
     others = {
