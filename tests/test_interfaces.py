@@ -116,7 +116,7 @@ def test_an_unknown_link_is_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(find_algorithms()))
 def test_bad_weight_decay_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"weight_decay is -0\.1; it must be at least 0"):
+    with pytest.raises(ValueError, match=r"weight_decay is -0\.1; it must be a finite number of at least 0"):
         find_algorithms()[name](weight_decay=-0.1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="weight_decay is nan"):
         find_algorithms()[name](weight_decay=float("nan"))  # type: ignore[call-arg]

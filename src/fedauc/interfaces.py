@@ -1,21 +1,21 @@
-"""Read first: the records that travel and the abstractions that make them.
+"""Read this first: the records that travel between server and clients, and the abstractions that produce them.
 
 One round of any algorithm, on any engine (`training.py` holds the real loop):
 
-    phase   = plan.phase(round)                               # when: stage, learning rate, local steps
-    cohort  = participation.cohort(round)                     # who
-    order   = algorithm.dispatch(setting, server, cohort, phase)
-    visits  = engine.visit(order, cohort)                     # ---- client side, for each client:
-        local = algorithm.begin(order, memory)
-        repeat local_steps times: local, emitted = algorithm.step(network, order, local, batch)
-        upload, memory = algorithm.finish(order, memory, local, emitted)
-                                                              # `mean` averaged, `pool` kept per client
-    server  = algorithm.merge(setting, server, visits.upload, cohort, phase)
+    phase    = plan.phase(round)                              # when: stage, learning rate, local steps
+    cohort   = schedule.cohort(round)                         # who
+    download = algorithm.dispatch(setting, server, cohort, phase)
+    visits   = engine.visit(download, cohort)                 # ---- client side, for each client:
+        local = algorithm.begin(download, client_state)
+        repeat local_steps times: local, emitted = algorithm.step(network, download, local, batch)
+        upload, client_state = algorithm.finish(download, client_state, local, emitted)
+                                                              # `mean` is averaged, `pool` stays per client
+    server   = algorithm.merge(setting, server, visits.upload, cohort, phase)
 
-Configuration is a frozen dataclass that validates itself; state is a NamedTuple of tensors. They never mix.
+A configuration is a frozen dataclass that validates itself; state is a NamedTuple of tensors. The two never mix.
 
 Shapes. A model is one flat vector `weights [d]` and one flat vector `buffers [b]` (BatchNorm statistics; b = 0 for most
-models). The client verbs are written for any number of leading dimensions, so that an engine may run one client
+models). The client methods are written for any number of leading dimensions, so that an engine may run one client
 (`weights [d]`, `inputs [B, ...]`) or a stacked cohort (`weights [M, d]`, `inputs [M, B, ...]`) through the same code.
 """
 
@@ -25,26 +25,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedauc.fields import check_fields, option
 from fedauc.trees import Tree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BatchKind = Literal["classes", "rows"]
-"""What a batch is: so many positives then so many negatives, or so many rows whatever their label."""
+"""What a batch holds: a number of positives and then of negatives, or a number of rows of any label."""
 
 Score = Literal["identity", "sigmoid"]
-"""How a network's raw output becomes the score an objective sees."""
+"""How a raw output of the network becomes the score that an objective sees."""
 
 
-# ---------------------------------------------------------------------------------------------------- static facts
+# ---------------------------------------------------------------------------------------------------- what stays fixed
 
 
 class BatchSize(NamedTuple):
-    """Active examples per local step: the paper's B1 positives and B2 negatives; a `rows` draw takes their sum."""
+    """Examples per local step: the paper's B1 positives and B2 negatives; a batch of `rows` takes their sum."""
 
     positives: int
     negatives: int
@@ -56,7 +59,7 @@ class BatchSize(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How many positives and negatives each client holds: int64 arrays `[N]`. All a server knows of the data."""
+    """How many positives and negatives each client holds, int64 `[N]`. The server knows nothing else of the data."""
 
     positives: np.ndarray
     negatives: np.ndarray
@@ -64,7 +67,7 @@ class Census(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What stays fixed over a run and the server side may know."""
+    """What stays fixed during a run and is known to the server."""
 
     seed: int
     cycle_length: int
@@ -80,11 +83,11 @@ class Setting:
 
 
 class Phase(NamedTuple):
-    """What the plan says of one round. Both sides derive it from the configuration, so it never travels.
+    """What the plan says about one round. Server and clients derive it from the configuration, so it is never sent.
 
-    The plan's `learning_rate` is a number; a compiling engine may hand its steps a tensor instead.
-    `scoring` rounds compute and share scores without learning (the first pool of the pairwise methods).
-    The scoring cycle that opens a stage counts among its rounds and cycles.
+    The plan's `learning_rate` is a number; a compiling engine may pass a tensor to its steps instead.
+    Rounds with `scoring` compute and share scores without learning (they fill the first pool of the pairwise methods).
+    The scoring cycle at the start of a stage counts among the rounds and cycles of that stage.
     """
 
     round: int
@@ -98,14 +101,14 @@ class Phase(NamedTuple):
     ends_cycle: bool = False
     ends_stage: bool = False
     learning_cycles: int = 0
-    """Learning cycles begun so far, this one included."""
+    """The number of learning cycles that have begun, including this one."""
 
 
-# -------------------------------------------------------------------------------------------- the records that travel
+# -------------------------------------------------------------------------------------------- records of a round
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round, each client's share of the mean (sums to 1), and who was due but absent."""
+    """The clients of a round, their weights in the mean (which sum to 1), and the clients that were due but absent."""
 
     round: int
     clients: tuple[int, ...]
@@ -114,14 +117,14 @@ class Cohort(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network's state as two flat vectors."""
+    """The state of a network as two flat vectors."""
 
     weights: Tensor
     buffers: Tensor
 
 
 class Server(NamedTuple):
-    """The server's state: `shared` goes to clients, `anchor` is `shared` at the stage's start, `private` stays."""
+    """The server's state: `shared` is sent to clients, `anchor` is `shared` at the stage's start, `private` stays."""
 
     shared: Tree
     anchor: Tree
@@ -129,10 +132,10 @@ class Server(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What goes to a client, nothing else: `shared` for all, `anchor` once per stage and client, `own` its own draw.
+    """Everything that a client is sent: `shared` for all, `anchor` once per stage, `per_client` for it alone.
 
-    As made by `dispatch`, the leaves of `own` are `[M, I, ...]`: one entry per client and local step. A client sees
-    its own `[I, ...]`, and each step finds its slice in `batch.own`.
+    As returned by `dispatch`, the leaves of `per_client` are `[M, I, ...]`: one entry per client and local step. A
+    client receives its part `[I, ...]`, and each local step finds its slice in `batch.per_client`.
     """
 
     phase: Phase
@@ -142,10 +145,11 @@ class Download(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What comes back: `mean` is averaged over the cohort; `pool` is kept per client, so the leak shows in the type.
+    """What a client returns: `mean` is averaged over the cohort, while `pool` stays per client and so reveals more.
 
-    `mean` is always a change, of the shape of `order.shared`: what a mechanism clips, quantises or adds noise to is the
-    same for every algorithm. As returned by an engine it is the cohort's mean; `pool` has a leading entry per client.
+    `mean` always holds changes, in the shape of `download.shared`, so that clipping, quantisation and noise work in the
+    same way for every algorithm. As returned by an engine it is the mean of the cohort, and the leaves of `pool` have a
+    leading dimension of clients.
     """
 
     mean: Tree = ()
@@ -153,10 +157,10 @@ class Upload(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One local step's examples: a loss term is `sum(weights * loss)`, so weights hold 1/B, the weighting, and absence.
+    """The examples of one local step. A loss term is `sum(weights * loss)`: weights include 1/B and the weighting.
 
-    In a `classes` draw the first `phase.batch.positives` rows are the positives. A class the client does not hold keeps
-    its rows (filled from the other class) with weight zero.
+    In a batch of `classes` the first `phase.batch.positives` rows are the positives. A class that the client does not
+    hold keeps its rows, which are filled from the other class and have weight zero.
     """
 
     inputs: Tensor
@@ -166,10 +170,10 @@ class Batch(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """What an engine returns: the cohort's reduced upload, and its mean loss before the first step.
+    """What an engine returns: the averaged upload of the cohort, and its mean loss before the first step.
 
-    The loss is telemetry of a simulation: an engine across machines may return None instead of asking for it.
-    `cohort` is who came, where that is not who was due; the upload is then over those, and empty if nobody came.
+    The loss is for the records of a simulation: an engine across machines may return None instead of asking for it.
+    `cohort` is set when other clients came than were due; the upload is then theirs, and empty if nobody came.
     """
 
     upload: Upload
@@ -181,7 +185,7 @@ class Visits(NamedTuple):
 
 
 class ForwardPass(NamedTuple):
-    """A forward pass: raw outputs `[..., B]` (or embeddings `[..., B, E]`), buffers after it, and the pullback.
+    """A forward pass: raw outputs `[..., B]` (or embeddings `[..., B, E]`), updated buffers, and the pullback.
 
     `pullback(cotangent)` maps a derivative with respect to `outputs` to one with respect to `weights`.
     """
@@ -192,46 +196,48 @@ class ForwardPass(NamedTuple):
 
 
 class Network(ABC):
-    """How an algorithm sees a model: a function of flat vectors with a pullback. The engine decides how it runs."""
+    """What an algorithm sees of a model: a function of flat vectors with a pullback. The engine decides how it runs."""
 
     @abstractmethod
     def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
-        """Run the model in training mode and keep what the pullback needs."""
+        """Run the model in training mode, and keep what the pullback needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC):
-    """A loss of scores. `score` says how raw outputs become scores; `draw` says which batches it needs."""
+    """A loss of scores. `score` says how raw outputs become scores, and `batch_kind` which batches the loss needs."""
 
     name: ClassVar[str]
     takes_embeddings: ClassVar[bool] = False
-    """Whether it takes embeddings instead of scores."""
+    """Whether the loss takes embeddings instead of scores."""
 
-    score: Score = "identity"
+    score: Score = option("identity", "How a raw output becomes a score.")
 
     def __post_init__(self) -> None:
-        if self.score not in ("identity", "sigmoid"):
-            raise ValueError(f"score is {self.score!r}; use 'identity' or 'sigmoid'")
+        check_fields(self)
 
     @property
     def batch_kind(self) -> BatchKind:
-        """Which batches the objective needs."""
+        """Which batches the loss needs."""
         return "classes"
 
-    def to_scores(self, raw: Tensor) -> Tensor:
-        """Scores from raw outputs."""
-        return raw if self.score == "identity" else torch.sigmoid(raw)
+    def to_scores(self, outputs: Tensor) -> Tensor:
+        """The scores of raw outputs."""
+        return outputs if self.score == "identity" else torch.sigmoid(outputs)
 
     def to_output_slopes(self, scores: Tensor, slopes: Tensor) -> Tensor:
-        """Derivatives with respect to the raw outputs, from those with respect to the scores."""
+        """Derivatives with respect to the raw outputs, given those with respect to the scores."""
         return slopes if self.score == "identity" else slopes * (scores * (1 - scores))
 
 
 @dataclass(frozen=True)
 class Participation(ABC):
-    """Who takes part in which round. Frozen parameters; `bind` meets the clients."""
+    """Who takes part in which round: frozen parameters, from which `bind` makes a schedule for given clients."""
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def bind(self, clients: Roster, seed: int) -> Schedule:
@@ -239,106 +245,106 @@ class Participation(ABC):
 
 
 class Roster(NamedTuple):
-    """What participation may know of the clients: how many rows each holds, and an optional group label of each."""
+    """What a participation knows about the clients: the number of rows of each, and optionally its group label."""
 
     sizes: np.ndarray
     groups: np.ndarray | None = None
 
 
 class Schedule(ABC):
-    """A bound participation: `cohort(round)` is a pure function, so a run resumes without replay."""
+    """A participation bound to clients. `cohort(round)` is a pure function, so that a run resumes without replay."""
 
     cycle_length: int
-    """Rounds per cycle: the paper's K."""
+    """The number of rounds per cycle, K in the paper."""
 
     groups: Sequence[np.ndarray]
-    """The clients of each group, for per-group metrics; one group where the schedule has none."""
+    """The clients of each group, for metrics per group; a schedule without groups has a single one."""
 
     @abstractmethod
     def cohort(self, round: int) -> Cohort:
-        """The clients of a round, empty clients never among them."""
+        """The clients of a round; clients without data are never among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """Six verbs: `begin, step, finish` run at the client, `init, dispatch, merge` at the server.
+    """Six methods: `begin`, `step` and `finish` run at the client, `init`, `dispatch` and `merge` at the server.
 
-    `step` is pure and traceable: no randomness, no data-dependent control flow, any leading dimensions.
+    `step` is pure and traceable: it uses no randomness and no data-dependent control flow, and it accepts any leading
+    dimensions.
     """
 
     name: ClassVar[str]
     scoring_pass: ClassVar[bool] = False
-    """Whether the first stage, and any that starts from an averaged model, opens with a cycle of scoring rounds."""
+    """Whether the first stage, and every stage that starts from an averaged model, begins with a scoring cycle."""
 
     objective: Objective
-    weight_decay: float = 0.0
+    weight_decay: float = option(0.0, "Weight decay of the local steps.", at_least=0)
 
     def __post_init__(self) -> None:
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
+        check_fields(self)
 
     def without_server_settings(self) -> Algorithm:
-        """Itself, less what the server alone reads: runs that agree in this take the same steps."""
+        """The algorithm with fixed values for what only the server reads: equal results take the same local steps."""
         return self
 
     @abstractmethod
     def init(self, setting: Setting, model: Model) -> Server:
-        """The server before the first round."""
+        """The server's state before the first round."""
 
     @abstractmethod
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
-        """What the cohort is sent."""
+        """What the clients of the cohort are sent."""
 
     def initial_client_state(self, download: Download) -> Tree:
-        """What a client remembers before its first visit; `()` for algorithms without client memory."""
+        """The state of a client before its first visit; `()` for algorithms whose clients keep nothing."""
         return ()
 
     @abstractmethod
     def begin(self, download: Download, client_state: Tree) -> Tree:
-        """A client's local state before its first step."""
+        """The local state of a client before its first local step."""
 
     @abstractmethod
     def step(self, network: Network, download: Download, local: Tree, batch: Batch) -> tuple[Tree, Tree]:
-        """One local step: the new local state, and what it emits (the engine stacks it over steps)."""
+        """One local step: the new local state, and what the step emits (the engine stacks it over the steps)."""
 
     @abstractmethod
     def monitored_loss(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
-        """The loss `[...]` of a local state on a batch, non-negative; engines ask for it at the first step."""
+        """The loss `[...]` of a local state on a batch, never negative. Engines ask for it at the first local step."""
 
     @abstractmethod
     def finish(self, download: Download, client_state: Tree, local: Tree, emitted: Tree) -> tuple[Upload, Tree]:
-        """The upload, and what the client remembers until its next visit (`()`: nothing)."""
+        """The upload, and the state that the client keeps until its next visit."""
 
     @abstractmethod
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """The server after the round; `reduced.mean` is `()` when nothing is to be averaged (scoring, nobody came)."""
+        """The server after the round. `reduced.mean` is `()` in a scoring round, and in a round that nobody came to."""
 
     @abstractmethod
     def extract_model(self, shared: Tree) -> Model:
-        """The model inside `shared`."""
+        """The model that `shared` contains."""
 
     def stage_output(self, last: Tree, mean: Tree) -> Tree:
-        """What an averaged stage hands on: the mean, save for what must stay the last (control variates)."""
+        """What a stage with averaged output passes on: the mean, except where the last must stay (control variates)."""
         return mean
 
     def diagnostics(self, shared: Tree) -> dict[str, Tensor]:
-        """Small numbers worth a column in the records (duals); empty for most."""
+        """Numbers that get a column in the records, such as the dual variables; none for most algorithms."""
         return {}
 
 
 class Engine(ABC):
-    """Owns client data and client memory, and runs the client verbs for a cohort."""
+    """Holds the clients' data and states, and runs the client methods for a cohort."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def visit(self, download: Download, cohort: Cohort) -> Visits:
-        """Run the cohort's local steps and average what comes back with the cohort's weights."""
+        """Run the local steps of the cohort, and average the uploads with the weights of the cohort."""
 
     @abstractmethod
     def client_states(self) -> dict[int, Tree]:
-        """Every client's memory, for a checkpoint."""
+        """The state of every client, for a checkpoint."""
 
     @abstractmethod
     def restore_client_states(self, client_states: dict[int, Tree]) -> None:
-        """Put memories back."""
+        """Restore the state of every client."""

@@ -1,11 +1,11 @@
 """Randomness as data: every draw is a pure function of (seed, purpose, round, client).
 
-Nothing here touches a global generator, so engines agree, a run resumes without replay, and one client's draws do not
-depend on who else takes part. Streams are raw Philox words, which numpy keeps stable across versions, turned into
-indices here; numpy's own `permutation` and `choice` may change from one release to the next. What a whole cohort draws
-in every round (`samples`) comes from a counter-based hash instead, which is a few array operations for all clients:
-SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014) with a key of 128 bits,
-whose words depend on nothing but the key and their number.
+Nothing here touches a global generator. Engines therefore agree, a run resumes without replay, and the draws of one
+client do not depend on the other clients. Streams are raw Philox words, which numpy keeps stable across versions, and
+are turned into indices here; numpy's `permutation` and `choice` may change from one release to the next. The draws of a
+whole cohort (`sample_client_indices`) use a counter-based hash instead, which takes a few array operations for all
+clients: SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014) with a key of
+128 bits, whose words depend only on the key and their number.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 SPARSE = 8
-"""Draw distinct indices by rejection when at most 1/SPARSE of them is wanted; sort random words otherwise."""
+"""Distinct indices are drawn by rejection when at most 1/SPARSE of them are wanted, else by sorting random words."""
 
-LOW = np.uint64((1 << 28) - 1)
-"""The bits of a word that give way to an index, so that sorting the words themselves, by the 36 others, shuffles."""
+LOW_BITS = np.uint64((1 << 28) - 1)
+"""The low bits of a word, which are replaced by an index: sorting the words by their 36 other bits then shuffles."""
 
-HALF = np.uint64(32)
+HALF_WORD = np.uint64(32)
 
-GAMMA, FIRST, SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+SPLITMIX_GAMMA, FIRST_FACTOR, SECOND_FACTOR = map(
+    np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 def random_words(count: int, *key: Hashable) -> np.ndarray:
@@ -38,19 +40,19 @@ def random_words(count: int, *key: Hashable) -> np.ndarray:
 
 
 def numpy_generator(*key: Hashable) -> np.random.Generator:
-    """A numpy generator for the stream that `key` names, for one-off set-up draws (splits, partitions, noise)."""
+    """A numpy generator for the stream that `key` names, for draws at set-up (splits, partitions, noise)."""
     return np.random.Generator(_philox_stream(key))
 
 
 def random_integer(*key: Hashable) -> int:
-    """A 63-bit integer named by `key`, to seed a generator of another library."""
+    """A random integer of 63 bits named by `key`, to seed a generator of another library."""
     return int(random_words(1, *key)[0] >> np.uint64(1))
 
 
 def sample_indices(size: int, count: int, *key: Hashable) -> np.ndarray:
-    """`count` indices below `size` without replacement, reshuffled each time all have been used.
+    """Draw `count` indices below `size` without replacement, reshuffling each time all have been used.
 
-    Costs O(count), not O(size), when few of many are wanted.
+    The cost is O(count), not O(size), when few of many are wanted.
 
     >>> sorted(sample_indices(3, 6, "example").tolist())
     [0, 0, 1, 1, 2, 2]
@@ -61,16 +63,16 @@ def sample_indices(size: int, count: int, *key: Hashable) -> np.ndarray:
         return _sample_distinct(size, count, key)
     passes = -(-count // size)
     stream = random_words(passes * size, *key).reshape(passes, size)
-    # Two equal words of 64 bits will not be seen, so an unstable sort, several times faster, gives the same order.
+    # Two equal words of 64 bits practically never occur, so the unstable sort, which is faster, gives the same order.
     return np.argsort(stream, axis=1).reshape(-1)[:count]
 
 
 def sample_client_indices(
     sizes: np.ndarray, count: int, clients: Sequence[int] | np.ndarray, *key: Hashable
 ) -> np.ndarray:
-    """For every client what `sample` gives one: `count` indices below its size, `[M, count]`.
+    """Draw for every client as `sample_indices` does for one: `count` indices below its size, `[M, count]`.
 
-    A row is a function of the key, the client and its size: who else is asked for makes no difference.
+    A row depends on the key, the client and its size, and not on the other clients of the call.
 
     >>> np.sort(sample_client_indices(np.array([3, 2]), 6, (7, 4), "example")).tolist()
     [[0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1]]
@@ -82,22 +84,23 @@ def sample_client_indices(
     streams = _client_streams(key, clients)
     if smallest == largest:
         return (_take_first_distinct if count * SPARSE <= largest else _shuffle_equal_sizes)(sizes, count, streams)
-    # Clients of like size are shuffled together, padded to the largest: none to four times its size.
-    kinds = np.where(count * SPARSE <= sizes, 0, (np.frexp(sizes)[1] + 1) // 2)
-    drawn = np.empty((len(sizes), count), dtype=np.int64)
-    for kind in set(kinds.tolist()):
-        mine = kinds == kind
-        drawn[mine] = (_shuffle_any_sizes if kind else _take_first_distinct)(sizes[mine], count, streams[:, mine])
-    return drawn
+    # Clients of similar size are shuffled together, padded to the largest, which is less than four times their size.
+    size_classes = np.where(count * SPARSE <= sizes, 0, (np.frexp(sizes)[1] + 1) // 2)
+    indices = np.empty((len(sizes), count), dtype=np.int64)
+    for size_class in set(size_classes.tolist()):
+        members = size_classes == size_class
+        draw = _shuffle_any_sizes if size_class else _take_first_distinct
+        indices[members] = draw(sizes[members], count, streams[:, members])
+    return indices
 
 
 def count_words(size: int, count: int) -> int:
-    """About as many random words as one client's row of `samples` takes: at most twice."""
+    """About how many random words a row of `sample_client_indices` takes; it may take twice as many."""
     return count + count // SPARSE + SPARSE if count * SPARSE <= size else max(size, count)
 
 
 def _shuffle_equal_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
-    """Passes over all indices of clients of one size, each pass in a new order."""
+    """Shuffled passes over all indices, for clients of one size."""
     size, passes = int(sizes[0]), -(-count // int(sizes[0]))
     words = _splitmix_words(np.arange(passes * size, dtype=np.uint64), *streams[:, :, None])
     _sort_positions(words.reshape(-1, size), np.arange(size, dtype=np.uint64))
@@ -105,43 +108,45 @@ def _shuffle_equal_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> 
 
 
 def _shuffle_any_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
-    """The same for any sizes: a pass is a row as wide as the largest client, and what is beyond its own sorts last."""
+    """Shuffled passes for clients of any size: a pass is a row as wide as the largest client, padded at its end."""
     passes = -(-count // sizes)
     owner = np.repeat(np.arange(len(sizes)), passes)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(passes) - passes, passes)
-    place = np.arange(sizes.max())
-    inside = place < sizes[owner, None]
+    positions = np.arange(sizes.max())
+    inside = positions < sizes[owner, None]
     words = _splitmix_words(
-        (number * sizes[owner])[:, None].astype(np.uint64) + place.astype(np.uint64), *streams[:, owner, None]
+        (number * sizes[owner])[:, None].astype(np.uint64) + positions.astype(np.uint64), *streams[:, owner, None]
     )
     words[~inside] = ~np.uint64(0)
-    _sort_positions(words, place.astype(np.uint64))
+    _sort_positions(words, positions.astype(np.uint64))
     starts = np.cumsum(passes * sizes) - passes * sizes
     taken: np.ndarray = words.view(np.int64)[inside][starts[:, None] + np.arange(count)]
     return taken
 
 
-def _sort_positions(words: np.ndarray, place: np.ndarray) -> None:
-    """Put the order of each row's words, by all but their low bits, in their place."""
-    assert place[-1] <= LOW
-    words &= ~LOW
-    words |= place
-    # Several times faster than argsort.
+def _sort_positions(words: np.ndarray, positions: np.ndarray) -> None:
+    """Replace the words of each row by their positions, sorted by all but the low bits of the words."""
+    assert positions[-1] <= LOW_BITS
+    words &= ~LOW_BITS
+    words |= positions
+    # This is several times faster than argsort.
     words.sort(axis=1)
-    words &= LOW
+    words &= LOW_BITS
 
 
 def _take_first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> np.ndarray:
-    """The first indices of each client's stream that did not come before."""
-    # At most one index in SPARSE is wanted, so that repeats are fewer than one in 2 * SPARSE, save by bad luck.
+    """The first `count` distinct indices of each client's stream."""
+    # At most one index in SPARSE is wanted, so less than one word in 2 * SPARSE is expected to repeat an index.
     words = count_words(int(sizes.min()), count)
     while True:
-        place = np.arange(words, dtype=np.uint64)
-        index = (_splitmix_words(place, *streams[:, :, None]) >> HALF) * sizes[:, None].astype(np.uint64) >> HALF
-        ordered = np.sort(index << HALF | place, axis=1)
-        client, rank = np.nonzero(ordered[:, 1:] >> HALF == ordered[:, :-1] >> HALF)
+        positions = np.arange(words, dtype=np.uint64)
+        index = (_splitmix_words(positions, *streams[:, :, None]) >> HALF_WORD) * sizes[:, None].astype(
+            np.uint64
+        ) >> HALF_WORD
+        ordered = np.sort(index << HALF_WORD | positions, axis=1)
+        client, rank = np.nonzero(ordered[:, 1:] >> HALF_WORD == ordered[:, :-1] >> HALF_WORD)
         fresh = np.ones(index.shape, dtype=bool)
-        fresh[client, ordered[client, rank + 1] & ~np.uint64(0) >> HALF] = False
+        fresh[client, ordered[client, rank + 1] & ~np.uint64(0) >> HALF_WORD] = False
         if np.count_nonzero(fresh, axis=1).min() >= count:
             fresh &= np.cumsum(fresh, axis=1) <= count
             return index[fresh].reshape(len(sizes), count).view(np.int64)
@@ -149,35 +154,36 @@ def _take_first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> 
 
 
 def _client_streams(key: tuple[Hashable, ...], clients: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Two words for each client `[2, M]`: its key."""
+    """The key of each client's stream, two words `[2, M]`."""
     base = np.frombuffer(_hash_key(key), dtype="<u8").astype(np.uint64)[:, None]
     return _splitmix_words(np.asarray(clients, dtype=np.uint64), base, base[::-1])
 
 
 def _splitmix_words(counters: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """SplitMix64's words of the stream that starts at `first`; `second` keeps streams that meet apart."""
-    words: np.ndarray = counters * GAMMA + first
-    # Fresh memory for each of these would cost more than the arithmetic.
+    """SplitMix64's words of the stream that starts at `first`; `second` separates streams that would overlap."""
+    words: np.ndarray = counters * SPLITMIX_GAMMA + first
+    # Allocating memory for each of these operations would cost more than the arithmetic.
     spare = np.empty_like(words)
     words ^= np.right_shift(words, np.uint64(30), out=spare)
-    words *= FIRST
+    words *= FIRST_FACTOR
     words += second
     words ^= np.right_shift(words, np.uint64(27), out=spare)
-    words *= SECOND
+    words *= SECOND_FACTOR
     words ^= np.right_shift(words, np.uint64(31), out=spare)
     return words
 
 
 def _sample_distinct(size: int, count: int, key: tuple[Hashable, ...]) -> np.ndarray:
+    """Draw distinct indices from a Philox stream by rejection."""
     stream = _philox_stream(key)
-    # Multiplying a 32-bit fraction by size is unbiased to size / 2**32, far below any sampling error here.
-    drawn = np.empty(0, dtype=np.int64)
-    while len(drawn) < count:
-        fresh = (stream.random_raw(2 * count) >> HALF) * np.uint64(size) >> HALF
-        drawn = np.concatenate([drawn, fresh.astype(np.int64)])
-        first = np.unique(drawn, return_index=True)[1]
-        drawn = drawn[np.sort(first)]
-    return drawn[:count]
+    # Multiplying a fraction of 32 bits by size has a bias of at most size / 2**32, far below any sampling error here.
+    indices = np.empty(0, dtype=np.int64)
+    while len(indices) < count:
+        more = (stream.random_raw(2 * count) >> HALF_WORD) * np.uint64(size) >> HALF_WORD
+        indices = np.concatenate([indices, more.astype(np.int64)])
+        first = np.unique(indices, return_index=True)[1]
+        indices = indices[np.sort(first)]
+    return indices[:count]
 
 
 def _philox_stream(key: tuple[Hashable, ...]) -> np.random.Philox:
@@ -185,5 +191,5 @@ def _philox_stream(key: tuple[Hashable, ...]) -> np.random.Philox:
 
 
 def _hash_key(key: tuple[Hashable, ...]) -> bytes:
-    # str, not repr: a numpy integer and a Python one name the same stream.
+    # str, not repr, so that a numpy integer and a Python integer name the same stream.
     return hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=16).digest()

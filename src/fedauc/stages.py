@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal, NamedTuple
 
+from fedauc.fields import check_fields, option
 from fedauc.interfaces import BatchSize, Phase
 
 StageOutput = Literal["last", "cycle_mean", "round_mean"]
-"""What a stage hands on: its last model, the mean over its cycles (the proof's), or over its rounds (as printed)."""
-
+"""What a stage passes on: its last model, or the mean over its cycles (as in the proof) or rounds (as printed)."""
 
 MAX_LOCAL_STEPS = 1_000_000
-"""Beyond this a schedule has run away."""
+"""A schedule that asks for more local steps than this is taken for a mistake."""
 
 
 class Stage(NamedTuple):
-    """So many learning cycles at one learning rate and number of local steps."""
+    """A number of learning cycles at one learning rate and one number of local steps."""
 
     cycles: int
     learning_rate: float
@@ -34,7 +34,7 @@ class Stage(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What a stage rule divides up, and the shape of the schedule: rounds per cycle (K) and clients per round (M)."""
+    """What a stage rule divides into stages, with the rounds per cycle (K) and the clients per round (M)."""
 
     cycles: int
     learning_rate: float
@@ -45,37 +45,40 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class StageRule(ABC):
-    """How cycles are divided into stages."""
+    """How the cycles of a run are divided into stages."""
 
     name: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @abstractmethod
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
-        """Stages without end; `stages` cuts them at the budget."""
+        """Stages without end, or as many as the budget holds; `divide_budget` stops at the budget."""
 
     def divide_budget(self, budget: Budget) -> list[Stage]:
-        """The stages that fill the budget's cycles, the last one cut short if need be."""
-        found: list[Stage] = []
-        left = budget.cycles
+        """The stages that fill the cycles of the budget; the last one is shortened to fit."""
+        stages: list[Stage] = []
+        cycles_left = budget.cycles
         for stage in self.generate_stages(budget):
             if stage.local_steps > MAX_LOCAL_STEPS:
                 bound = f"it must be at most {MAX_LOCAL_STEPS}: let the learning rate fall less"
-                raise ValueError(f"local_steps is {stage.local_steps} in stage {len(found)}; {bound}")
-            found.append(stage._replace(cycles=min(stage.cycles, left)))
-            left -= found[-1].cycles
-            if left == 0:
+                raise ValueError(f"local_steps is {stage.local_steps} in stage {len(stages)}; {bound}")
+            stages.append(stage._replace(cycles=min(stage.cycles, cycles_left)))
+            cycles_left -= stages[-1].cycles
+            if cycles_left == 0:
                 break
-        return found
+        return stages
 
 
 @dataclass(frozen=True)
 class Constant(StageRule):
-    """One stage, one learning rate."""
+    """A single stage with one learning rate."""
 
     name: ClassVar[str] = "constant"
 
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
-        """The whole budget."""
+        """One stage that takes the whole budget."""
         yield Stage(budget.cycles, budget.learning_rate, budget.local_steps)
 
 
@@ -83,8 +86,8 @@ class Constant(StageRule):
 class Geometric(StageRule):
     """The paper's (initial length, decay, scale): η_s = η₀·decay^s, E_s = initial·scale^s.
 
-    `local_steps="adaptive"` lengthens the local work as the step falls, I_s = I₀·sqrt(η₀/η_s), which is the paper's
-    I_s ∝ 1/(K sqrt(M η_s)) at fixed K and M.
+    With `local_steps="adaptive"` the number of local steps grows as the learning rate falls, I_s = I₀·sqrt(η₀/η_s),
+    which is the paper's I_s ∝ 1/(K sqrt(M η_s)) for fixed K and M.
 
     >>> rule = Geometric(initial=1, decay=0.5, scale=2)
     >>> [(s.cycles, s.learning_rate) for s in rule.divide_budget(Budget(6, 0.1, 4, 8, 6))]
@@ -92,23 +95,15 @@ class Geometric(StageRule):
     """
 
     name: ClassVar[str] = "geometric"
-    initial: int = 10
-    decay: float = 0.5
-    scale: float = 2.0
-    local_steps: Literal["fixed", "adaptive"] = "fixed"
-
-    def __post_init__(self) -> None:
-        if self.initial < 1:
-            raise ValueError(f"initial is {self.initial}; the first stage needs at least 1 cycle")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
-        if not 1 <= self.scale < math.inf:
-            raise ValueError(f"scale is {self.scale}; it must be at least 1: stages grow as the learning rate falls")
-        if self.local_steps not in ("fixed", "adaptive"):
-            raise ValueError(f"local_steps is {self.local_steps!r}; use 'fixed' or 'adaptive'")
+    initial: int = option(10, "Cycles of the first stage.", at_least=1)
+    decay: float = option(0.5, "Factor by which the learning rate falls from stage to stage.", above=0, at_most=1)
+    scale: float = option(2.0, "Factor by which the cycles grow from stage to stage.", at_least=1)
+    local_steps: Literal["fixed", "adaptive"] = option(
+        "fixed", "Whether the number of local steps stays the same or grows as the learning rate falls."
+    )
 
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
-        """Stage s lasts initial·scale^s cycles."""
+        """Stage s has initial·scale^s cycles."""
         cycles, factor = float(self.initial), 1.0
         while True:
             growth = 1 / math.sqrt(factor) if self.local_steps == "adaptive" else 1.0
@@ -118,26 +113,25 @@ class Geometric(StageRule):
 
 @dataclass(frozen=True)
 class Milestones(StageRule):
-    """The step falls by `decay` at given shares of the cycles, as is usual for image models.
+    """The learning rate falls by `decay` at given shares of the cycles, as is usual for image models.
 
     >>> [(s.cycles, round(s.learning_rate, 6)) for s in Milestones().divide_budget(Budget(40, 0.1, 4, 8, 6))]
     [(20, 0.1), (10, 0.01), (10, 0.001)]
     """
 
     name: ClassVar[str] = "milestones"
-    at: tuple[float, ...] = (0.5, 0.75)
-    decay: float = 0.1
+    at: tuple[float, ...] = option((0.5, 0.75), "Shares of the cycles after which the learning rate falls.")
+    decay: float = option(0.1, "Factor by which the learning rate falls.", above=0, at_most=1)
 
     def __post_init__(self) -> None:
         edges = (0.0, *self.at, 1.0)
         if any(not low < high for low, high in pairwise(edges)):
-            raise ValueError(f"at is {self.at}; milestones must rise strictly between 0 and 1")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
+            raise ValueError(f"at is {self.at}; milestones must rise strictly between 0 and 1: sort them")
+        super().__post_init__()
 
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
-        """One stage per stretch; stretches too short for a cycle vanish."""
-        # Rounded up, so that even one cycle runs at the full learning rate; the slack keeps 0.1 * 30 at 3.
+        """One stage between each two milestones; those that are too short for a cycle are left out."""
+        # We round up, so that even a single cycle runs at the full learning rate. The slack keeps 0.1 * 30 at 3.
         ends = [math.ceil(share * budget.cycles - 1e-9) for share in (*self.at, 1.0)]
         for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if end > start:
@@ -146,35 +140,34 @@ class Milestones(StageRule):
 
 @dataclass(frozen=True)
 class Theory(StageRule):
-    """The theorem's schedule from the step η₀, the PL constant μ and the smoothness ℓ, in normalised units.
+    """The theorem's schedule, from the learning rate η₀, the PL constant μ and the smoothness ℓ in normalised units.
 
     With μ₂ = 2 (the dual's curvature in the p-free form), L = ℓ + ℓ²/μ₂, L̂ = L + 2ℓ and c = (μ/L̂)/(5 + μ/L̂):
     η_s = η₀ e^{-cs}, T_s = 212/(η₀ min(ℓ, μ₂)) e^{cs}, I_s = max(1, 1/(K sqrt(M η_s))), E_s = T_s/(K I_s), and the
-    proximal weight is 2ℓ (`prox`). The constants are the proof's, so stages are long.
+    proximal weight is 2ℓ. The constants are those of the proof, so stages are long.
     """
 
     name: ClassVar[str] = "theory"
-    mu: float = 0.1
-    ell: float = 1.0
+    mu: float = option(0.1, "The PL constant.", above=0)
+    ell: float = option(1.0, "The smoothness constant.", above=0)
 
     def __post_init__(self) -> None:
-        if not self.ell < math.inf:
-            raise ValueError(f"ell is {self.ell}; it must be finite")
-        if not 0 < self.mu <= self.ell:
-            raise ValueError(f"mu is {self.mu}; it must be above 0 and at most ell ({self.ell})")
+        super().__post_init__()
+        if self.mu > self.ell:
+            raise ValueError(f"mu is {self.mu}; it must be at most ell ({self.ell}): lower mu or raise ell")
 
     @property
     def proximal_weight(self) -> float:
-        """The proximal weight that makes every stage's problem ℓ-strongly convex."""
+        """The proximal weight that makes the problem of every stage ℓ-strongly convex."""
         return 2 * self.ell
 
     def decay_exponent(self) -> float:
-        """The exponent c by which the step shrinks per stage."""
-        smooth = self.ell + self.ell**2 / 2 + 2 * self.ell
-        return (self.mu / smooth) / (5 + self.mu / smooth)
+        """The exponent c: the learning rate falls by e^{-c} from stage to stage."""
+        smoothness = self.ell + self.ell**2 / 2 + 2 * self.ell
+        return (self.mu / smoothness) / (5 + self.mu / smoothness)
 
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
-        """Stage s, with the iterations T_s shared out over rounds of I_s steps."""
+        """Stage s, whose T_s iterations are divided into rounds of I_s local steps."""
         stage = 0
         while True:
             growth = math.exp(self.decay_exponent() * stage)
@@ -189,19 +182,16 @@ STAGE_RULES: dict[str, type[StageRule]] = {rule.name: rule for rule in (Constant
 
 
 class Plan:
-    """The phase of every round, by random access.
-
-    `scoring` tells which stages open with a cycle of scoring rounds.
-    """
+    """The phase of every round, by random access. `scoring` says which stages begin with a cycle of scoring rounds."""
 
     def __init__(self, stages: list[Stage], cycle_length: int, batch: BatchSize, scoring: list[bool]) -> None:
         self._stages, self._cycle_length, self._batch, self._scoring = stages, cycle_length, batch, scoring
-        lengths = [stage.cycles + opens for stage, opens in zip(stages, scoring, strict=True)]
+        lengths = [stage.cycles + scored for stage, scored in zip(stages, scoring, strict=True)]
         self._ends = list(accumulate(lengths))
 
     @property
     def total_rounds(self) -> int:
-        """Rounds in the whole run, scoring rounds included."""
+        """The number of rounds of the run, including scoring rounds."""
         return self._ends[-1] * self._cycle_length
 
     @property
@@ -210,12 +200,12 @@ class Plan:
         return list(self._stages)
 
     def phase(self, round: int) -> Phase:
-        """What the plan says of a round."""
-        cycle, place = divmod(round, self._cycle_length)
+        """What the plan says about a round."""
+        cycle, position = divmod(round, self._cycle_length)
         index = bisect_right(self._ends, cycle)
         stage = self._stages[index]
         first = self._ends[index - 1] if index else 0
-        last_of_cycle = place == self._cycle_length - 1
+        ends_cycle = position == self._cycle_length - 1
         return Phase(
             round=round,
             cycle=cycle,
@@ -224,8 +214,8 @@ class Plan:
             local_steps=stage.local_steps,
             batch=self._batch,
             scoring=self._scoring[index] and cycle == first,
-            starts_stage=cycle == first and place == 0,
-            ends_cycle=last_of_cycle,
-            ends_stage=last_of_cycle and cycle == self._ends[index] - 1,
+            starts_stage=cycle == first and position == 0,
+            ends_cycle=ends_cycle,
+            ends_stage=ends_cycle and cycle == self._ends[index] - 1,
             learning_cycles=cycle + 1 - sum(self._scoring[: index + 1]),
         )

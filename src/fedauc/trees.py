@@ -1,13 +1,15 @@
-"""Trees of tensors: what every record that travels is made of."""
+"""Trees of tensors: every record that travels is made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 Tree = Any
 """A tensor, or a (named) tuple of trees; `()` is the empty tree."""
@@ -15,7 +17,7 @@ Tree = Any
 
 def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     """Apply a function to the tensors of one tree, or of several trees of one shape."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, torch.Tensor):
         return function(tree, *others)
     children = [tree_map(function, *branch) for branch in zip(tree, *others, strict=True)]
     return tuple(children) if type(tree) is tuple else type(tree)(*children)
@@ -23,7 +25,7 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
 
 def tree_leaves(tree: Tree) -> list[Tensor]:
     """The tensors of a tree, in order."""
-    return [tree] if isinstance(tree, Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]
+    return [tree] if isinstance(tree, torch.Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]
 
 
 def is_empty(tree: Tree) -> bool:
@@ -31,14 +33,14 @@ def is_empty(tree: Tree) -> bool:
     return isinstance(tree, tuple) and not tree
 
 
-def tree_add(tree: Tree, other: Tree) -> Tree:
-    """The sum, leaf by leaf."""
-    return tree_map(torch.add, tree, other)
+def tree_add(left: Tree, right: Tree) -> Tree:
+    """The sum of two trees, leaf by leaf."""
+    return tree_map(torch.add, left, right)
 
 
-def tree_sub(tree: Tree, other: Tree) -> Tree:
-    """The difference, leaf by leaf."""
-    return tree_map(torch.sub, tree, other)
+def tree_sub(left: Tree, right: Tree) -> Tree:
+    """The difference of two trees, leaf by leaf."""
+    return tree_map(torch.sub, left, right)
 
 
 def tree_stack(trees: Sequence[Tree]) -> Tree:
@@ -46,12 +48,12 @@ def tree_stack(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
+def tree_at(tree: Tree, index: int) -> Tree:
+    """One entry of the leading dimension of every leaf."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
 def send_to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """An array on a device. From pinned memory, so that the copy waits for its turn there and nobody waits here."""
+    """Copy an array to a device; to a GPU from pinned memory, so that the CPU does not wait for the copy."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def tree_at(tree: Tree, index: int) -> Tree:
-    """The given entry of every leaf's leading dimension."""
-    return tree_map(lambda leaf: leaf[index], tree)

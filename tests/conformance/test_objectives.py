@@ -305,8 +305,8 @@ def test_pairs_in_blocks_give_the_same(
     """One row at a time, some rows at a time, and all rows in one block."""
     active, passive = meeting(objective, lead)
     whole = both(objective, active, passive)
-    monkeypatch.setattr(kinds, "WHOLE", 0)
-    monkeypatch.setattr(kinds, "BLOCK", block)
+    monkeypatch.setattr(kinds, "MAX_PAIRS_AT_ONCE", 0)
+    monkeypatch.setattr(kinds, "PAIRS_PER_BLOCK", block)
     torch.testing.assert_close(both(objective, active, passive), whole, rtol=1e-12, atol=1e-14)
     if lead:
         mapped = torch.func.vmap(functools.partial(both, objective))
@@ -332,7 +332,7 @@ def test_many_pairs_are_met_in_blocks_and_few_at_once() -> None:
     # 2 clients of 100 x 100 pairs on either side are below the bound; 600 x 600 are above it.
     assert few.seen == [20_000, 20_000]
     assert sum(many.seen) == 2 * 2 * 600 * 600
-    assert max(many.seen) <= kinds.BLOCK
+    assert max(many.seen) <= kinds.PAIRS_PER_BLOCK
 
 
 def test_a_compiler_sees_all_pairs_at_once() -> None:

@@ -15,7 +15,7 @@ from fedauc.engines import capture, convolve
 from fedauc.engines.aside import set_aside
 from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.assembly import Assembly, assemble_training
-from fedauc.models.model import InputScaling
+from fedauc.models._layers import InputScaling
 from fedauc.network import Compute
 from fedauc.pieces import Cut, Window
 from graphed_runs import WAYS, distance, only, ran, settings

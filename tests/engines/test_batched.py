@@ -19,8 +19,7 @@ from fedauc.engines.kernels import Unsupported, kernels
 from fedauc.engines.stacked import KernelNetwork, VmapNetwork
 from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Model, Network
-from fedauc.models._layers import ImageMean
-from fedauc.models.model import InputScaling
+from fedauc.models._layers import ImageMean, InputScaling
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.trees import Tree, tree_leaves

@@ -22,7 +22,7 @@ from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Batch, Download, Model, Network
 from fedauc.models import find_models
-from fedauc.models.model import InputScaling
+from fedauc.models._layers import InputScaling
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.training import Round

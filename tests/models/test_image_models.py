@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedauc.models import ModelConfig
+from fedauc.models._layers import InputScaling
 from fedauc.models.cnn import SmallCNN
 from fedauc.models.densenet import DenseNet121
-from fedauc.models.model import InputScaling
 from fedauc.models.resnet import ResNet18
 
 CONFIGS = [ResNet18(), ResNet18(norm="batch"), DenseNet121(), DenseNet121(norm="batch")]
@@ -193,8 +193,8 @@ class _Echo(nn.Module):
         (lambda: DenseNet121(norm="layer"), "norm is 'layer'; use 'group' or 'batch'"),  # type: ignore[arg-type]
         (lambda: ResNet18(norm_groups=48), "norm_groups is 48; it must divide 64, the fewest channels of a layer"),
         (lambda: DenseNet121(norm_groups=64), "norm_groups is 64; it must divide 32"),
-        (lambda: ResNet18(norm_groups=0), "norm_groups is 0; it must be an integer of at least 1"),
-        (lambda: DenseNet121(outputs=0), "outputs is 0; it must be an integer of at least 1"),
+        (lambda: ResNet18(norm_groups=0), "norm_groups is 0; it must be a whole number of at least 1"),
+        (lambda: DenseNet121(outputs=0), "outputs is 0; it must be a whole number of at least 1"),
         (lambda: ResNet18().build((29,), 0), "resnet18 needs images"),
         (lambda: SmallCNN().build((29,), 0), "small-cnn needs images"),
     ],

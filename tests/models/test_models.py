@@ -111,8 +111,8 @@ def test_linear_starts_at_zero_and_is_linear() -> None:
     ("make", "message"),
     [
         (lambda: Linear(init="ones"), "init is 'ones'; use 'zeros' or 'default'"),  # type: ignore[arg-type]
-        (lambda: MLP((0,)), "hidden is 0; it must be an integer of at least 1"),
-        (lambda: MLP(outputs=-1), "outputs is -1; it must be an integer of at least 1"),
+        (lambda: MLP((0,)), "hidden is 0; it must be a whole number of at least 1"),
+        (lambda: MLP(outputs=-1), "outputs is -1; it must be a whole number of at least 1"),
         (lambda: SmallCNN(()), "channels is empty; give at least one number of channels"),
         (lambda: SmallCNN((12,)), "channels is 12; it must be a multiple of norm_groups, 8"),
         (lambda: SmallCNN().build((29,), 0), "small-cnn needs images"),

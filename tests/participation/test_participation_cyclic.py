@@ -151,12 +151,15 @@ def test_cohorts_are_golden() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"groups": 0}, "groups is 0; it must be a Python int of at least 1: change groups"),
-        ({"groups": 2.5}, "groups is 2.5; it must be a Python int of at least 1: change groups"),
-        ({"per_round": 0}, "per_round is 0; it must be a Python int of at least 1: change per_round"),
-        ({"per_round": True}, "per_round is True; it must be a Python int of at least 1: change per_round"),
-        ({"assignment": "labels"}, "assignment is 'labels'; use one of 'auto', 'metadata', 'random', 'given'"),
-        ({"order": "random"}, "order is 'random'; use one of 'fixed', 'reshuffled'"),
+        ({"groups": 0}, "groups is 0; it must be a whole number of at least 1: raise groups"),
+        ({"groups": 2.5}, "groups is 2.5; it must be a whole number of at least 1: give groups as a plain number"),
+        ({"per_round": 0}, "per_round is 0; it must be a whole number of at least 1: raise per_round"),
+        (
+            {"per_round": True},
+            "per_round is True; it must be a whole number of at least 1: give per_round as a plain number",
+        ),
+        ({"assignment": "labels"}, "assignment is 'labels'; use 'auto', 'metadata', 'random' or 'given'"),
+        ({"order": "random"}, "order is 'random'; use 'fixed' or 'reshuffled'"),
         ({"assignment": "given"}, "assignment is 'given' but given is empty: list each group's clients"),
         (
             {"assignment": "random", "given": ((0,),)},

@@ -119,7 +119,7 @@ def test_a_far_round_costs_no_memory_for_the_gap() -> None:
         ({"rows": ((0, 0),)}, "cycle_length is None; it must be at least 1: set it, or give a schedule that has one"),
         (
             {"rows": ((0, 0),), "cycle_length": 0},
-            "cycle_length is 0; it must be a Python int of at least 1: change cycle_length",
+            "cycle_length is 0; it must be a whole number of at least 1: raise cycle_length",
         ),
         ({"rows": ((0, 0, 0),)}, "rows holds (0, 0, 0); each row must be (round, client): correct the row"),
         ({"rows": ((0, "a"),)}, "rows is ((0, 'a'),); it must hold rows of integers: change rows"),

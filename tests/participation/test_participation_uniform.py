@@ -60,7 +60,9 @@ def test_every_subset_is_equally_likely() -> None:
 @pytest.mark.parametrize("name", ["per_round", "groups"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_counts_below_one_are_refused(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"^{name} is {value}; it must be a Python int of at least 1: change {name}$"):
+    with pytest.raises(
+        ValueError, match=rf"^{name} is {value}; it must be a whole number of at least 1: raise {name}$"
+    ):
         Uniform(**{name: value})
 
 

@@ -1,4 +1,4 @@
-"""One file per algorithm, each with the method names it goes by. A new file is found, not registered."""
+"""One file per algorithm, which also lists the methods of the literature that use it. New files are found by name."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def find_algorithms() -> dict[str, type[Algorithm]]:
 
 
 def find_methods() -> dict[str, Method]:
-    """Every method of the literature by name: an algorithm under a participation, with defaults that train."""
+    """Every method of the literature by name."""
     return {method.name: method for module in import_modules(__name__) for method in getattr(module, "METHODS", ())}

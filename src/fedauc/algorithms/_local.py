@@ -1,15 +1,17 @@
-"""What several client rules share: the gradient of a loss on rows, the plain step, and amplification."""
+"""What several algorithms share: the gradient of a loss of examples, the SGD step, and amplification."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedauc.interfaces import Algorithm, Batch, Model, Network, Objective, Upload
 from fedauc.objectives.kinds import PointObjective
 from fedauc.trees import Tree, is_empty, tree_add
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Gradient(NamedTuple):
@@ -21,10 +23,10 @@ class Gradient(NamedTuple):
 
 def point_gradient(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Gradient:
     """The gradient of sum_i weights_i · loss(score_i, label_i)."""
-    scored = network.forward_pass(model, batch.inputs)
-    scores = objective.to_scores(scored.outputs)
+    forward = network.forward_pass(model, batch.inputs)
+    scores = objective.to_scores(forward.outputs)
     slopes = batch.weights * objective.example_slope(scores, batch.labels)
-    return Gradient(scored.pullback(objective.to_output_slopes(scores, slopes)), scored.buffers)
+    return Gradient(forward.pullback(objective.to_output_slopes(scores, slopes)), forward.buffers)
 
 
 def point_loss(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Tensor:
@@ -39,28 +41,22 @@ def sgd_step(weights: Tensor, direction: Tensor, learning_rate: float | Tensor, 
         direction = direction + weight_decay * weights
     if isinstance(learning_rate, int | float):
         return torch.sub(weights, direction, alpha=learning_rate)
-    # A compiled step takes it as an input, so that a new stage needs no new compilation.
+    # A compiled step takes the learning rate as an input, so that a new stage needs no new compilation.
     return weights - learning_rate * direction
 
 
 def apply_mean_change(shared: Tree, reduced: Upload) -> Tree:
-    """What all share after the mean change, if there is one."""
+    """The shared state plus the mean change of the cohort, if there is one."""
     return shared if is_empty(reduced.mean) else tree_add(shared, reduced.mean)
 
 
 def amplify_progress(start: Model, end: Model, factor: float) -> Model:
-    """x_start + γ (x_end - x_start), written so that γ = 1 gives x_end to the bit; buffers are statistics, and stay."""
+    """x_start + γ (x_end - x_start), where γ = 1 gives x_end to the bit. Buffers are not amplified."""
     return Model(end.weights + (factor - 1) * (end.weights - start.weights), end.buffers)
 
 
-def check_amplify(factor: float) -> None:
-    """Refuse factors that would not move forwards."""
-    if not factor > 0:
-        raise ValueError(f"amplify is {factor}; it must be above 0 (1 leaves the period's progress as it is)")
-
-
 def check_objective(algorithm: Algorithm, kind: type[Objective], example: str) -> None:
-    """Refuse an objective of another kind."""
+    """Refuse an objective that the algorithm cannot use."""
     objective = algorithm.objective
     if not isinstance(objective, kind):
         name = getattr(objective, "name", type(objective).__name__)

@@ -1,4 +1,4 @@
-"""How a method of the literature is told: an algorithm, a schedule, and defaults that train."""
+"""How a method of the literature is declared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedauc.interfaces import Algorithm
 
 @dataclass(frozen=True)
 class Method:
-    """A name from the literature for an algorithm under a participation, with defaults that train."""
+    """A method of the literature: an algorithm, a participation, and default settings that train well."""
 
     name: str
     algorithm: type[Algorithm]

@@ -12,34 +12,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from fedauc.algorithms._local import amplify_progress, apply_mean_change, check_amplify
+from fedauc.algorithms._local import amplify_progress, apply_mean_change
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.fedavg import FedAvg, LocalSGD
+from fedauc.fields import option
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class AFedAvg(LocalSGD):
-    """FedAvg at the client; the server also keeps the model of the period's start."""
+    """FedAvg at the client; the server also keeps the model at the start of the period."""
 
     name: ClassVar[str] = "a-fedavg"
-    amplify: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_amplify(self.amplify)
+    amplify: float = option(1.5, "Factor on the progress of a cycle; 1 leaves it as it is.", above=0)
 
     def without_server_settings(self) -> FedAvg:
-        """FedAvg: amplification is the server's."""
+        """FedAvg, because only the server amplifies."""
         return FedAvg(objective=self.objective, weight_decay=self.weight_decay)
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """The first period starts here."""
+        """The first period starts from this model."""
         return Server(shared=model, anchor=model, private=model)
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """Average; amplify at the end of a cycle. A stage may have moved the model, so its first period starts anew."""
+        """Average, and amplify at the end of a cycle. A stage starts a new period, as it may have moved the model."""
         start = server.anchor if phase.starts_stage else server.private
         shared = apply_mean_change(server.shared, reduced)
         if phase.ends_cycle:

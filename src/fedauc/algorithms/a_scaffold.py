@@ -5,27 +5,30 @@
                     c ← mean of all N c_m,  x ← x_prev + γ (x - x_prev)
 
 Crawshaw and Liu, Federated learning under periodic client participation and heterogeneous data, NeurIPS 2024. A client
-does not hear of a period's end, so it rolls its variate over when it is next visited; it uploads by how much each visit
-moves its coming variate, and the server collects those moves until the period ends.
+is not told when a period ends, so it renews its variate at its next visit. At each visit it uploads the change of its
+next variate, and the server adds up these changes until the period ends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
-from torch import Tensor
 
-from fedauc.algorithms._local import amplify_progress, check_amplify
+from fedauc.algorithms._local import amplify_progress
 from fedauc.algorithms._method import Method
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
+from fedauc.fields import option
 from fedauc.interfaces import Cohort, Download, Model, Phase, Server, Setting, Upload
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class ClientState(NamedTuple):
-    """The variate in force, and the period's running sum of raw gradients, step count and number."""
+    """The current variate, and the sum of raw gradients, the step count and the number of the period."""
 
     variate: Tensor
     total: Tensor
@@ -33,13 +36,13 @@ class ClientState(NamedTuple):
     period: Tensor
 
     def next_variate(self) -> Tensor:
-        """The variate that the period's end will bring: the mean so far, or the one in force if there is none."""
+        """The variate of the next period: the mean gradient so far, or the current variate if there are no steps."""
         steps = self.steps[..., None]
         return torch.where(steps > 0, self.total / steps.clamp(min=1), self.variate)
 
 
 class PeriodState(NamedTuple):
-    """The model at the period's start and the collected change of c."""
+    """The model at the start of the period, and the change of c that is pending until its end."""
 
     start: Model
     pending: Tensor
@@ -48,44 +51,40 @@ class PeriodState(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AScaffold(CorrectedSGD):
-    """SCAFFOLD's step; variates and model move by periods."""
+    """SCAFFOLD's local step; the variates change and the progress is amplified once per period."""
 
     name: ClassVar[str] = "a-scaffold"
-    amplify: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_amplify(self.amplify)
+    amplify: float = option(1.5, "Factor on the progress of a cycle; 1 leaves it as it is.", above=0)
 
     def without_server_settings(self) -> AScaffold:
-        """Amplification is the server's."""
+        """Only the server amplifies."""
         return replace(self, amplify=1.0)
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """c = 0, nothing pending, the first period starts here."""
+        """c = 0, nothing is pending, and the first period starts from this model."""
         shared = Shared(model, torch.zeros_like(model.weights))
         return Server(shared=shared, anchor=shared, private=PeriodState(model, torch.zeros_like(model.weights)))
 
     def initial_client_state(self, download: Download) -> ClientState:
-        """c_m is 0 at first, and nothing has been summed in this period."""
+        """c_m = 0, and the sum of this period is 0."""
         zero = torch.zeros_like(download.shared.variate)
         steps = torch.zeros(zero.shape[:-1], dtype=torch.int64, device=zero.device)
         return ClientState(zero, zero, steps, torch.full_like(steps, download.phase.cycle))
 
     def begin(self, download: Download, client_state: ClientState) -> Local:
-        """Use the variate in force."""
+        """Start from the model that was sent, with the current variate."""
         client_state = _start_new_period(download, client_state)
         return Local(download.shared.model, client_state.variate, torch.zeros_like(client_state.variate))
 
     def finish(self, download: Download, client_state: ClientState, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
-        """Add the visit to the period's mean, and send by how much that moves it."""
-        before = _start_new_period(download, client_state)
-        after = before._replace(total=before.total + local.total, steps=before.steps + download.phase.local_steps)
+        """Add the gradients of the visit to those of the period, and upload the change of the next variate."""
+        old = _start_new_period(download, client_state)
+        new = old._replace(total=old.total + local.total, steps=old.steps + download.phase.local_steps)
         change = tree_sub(local.model, download.shared.model)
-        return Upload(mean=Shared(change, after.next_variate() - before.next_variate())), after
+        return Upload(mean=Shared(change, new.next_variate() - old.next_variate())), new
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """Average and collect; at the end of a cycle c moves and the progress is amplified."""
+        """Average, and add up the changes of c; at the end of a cycle apply them and amplify the progress."""
         start, pending = server.private
         if phase.starts_stage:
             start = server.anchor.model
@@ -100,7 +99,7 @@ class AScaffold(CorrectedSGD):
 
 
 def _start_new_period(download: Download, client_state: ClientState) -> ClientState:
-    """The memory at this visit: rolled over when the period it speaks of has ended."""
+    """The client state in the period of this visit: renewed if it is from an earlier period."""
     period = torch.full_like(client_state.period, download.phase.cycle)
     ended = client_state.period != period
     zero = torch.zeros_like(client_state.total)

@@ -1,4 +1,4 @@
-"""FedAvg: local SGD, then the mean.
+"""FedAvg: local SGD, then an average.
 
     w_m ← w;  repeat I times: w_m ← w_m - η ∇ℓ(w_m; batch);  w ← Σ_m weight_m w_m
 
@@ -10,9 +10,7 @@ participation, ICML 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, final
 
 from fedauc.algorithms._local import apply_mean_change, check_objective, point_gradient, point_loss, sgd_step
 from fedauc.algorithms._method import Method
@@ -21,10 +19,13 @@ from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, tree_sub
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(Algorithm):
-    """The client rule: local SGD on a loss of rows."""
+    """What clients do: local SGD on a loss of single examples."""
 
     objective: PointObjective = Logistic()
 
@@ -37,7 +38,7 @@ class LocalSGD(Algorithm):
         return Download(phase, server.shared)
 
     def begin(self, download: Download, client_state: Tree) -> Model:
-        """Start from the model sent."""
+        """Start from the model that was sent."""
         model: Model = download.shared
         return model
 
@@ -52,27 +53,27 @@ class LocalSGD(Algorithm):
         return point_loss(self.objective, network, local, batch)
 
     def finish(self, download: Download, client_state: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
-        """Send the change back; remember nothing."""
+        """Upload the change of the model; the client keeps nothing."""
         return Upload(mean=tree_sub(local, download.shared)), ()
 
     def extract_model(self, shared: Model) -> Model:
-        """All of it."""
+        """The shared state is the model."""
         return shared
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(LocalSGD):
-    """Local SGD, then the mean."""
+    """Local SGD; the server averages the models."""
 
     name: ClassVar[str] = "fedavg"
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """Only the model is shared."""
+        """The server holds the model and nothing else."""
         return Server(shared=model, anchor=model)
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """Move by the mean change."""
+        """Add the mean change to the model."""
         return server._replace(shared=apply_mean_change(server.shared, reduced))
 
 

@@ -9,29 +9,32 @@
     server: the mean of w.
 
 The paper's Eq. (G2) prints ∇₁ψ where ∇₂ψ is meant. Under uniform participation this is RS-Pairwise, whose pool is the
-last K rounds; with everyone in every round it is FedXL1 (Guo et al., FeDXL: provable federated learning for deep X-risk
-optimization, ICML 2023), whose pool is the last round.
+last K rounds; with all clients in every round it is FedXL1 (Guo et al., FeDXL: provable federated learning for deep
+X-risk optimization, ICML 2023), whose pool is the last round.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 
 import torch
-from torch import Tensor
 
 from fedauc.algorithms._local import apply_mean_change, check_objective, sgd_step
 from fedauc.algorithms._method import Method
 from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
+from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import Active, PairObjective, Passive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.trees import Tree, is_empty, tree_sub
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class PoolState(NamedTuple):
-    """The pool that is drawn from, and the scores collected since."""
+    """The pool that passive scores are drawn from, and the scores that were uploaded since it was rebuilt."""
 
     pool: Passive
     recent: tuple[RoundScores, ...]
@@ -40,67 +43,65 @@ class PoolState(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Algorithm):
-    """Local SGD on active-passive pairs, then the mean.
+    """Local SGD on pairs of an active and a passive score; the server averages the models.
 
-    `pool="cycle"` draws from the whole previous cycle, `pool="window"` from the last K rounds.
+    With `pool="cycle"` passive scores are drawn from the whole previous cycle, with "window" from the last K rounds.
     """
 
     name: ClassVar[str] = "pairwise"
     scoring_pass: ClassVar[bool] = True
     objective: PairObjective = PairwiseSigmoid()
-    pool: Literal["cycle", "window"] = "cycle"
+    pool: Literal["cycle", "window"] = option("cycle", "Passive scores of the previous cycle, or of the last K rounds.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_objective(self, PairObjective, "sigmoid")
-        if self.pool not in ("cycle", "window"):
-            raise ValueError(f"pool is {self.pool!r}; use 'cycle' or 'window'")
 
     def without_server_settings(self) -> Pairwise:
-        """The pool is the server's."""
+        """Only the server reads `pool`."""
         return replace(self, pool="cycle")
 
     def init(self, setting: Setting, model: Model) -> Server:
-        """An empty pool; the scoring rounds fill it."""
-        none = torch.zeros(0, dtype=model.weights.dtype, device=model.weights.device)
-        return Server(shared=model, anchor=model, private=PoolState(Passive(none, none), ()))
+        """The pool is empty; the scoring rounds fill it."""
+        no_scores = torch.zeros(0, dtype=model.weights.dtype, device=model.weights.device)
+        return Server(shared=model, anchor=model, private=PoolState(Passive(no_scores, no_scores), ()))
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
-        """Send the model, and to each client its own draw of passive scores."""
-        own = () if phase.scoring else draw_passive_scores(setting, server.private.pool, cohort, phase)
-        return Download(phase, server.shared, per_client=own)
+        """Send the model, and to each client passive scores drawn for it."""
+        passive = () if phase.scoring else draw_passive_scores(setting, server.private.pool, cohort, phase)
+        return Download(phase, server.shared, per_client=passive)
 
     def begin(self, download: Download, client_state: Tree) -> Model:
-        """Start from the model sent."""
+        """Start from the model that was sent."""
         model: Model = download.shared
         return model
 
     def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Passive]:
-        """w ← w - η (G1 + G2); the active scores are emitted as they are computed."""
-        scored = network.forward_pass(local, batch.inputs)
-        scores = self.objective.to_scores(scored.outputs)
-        active = _by_class(scores, batch.weights, download.phase.batch.positives)
+        """w ← w - η (G1 + G2); the step also emits the active scores."""
+        forward = network.forward_pass(local, batch.inputs)
+        scores = self.objective.to_scores(forward.outputs)
+        active = _split_by_class(scores, batch.weights, download.phase.batch.positives)
         emitted = Passive(active.positives, active.negatives)
         if download.phase.scoring:
             return local, emitted
-        coupled = self.objective.active_slopes(active, batch.per_client)
-        slopes = torch.cat([coupled.positives, coupled.negatives], dim=batch.weights.ndim - 1)
-        gradient = scored.pullback(self.objective.to_output_slopes(scores, slopes))
+        by_class = self.objective.active_slopes(active, batch.per_client)
+        slopes = torch.cat([by_class.positives, by_class.negatives], dim=batch.weights.ndim - 1)
+        gradient = forward.pullback(self.objective.to_output_slopes(scores, slopes))
         weights = sgd_step(local.weights, gradient, download.phase.learning_rate, self.weight_decay)
-        return Model(weights, scored.buffers), emitted
+        return Model(weights, forward.buffers), emitted
 
     def monitored_loss(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
-        """The loss of the step's active-passive pairs."""
+        """The loss of the pairs of the step."""
         scores = self.objective.to_scores(network.forward_pass(local, batch.inputs).outputs)
-        active = _by_class(scores, batch.weights, download.phase.batch.positives)
+        active = _split_by_class(scores, batch.weights, download.phase.batch.positives)
         return self.objective.monitored_loss(active, batch.per_client)
 
     def finish(self, download: Download, client_state: Tree, local: Model, emitted: Passive) -> tuple[Upload, Tree]:
-        """Send the change (unless only scoring) and the scores `[I, B]`; remember nothing."""
+        """Upload the scores `[I, B]` and, unless this is a scoring round, the change; the client keeps nothing."""
         return Upload(mean=() if download.phase.scoring else tree_sub(local, download.shared), pool=emitted), ()
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """Move by the mean change; the scores wait until the cycle ends, or slide through the window."""
+        """Add the mean change; rebuild the pool at the end of the cycle, or in every round from the last K rounds."""
         pool, recent = server.private
         if not is_empty(reduced.pool):
             recent = (*recent, RoundScores(torch.tensor(cohort.clients), reduced.pool))
@@ -112,14 +113,15 @@ class Pairwise(Algorithm):
         return server._replace(shared=apply_mean_change(server.shared, reduced), private=PoolState(pool, recent))
 
     def extract_model(self, shared: Model) -> Model:
-        """All of it."""
+        """The shared state is the model."""
         return shared
 
 
-def _by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
-    rows = weights.ndim - 1
-    first, second = torch.split(scores, [positives, scores.shape[rows] - positives], dim=rows)
-    return Active(first, second, weights[..., :positives], weights[..., positives:])
+def _split_by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
+    """The scores and weights of a batch whose first rows are the positives."""
+    dim = weights.ndim - 1
+    positive, negative = torch.split(scores, [positives, scores.shape[dim] - positives], dim=dim)
+    return Active(positive, negative, weights[..., :positives], weights[..., positives:])
 
 
 METHODS = (

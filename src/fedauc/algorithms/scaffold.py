@@ -9,10 +9,9 @@ c_m - c + (w - w_m)/(I η), is the mean raw gradient written differently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
-from torch import Tensor
 
 from fedauc.algorithms._local import check_objective, point_gradient, point_loss, sgd_step
 from fedauc.algorithms._method import Method
@@ -21,16 +20,19 @@ from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Shared(NamedTuple):
-    """The model and the server's control variate, c; an upload holds the changes of the model and of c_m."""
+    """The model and the control variate c of the server; an upload holds the changes of the model and of c_m."""
 
     model: Model
     variate: Tensor
 
 
 class Local(NamedTuple):
-    """The local model, the client's own variate c_m and the sum of its raw gradients so far."""
+    """The local model, the client's variate c_m, and the sum of its raw gradients so far."""
 
     model: Model
     variate: Tensor
@@ -39,7 +41,7 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedSGD(Algorithm):
-    """The client's step: local SGD corrected by control variates."""
+    """The local step: SGD corrected by control variates."""
 
     objective: PointObjective = Logistic()
 
@@ -56,15 +58,14 @@ class CorrectedSGD(Algorithm):
         gradient = point_gradient(self.objective, network, local.model, batch)
         direction = gradient.weights - local.variate + download.shared.variate
         weights = sgd_step(local.model.weights, direction, download.phase.learning_rate, self.weight_decay)
-        moved = Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights)
-        return moved, ()
+        return Local(Model(weights, gradient.buffers), local.variate, local.total + gradient.weights), ()
 
     def monitored_loss(self, network: Network, download: Download, local: Local, batch: Batch) -> Tensor:
         """The loss of the batch."""
         return point_loss(self.objective, network, local.model, batch)
 
     def stage_output(self, last: Shared, mean: Shared) -> Shared:
-        """c stays the mean of the clients' variates."""
+        """The mean model with the last c, which has to stay the mean of the clients' variates."""
         return last._replace(model=mean.model)
 
     def extract_model(self, shared: Shared) -> Model:
@@ -75,7 +76,7 @@ class CorrectedSGD(Algorithm):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(CorrectedSGD):
-    """Control variates that follow every visit. A client's memory is its variate c_m."""
+    """Control variates that change with every visit. The state of a client is its variate c_m."""
 
     name: ClassVar[str] = "scaffold"
 
@@ -85,21 +86,21 @@ class Scaffold(CorrectedSGD):
         return Server(shared=shared, anchor=shared)
 
     def initial_client_state(self, download: Download) -> Tensor:
-        """c_m is 0 at first."""
+        """c_m = 0."""
         return torch.zeros_like(download.shared.variate)
 
     def begin(self, download: Download, client_state: Tensor) -> Local:
-        """Nothing summed yet."""
+        """Start from the model that was sent, with an empty sum of gradients."""
         return Local(download.shared.model, client_state, torch.zeros_like(client_state))
 
     def finish(self, download: Download, client_state: Tree, local: Local, emitted: Tree) -> tuple[Upload, Tree]:
-        """c_m becomes the visit's mean raw gradient; its change goes up with the model."""
+        """c_m becomes the mean raw gradient of the visit; its change is uploaded with that of the model."""
         variate = local.total / download.phase.local_steps
         change = tree_sub(local.model, download.shared.model)
         return Upload(mean=Shared(change, variate - local.variate)), variate
 
     def merge(self, setting: Setting, server: Server, reduced: Upload, cohort: Cohort, phase: Phase) -> Server:
-        """c keeps being the mean of every client's variate."""
+        """Average; c changes so that it stays the mean of all clients' variates."""
         if is_empty(reduced.mean):
             return server
         share = len(cohort.clients) / setting.client_count

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedauc.models._layers import ImageMean
-from fedauc.models.model import InputScaling
+from fedauc.models._layers import ImageMean, InputScaling
 
 Weights = Sequence[Tensor]
 """A layer's parameters, each `[M, n]`."""

@@ -1,20 +1,44 @@
-"""What the image networks share: the norm, the stem, the mean over the image."""
+"""The layers that the models are made of. They need torch, so a model imports them when it is built."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedauc.models.model import check_counts
+NormFactory = Callable[[int], nn.Module]
+"""Makes the norm of a layer from its number of channels."""
 
-Norm = Literal["group", "batch"]
-"""GroupNorm keeps no statistics; BatchNorm keeps running ones, which travel and are averaged with the weights."""
 
-Stem = Literal["imagenet", "cifar"]
-"""A 7x7 convolution and a max-pool that leave a quarter of each side, or a 3x3 convolution that leaves all of it."""
+class InputScaling(nn.Module):
+    """Runs a network on floats: uint8 images become (x / 255 - shift) / scale in the type of its weights.
+
+    The defaults give values in [0, 1]; a shift of 1/2 and a scale of 1/4 give a photograph a mean of about 0 and a
+    standard deviation of about 1. Floats are passed on unchanged.
+    """
+
+    def __init__(self, body: nn.Module, shift: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__()
+        self.body = body
+        self.shift, self.scale = shift, scale
+
+    @property
+    def divides_only(self) -> bool:
+        """Whether images become values in [0, 1] without further scaling."""
+        return (self.shift, self.scale) == (0.0, 1.0)
+
+    def extra_repr(self) -> str:
+        """The constants, so that two networks with the same text compute the same."""
+        return f"shift={self.shift}, scale={self.scale}"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs of the network."""
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(next(self.body.parameters()).dtype) / 255
+            inputs = inputs if self.divides_only else (inputs - self.shift) / self.scale
+        outputs: Tensor = self.body(inputs)
+        return outputs
 
 
 class ImageMean(nn.Module):
@@ -26,7 +50,7 @@ class ImageMean(nn.Module):
 
 
 class Head(nn.Linear):
-    """The last layer, in the weights' own type also in mixed precision: bfloat16 would give many rows one score."""
+    """The last layer, in the type of its weights even in mixed precision: bfloat16 would give many rows one score."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[B, in]` to `[B, out]`."""
@@ -34,36 +58,52 @@ class Head(nn.Linear):
             return super().forward(inputs.to(self.weight.dtype))
 
 
-def check_images(name: str, input_shape: tuple[int, ...]) -> None:
-    """Refuse inputs that are not images."""
-    if len(input_shape) != 3:
-        raise ValueError(f"input_shape is {input_shape}; {name} needs images [C, H, W]: use linear or mlp")
+class ResidualBlock(nn.Module):
+    """relu(shortcut(x) + body(x)), where the shortcut is the identity unless the shape changes."""
+
+    def __init__(self, channels: int, out: int, stride: int, norm: NormFactory) -> None:
+        super().__init__()
+        first = (unbiased_convolution(channels, out, 3, stride), norm(out), nn.ReLU())
+        self.body = nn.Sequential(*first, unbiased_convolution(out, out, 3), norm(out))
+        if stride == 1 and channels == out:
+            self.shortcut: nn.Module = nn.Identity()
+        else:
+            self.shortcut = nn.Sequential(unbiased_convolution(channels, out, 1, stride), norm(out))
+        self.activation = nn.ReLU()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B, C, H, W]` to `[B, C', H', W']`."""
+        outputs: Tensor = self.activation(self.body(images) + self.shortcut(images))
+        return outputs
 
 
-def check_choices(stem: str, norm: str, norm_groups: int, channels: int) -> None:
-    """Refuse what is no stem, no norm, or a number of groups that does not divide the channels."""
-    if stem not in ("imagenet", "cifar"):
-        raise ValueError(f"stem is {stem!r}; use 'imagenet' or 'cifar'")
-    if norm not in ("group", "batch"):
-        raise ValueError(f"norm is {norm!r}; use 'group' or 'batch'")
-    check_counts("norm_groups", (norm_groups,))
-    if norm == "group" and channels % norm_groups:
-        raise ValueError(f"norm_groups is {norm_groups}; it must divide {channels}, the fewest channels of a layer")
+class DenseLayer(nn.Module):
+    """Appends `growth` new channels, computed from all earlier ones."""
+
+    def __init__(self, channels: int, growth: int, norm: NormFactory) -> None:
+        super().__init__()
+        narrow = 4 * growth
+        first = (norm(channels), nn.ReLU(), unbiased_convolution(channels, narrow, 1))
+        self.body = nn.Sequential(*first, norm(narrow), nn.ReLU(), unbiased_convolution(narrow, growth, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B, C, H, W]` to `[B, C + growth, H, W]`."""
+        return torch.cat([images, self.body(images)], dim=-3)
 
 
-def norm_factory(norm: Norm, norm_groups: int) -> Callable[[int], nn.Module]:
-    """What makes the norm of a layer from its number of channels."""
+def norm_factory(norm: str, norm_groups: int) -> NormFactory:
+    """Makes BatchNorm for "batch", and GroupNorm with `norm_groups` groups for "group"."""
     return nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(norm_groups, channels)
 
 
 def unbiased_convolution(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Without bias, since a norm follows, and padded so that stride 1 keeps the image's size."""
+    """A convolution without bias, since a norm follows, and padded so that stride 1 keeps the size of the image."""
     return nn.Conv2d(channels, out, size, stride, padding=size // 2, bias=False)
 
 
-def stem_layers(kind: Stem, channels: int, out: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Convolution, norm, rectifier, and in the ImageNet stem a max-pool."""
-    if kind == "cifar":
+def stem_layers(stem: str, channels: int, out: int, norm: NormFactory) -> nn.Sequential:
+    """A convolution, a norm and a rectifier, and in the ImageNet stem a max-pool."""
+    if stem == "cifar":
         return nn.Sequential(unbiased_convolution(channels, out, 3), norm(out), nn.ReLU())
     pool = nn.MaxPool2d(3, stride=2, padding=1)
     return nn.Sequential(unbiased_convolution(channels, out, 7, stride=2), norm(out), nn.ReLU(), pool)

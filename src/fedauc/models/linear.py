@@ -1,31 +1,31 @@
-"""A linear scorer."""
+"""A linear model."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import nn
-
+from fedauc.fields import option
 from fedauc.models.model import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
 class Linear(ModelConfig):
-    """h(x) = w . x + b on flattened inputs. An AUC ignores b; it matters to losses of single rows."""
+    """h(x) = w . x + b on flattened inputs. The AUC does not depend on b, but losses of single rows do."""
 
     name: ClassVar[str] = "linear"
 
-    bias: bool = True
-    init: Literal["zeros", "default"] = "zeros"
-
-    def __post_init__(self) -> None:
-        if self.init not in ("zeros", "default"):
-            raise ValueError(f"init is {self.init!r}; use 'zeros' or 'default'")
+    bias: bool = option(True, "Whether the model has a bias.")
+    init: Literal["zeros", "default"] = option("zeros", "Initial weights: zeros, or torch's random ones.")
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
-        """One layer."""
+        """One linear layer."""
+        from torch import nn
+
         layer = nn.Linear(math.prod(input_shape), 1, bias=self.bias)
         if self.init == "zeros":
             for parameter in layer.parameters():

@@ -5,28 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from fedauc.fields import option
+from fedauc.models.model import ModelConfig
 
-from fedauc.models.model import ModelConfig, check_counts
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
 class MLP(ModelConfig):
-    """Rectified hidden layers on flattened inputs; more than one output makes an embedding."""
+    """Hidden layers with rectifiers on flattened inputs; more than one output makes an embedding."""
 
     name: ClassVar[str] = "mlp"
 
-    hidden: tuple[int, ...] = (64,)
-    outputs: int = 1
-
-    def __post_init__(self) -> None:
-        check_counts("hidden", self.hidden)
-        check_counts("outputs", (self.outputs,))
+    hidden: tuple[int, ...] = option((64,), "Width of each hidden layer.", at_least=1)
+    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1)
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Linear layers with a rectifier between each two."""
+        from torch import nn
+
         widths = (math.prod(input_shape), *self.hidden)
-        blocks = [layer for wide, next_wide in pairwise(widths) for layer in (nn.Linear(wide, next_wide), nn.ReLU())]
+        blocks = [
+            layer for width, next_width in pairwise(widths) for layer in (nn.Linear(width, next_width), nn.ReLU())
+        ]
         return nn.Sequential(nn.Flatten(), *blocks, nn.Linear(widths[-1], self.outputs))

@@ -1,4 +1,4 @@
-"""What is minimised: one file per objective, found by its `name`."""
+"""The losses: one file per objective, found by its `name`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fedauc.interfaces import Objective
 
 
 def find_objectives() -> dict[str, type[Objective]]:
-    """Every objective of this folder, by name.
+    """Every objective in this folder, by name.
 
     >>> find_objectives()["squared-hinge"](margin=2.0)
     SquaredHinge(score='identity', margin=2.0)

@@ -1,42 +1,47 @@
-"""The kinds of objective: of single rows, of pairs, and of the gap between a pair's scores."""
+"""The kinds of objective: of single examples, of pairs, and of the gap between the scores of a pair."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedauc.interfaces import BatchKind, Objective
 
-WHOLE = 1 << 18
-"""How many pairs a CPU works on at once: small problems are bound by the number of operations, not by arithmetic."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
-BLOCK = 1 << 16
-"""How many pairs are worked on at a time where there are more, so that temporaries stay small and in the cache."""
+MAX_PAIRS_AT_ONCE = 1 << 18
+"""A CPU computes up to this many pairs at once: small problems are limited by the number of operations."""
+
+PAIRS_PER_BLOCK = 1 << 16
+"""Larger problems are computed in blocks of about this many pairs, so that temporary results stay in the cache."""
 
 
 class PointObjective(Objective):
-    """A loss of one example, `value(scores, labels)`: the baselines'."""
+    """A loss of single examples, `example_loss(scores, labels)`, as the baselines use it."""
 
     @property
     def batch_kind(self) -> BatchKind:
-        """Rows whatever their label."""
+        """Rows of any label."""
         return "rows"
 
     @abstractmethod
     def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each example, non-negative, the shape of `scores`."""
+        """The loss of each example, never negative, in the shape of `scores`."""
 
     def example_slope(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The derivative of `value` with respect to `scores`; by autograd unless a subclass knows it."""
-        return _autograd_slope(lambda s: self.example_loss(s, labels), scores)
+        """The derivative of `example_loss` with respect to `scores`, by autograd unless a subclass overrides it."""
+        return _autograd_slope(lambda values: self.example_loss(values, labels), scores)
 
 
 class Active(NamedTuple):
-    """A step's own scores by class, `[..., B1]` and `[..., B2]` (embeddings: one dimension more), and their weights."""
+    """The scores of a local step by class, `[..., B1]` and `[..., B2]`, and their weights.
+
+    Embeddings have one more dimension than scores.
+    """
 
     positives: Tensor
     negatives: Tensor
@@ -45,14 +50,14 @@ class Active(NamedTuple):
 
 
 class Passive(NamedTuple):
-    """Scores of other clients from an earlier cycle, constants in every gradient: `[..., P1]` and `[..., P2]`."""
+    """Scores of other clients from an earlier cycle, `[..., P1]` and `[..., P2]`: constants in every gradient."""
 
     positives: Tensor
     negatives: Tensor
 
 
 class PairObjective(Objective):
-    """A loss that couples active with passive scores."""
+    """A loss of pairs of an active and a passive score."""
 
     @abstractmethod
     def active_slopes(self, active: Active, passive: Passive) -> Active:
@@ -60,68 +65,77 @@ class PairObjective(Objective):
 
     @abstractmethod
     def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
-        """The loss `[...]`, non-negative: half the sum of both sides, since each pair is met from two sides."""
+        """The loss `[...]`, never negative: half the sum over both sides, because each pair has two sides."""
 
 
 class GapObjective(PairObjective):
-    """A surrogate of the gap t = h - h' between a positive's and a negative's score: give `value`, perhaps `slope`."""
+    """A loss of the gap t = h - h' between a positive's and a negative's score, given by `pair_loss`."""
 
     @abstractmethod
     def pair_loss(self, gap: Tensor) -> Tensor:
-        """The surrogate psi(t), elementwise, non-negative."""
+        """The surrogate ψ(t), elementwise, never negative."""
 
     def pair_slope(self, gap: Tensor) -> Tensor:
-        """psi'(t); by autograd unless a subclass knows it."""
+        """ψ'(t), by autograd unless a subclass overrides it."""
         return _autograd_slope(self.pair_loss, gap)
 
     def active_slopes(self, active: Active, passive: Passive) -> Active:
         """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
-        first, second = _mean_over_pairs(self.pair_slope, active, passive)
+        positive_means, negative_means = _mean_over_pairs(self.pair_slope, active, passive)
         return active._replace(
-            positives=active.positive_weights * first,
-            negatives=-active.negative_weights * second,
+            positives=active.positive_weights * positive_means,
+            negatives=-active.negative_weights * negative_means,
         )
 
     def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
-        """The weighted mean of psi over the pairs of G1 and of G2, halved."""
-        first, second = _mean_over_pairs(self.pair_loss, active, passive)
-        return ((active.positive_weights * first).sum(-1) + (active.negative_weights * second).sum(-1)) / 2
+        """Half the weighted mean of ψ over the pairs of G1 and of G2."""
+        positive_means, negative_means = _mean_over_pairs(self.pair_loss, active, passive)
+        positive_sum = (active.positive_weights * positive_means).sum(-1)
+        return (positive_sum + (active.negative_weights * negative_means).sum(-1)) / 2
 
 
 def _mean_over_pairs(function: Callable[[Tensor], Tensor], active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
-    """Each active score's mean of a function of its gaps: in G1 `[..., B1]` over P2, in G2 `[..., B2]` over P1."""
+    """The mean of a function of each active score's gaps: `[..., B1]` for positives, `[..., B2]` for negatives."""
 
-    def first(own: Tensor) -> Tensor:
-        return mean_last(function(own[..., :, None] - passive.negatives[..., None, :]))
+    def positive_means(scores: Tensor) -> Tensor:
+        return mean_last(function(scores[..., :, None] - passive.negatives[..., None, :]))
 
-    def second(own: Tensor) -> Tensor:
-        return mean_last(function(passive.positives[..., None, :] - own[..., :, None]))
+    def negative_means(scores: Tensor) -> Tensor:
+        return mean_last(function(passive.positives[..., None, :] - scores[..., :, None]))
 
     return (
-        apply_in_blocks(first, active.positives, -1, passive.negatives.shape[-1]),
-        apply_in_blocks(second, active.negatives, -1, passive.positives.shape[-1]),
+        apply_in_blocks(positive_means, active.positives, -1, passive.negatives.shape[-1]),
+        apply_in_blocks(negative_means, active.negatives, -1, passive.positives.shape[-1]),
     )
 
 
-def apply_in_blocks(function: Callable[[Tensor], Tensor], own: Tensor, rows: int, partners: int) -> Tensor:
-    """`function(own)`, some of the rows at a time where all their pairs at once would take much memory.
+def apply_in_blocks(function: Callable[[Tensor], Tensor], active: Tensor, rows: int, partners: int) -> Tensor:
+    """`function(active)`, computed for blocks of rows where all pairs at once would take much memory.
 
-    `rows` is the dimension of `own`, counted from its end, that `function` keeps in place and treats entry by entry;
-    each number of `own` meets so many partners. A compiler fuses pairs away, and a GPU is faster on all at once.
+    `rows` is the dimension of `active`, counted from its end, that `function` keeps and treats entry by entry; each
+    number of `active` is paired with `partners` others. Blocks are used on the CPU only: a compiler fuses the pairs
+    away, and a GPU is faster with all of them at once.
     """
-    pairs, dim = own.numel() * partners, own.ndim + rows
-    if pairs <= WHOLE or not own.is_cpu or torch.compiler.is_compiling():
-        return function(own)
-    parts = torch.split(own, max(1, BLOCK * own.shape[dim] // pairs), dim=dim)
-    return torch.cat([function(part) for part in parts], dim=dim)
+    pairs, dim = active.numel() * partners, active.ndim + rows
+    if pairs <= MAX_PAIRS_AT_ONCE or not active.is_cpu or torch.compiler.is_compiling():
+        return function(active)
+    blocks = torch.split(active, max(1, PAIRS_PER_BLOCK * active.shape[dim] // pairs), dim=dim)
+    return torch.cat([function(block) for block in blocks], dim=dim)
 
 
 def mean_last(values: Tensor) -> Tensor:
-    """Mean over the last dimension; zero when it is empty (a pool that lacks a class contributes nothing)."""
+    """The mean over the last dimension; zero when it is empty (a pool without a class contributes nothing)."""
     return values.sum(-1) / max(values.shape[-1], 1)
 
 
-def _autograd_slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
-    """The derivative of an elementwise function, traceable by torch.func and torch.compile."""
-    gradient: Tensor = torch.func.grad(lambda x: function(x).sum())(point)
-    return gradient
+def check_raw_outputs(objective: Objective) -> None:
+    """Refuse a sigmoid score where the objective is defined on raw outputs only."""
+    if objective.score != "identity":
+        reason = f"the {objective.name} objective needs raw outputs: use score='identity'"
+        raise ValueError(f"score is {objective.score!r}; {reason}")
+
+
+def _autograd_slope(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """The derivative of an elementwise function, in a form that torch.func and torch.compile can trace."""
+    slope: Tensor = torch.func.grad(lambda x: function(x).sum())(values)
+    return slope

@@ -1,15 +1,16 @@
-"""The logistic loss of one example: what the FedAvg family minimises."""
+"""The logistic loss of one example, which the FedAvg family minimizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
-from fedauc.objectives._checks import check_raw
-from fedauc.objectives.kinds import PointObjective
+from fedauc.objectives.kinds import PointObjective, check_raw_outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +25,13 @@ class Logistic(PointObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_raw(self.name, self.score)
+        check_raw_outputs(self)
 
     def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """log(1 + e^{-dz}), with d = 1 for a positive and -1 for a negative."""
-        return torch.logaddexp(-_signs(scores, labels) * scores, scores.new_zeros(()))
+        signs = 2 * labels.to(scores.dtype) - 1
+        return torch.logaddexp(-signs * scores, scores.new_zeros(()))
 
     def example_slope(self, scores: Tensor, labels: Tensor) -> Tensor:
         """1 / (1 + e^{-z}) - y."""
         return torch.sigmoid(scores) - labels.to(scores.dtype)
-
-
-def _signs(scores: Tensor, labels: Tensor) -> Tensor:
-    return 2 * labels.to(scores.dtype) - 1

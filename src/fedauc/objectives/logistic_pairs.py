@@ -1,15 +1,17 @@
-"""The logistic surrogate of a gap."""
+"""The logistic pairwise loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
-from fedauc.objectives._checks import check_positive
+from fedauc.fields import option
 from fedauc.objectives.kinds import GapObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +25,11 @@ class PairwiseLogistic(GapObjective):
     """
 
     name: ClassVar[str] = "pairwise-logistic"
-    steepness: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("steepness", self.steepness)
+    steepness: float = option(1.0, "Factor of the gap between two scores.", above=0)
 
     def pair_loss(self, gap: Tensor) -> Tensor:
         """log(1 + e^{-st})."""
-        # Not softplus: it turns linear at 20, where float64 still resolves the rest, 1e-10 of the value.
+        # softplus turns linear at 20, where float64 still resolves the difference, so we use logaddexp.
         return torch.logaddexp(-self.steepness * gap, gap.new_zeros(()))
 
     def pair_slope(self, gap: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
-"""The squared surrogate as a saddle problem: it decomposes over examples, at the price of three duals."""
+"""The squared AUC loss as a saddle problem: it is a sum over examples, at the price of three extra variables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
+from fedauc.fields import option
 from fedauc.interfaces import BatchKind, Objective, Score
-from fedauc.objectives._checks import check_between, check_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Duals(NamedTuple):
@@ -21,7 +23,7 @@ class Duals(NamedTuple):
 
 
 class _ClassWeights(NamedTuple):
-    """Each example's weight as a positive and as a negative, `[..., B]`."""
+    """The weight of each example as a positive and as a negative, `[..., B]`."""
 
     positives: Tensor
     negatives: Tensor
@@ -46,50 +48,45 @@ class Minimax(Objective):
     """
 
     name: ClassVar[str] = "minimax"
-    score: Score = "sigmoid"
-    margin: float = 1.0
-    prior: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("margin", self.margin)
-        if self.prior is not None:
-            check_between("prior", self.prior, 0, 1)
+    score: Score = option("sigmoid", "How a raw output becomes a score.")
+    margin: float = option(1.0, "Gap between the mean scores of the classes that the loss asks for.", above=0)
+    prior: float | None = option(None, "Share of positives; gives the paper's form of the loss.", above=0, below=1)
 
     @property
     def batch_kind(self) -> BatchKind:
-        """So many of each class, or rows as they come when the prior does the balancing."""
+        """Both classes in fixed numbers, or rows of any label when the prior balances the classes."""
         return "classes" if self.prior is None else "rows"
 
     def saddle_value(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
-        """f, `[...]`. It may be negative: watch `monitored` instead."""
+        """f, `[...]`. It may be negative, so `monitored_loss` is what the records show."""
         a, b, alpha = (dual[..., None] for dual in duals)
-        shares = self._scaled(_class_weights(scores, labels, weights))
-        spread = shares.positives * (scores - a).square() + shares.negatives * (scores - b).square()
-        tilt = 2 * (self.margin + alpha) * (shares.negatives - shares.positives) * scores
-        return (spread + tilt).sum(-1) - self._dual_curvature * duals.alpha.square()
+        positives, negatives = self._scale_weights(_class_weights(scores, labels, weights))
+        spread = positives * (scores - a).square() + negatives * (scores - b).square()
+        linear = 2 * (self.margin + alpha) * (negatives - positives) * scores
+        return (spread + linear).sum(-1) - self._dual_curvature * duals.alpha.square()
 
     def saddle_slopes(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> tuple[Tensor, Duals]:
         """∂f/∂scores `[..., B]`, and ∂f/∂(a, b, α) `[...]` each."""
         a, b, alpha = (dual[..., None] for dual in duals)
-        shares = self._scaled(_class_weights(scores, labels, weights))
-        first, second = shares.positives * (scores - a), shares.negatives * (scores - b)
-        tilt = shares.negatives - shares.positives
-        rise = (tilt * scores).sum(-1) - self._dual_curvature * duals.alpha
-        moves = Duals(a=-2 * first.sum(-1), b=-2 * second.sum(-1), alpha=2 * rise)
-        return 2 * (first + second + (self.margin + alpha) * tilt), moves
+        positives, negatives = self._scale_weights(_class_weights(scores, labels, weights))
+        positive_residuals, negative_residuals = positives * (scores - a), negatives * (scores - b)
+        signed_weights = negatives - positives
+        alpha_slope = 2 * ((signed_weights * scores).sum(-1) - self._dual_curvature * duals.alpha)
+        dual_slopes = Duals(-2 * positive_residuals.sum(-1), -2 * negative_residuals.sum(-1), alpha_slope)
+        return 2 * (positive_residuals + negative_residuals + (self.margin + alpha) * signed_weights), dual_slopes
 
     def monitored_loss(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
-        """The batch's L = (m - E₊h + E₋h)² + Var₊h + Var₋h ≥ 0, `[...]`; an absent class stands at its dual."""
-        shares = _class_weights(scores, labels, weights)
-        first, spread = _class_moments(scores, shares.positives, duals.a)
-        second, other = _class_moments(scores, shares.negatives, duals.b)
-        return (self.margin - first + second).square() + spread + other
+        """The batch's L = (m - E₊h + E₋h)² + Var₊h + Var₋h ≥ 0, `[...]`; an absent class has its dual as mean."""
+        positives, negatives = _class_weights(scores, labels, weights)
+        positive_mean, positive_variance = _class_moments(scores, positives, duals.a)
+        negative_mean, negative_variance = _class_moments(scores, negatives, duals.b)
+        return (self.margin - positive_mean + negative_mean).square() + positive_variance + negative_variance
 
-    def _scaled(self, shares: _ClassWeights) -> _ClassWeights:
+    def _scale_weights(self, weights: _ClassWeights) -> _ClassWeights:
+        """c₊ and c₋ times the weights."""
         if self.prior is None:
-            return shares
-        return _ClassWeights((1 - self.prior) * shares.positives, self.prior * shares.negatives)
+            return weights
+        return _ClassWeights((1 - self.prior) * weights.positives, self.prior * weights.negatives)
 
     @property
     def _dual_curvature(self) -> float:
@@ -101,10 +98,10 @@ def _class_weights(scores: Tensor, labels: Tensor, weights: Tensor) -> _ClassWei
     return _ClassWeights(positives, weights - positives)
 
 
-def _class_moments(scores: Tensor, shares: Tensor, absent: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of one class's scores; (`absent`, 0) when its shares are all zero."""
-    total = shares.sum(-1)
+def _class_moments(scores: Tensor, weights: Tensor, absent: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and variance of the scores of one class; (`absent`, 0) when its weights are all zero."""
+    total = weights.sum(-1)
     held = total > 0
-    normalised = shares / torch.where(held, total, 1)[..., None]
+    normalised = weights / torch.where(held, total, 1)[..., None]
     mean = torch.where(held, (normalised * scores).sum(-1), absent)
     return mean, (normalised * (scores - mean[..., None]).square()).sum(-1)

@@ -1,24 +1,25 @@
-"""The q-norm hinge: between the hinge (q → 1) and steeper penalties on misordered pairs."""
+"""The q-norm hinge, which lies between the hinge (q → 1) and steeper penalties on misordered pairs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from fedauc.objectives._checks import check_between, check_positive
+from fedauc.fields import option
 from fedauc.objectives.kinds import GapObjective
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 POWER_LIMIT = 9.0
-"""Below it, a gap of 1e4 keeps its value and its slope inside float32's range."""
+"""For smaller powers the loss and the slope of a gap of 1e4 stay within the range of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QNormHinge(GapObjective):
     """ψ(t) = (m - t)₊^q, with margin m > 0 and power 1 < q < 9. Convex; for q < 2 not smooth at t = m.
 
-    The paper's table drops the plus; without it ψ is undefined beyond the margin for most q.
+    The paper's table omits the positive part; without it ψ is undefined beyond the margin for most q.
 
     >>> import torch
     >>> QNormHinge(power=3.0).pair_loss(torch.tensor([-1.0, 0.0, 2.0]))
@@ -26,13 +27,8 @@ class QNormHinge(GapObjective):
     """
 
     name: ClassVar[str] = "qnorm-hinge"
-    margin: float = 1.0
-    power: float = 1.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("margin", self.margin)
-        check_between("power", self.power, 1, POWER_LIMIT)
+    margin: float = option(1.0, "Gap between scores beyond which a pair has no loss.", above=0)
+    power: float = option(1.5, "Exponent of the hinge.", above=1, below=POWER_LIMIT)
 
     def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)₊^q."""

@@ -1,19 +1,20 @@
-"""The squared surrogate: the pairwise twin of minimax."""
+"""The squared pairwise loss, whose saddle form is the minimax objective."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from fedauc.objectives._checks import check_positive
+from fedauc.fields import option
 from fedauc.objectives.kinds import GapObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseSquare(GapObjective):
-    """ψ(t) = (m - t)², with margin m > 0. Smooth and convex, but it also punishes gaps beyond the margin.
+    """ψ(t) = (m - t)², with margin m > 0. Smooth and convex, but it also penalizes gaps beyond the margin.
 
     >>> import torch
     >>> PairwiseSquare(margin=1.0).pair_loss(torch.tensor([0.0, 1.0, 3.0]))
@@ -23,11 +24,7 @@ class PairwiseSquare(GapObjective):
     """
 
     name: ClassVar[str] = "square"
-    margin: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("margin", self.margin)
+    margin: float = option(1.0, "Gap between a positive and a negative score that the loss asks for.", above=0)
 
     def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)²."""

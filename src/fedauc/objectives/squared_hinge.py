@@ -1,19 +1,20 @@
-"""The squared hinge: the square without its penalty on gaps beyond the margin."""
+"""The squared hinge: the squared loss without its penalty on gaps beyond the margin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from fedauc.objectives._checks import check_positive
+from fedauc.fields import option
 from fedauc.objectives.kinds import GapObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredHinge(GapObjective):
-    """ψ(t) = (m - t)₊², with margin m > 0. Smooth and convex; zero once a pair is apart by the margin.
+    """ψ(t) = (m - t)₊², with margin m > 0. Smooth and convex; zero for gaps of at least the margin.
 
     >>> import torch
     >>> SquaredHinge(margin=1.0).pair_loss(torch.tensor([0.0, 1.0, 3.0]))
@@ -23,11 +24,7 @@ class SquaredHinge(GapObjective):
     """
 
     name: ClassVar[str] = "squared-hinge"
-    margin: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("margin", self.margin)
+    margin: float = option(1.0, "Gap between scores beyond which a pair has no loss.", above=0)
 
     def pair_loss(self, gap: Tensor) -> Tensor:
         """(m - t)₊²."""

@@ -1,4 +1,4 @@
-"""Who takes part in which round: one file per schedule, found by discovery."""
+"""Who takes part in which round: one file per schedule."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from fedauc.interfaces import Participation
 
 
 def find_participations() -> dict[str, type[Participation]]:
-    """Every participation of this folder, by name."""
-    # mypy wants a concrete class for `type[T]`; an abstract base is exactly what discovery looks under.
+    """Every participation in this folder, by name."""
+    # mypy wants a concrete class for `type[T]`, but discovery looks for the subclasses of an abstract one.
     return find_members(__name__, Participation)  # type: ignore[type-abstract]

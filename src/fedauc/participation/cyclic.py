@@ -1,32 +1,40 @@
-"""Clients in groups that take turns: the paper's cyclic participation."""
+"""Groups of clients take turns: the paper's cyclic participation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedauc import keys
+from fedauc.fields import option
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation import _groups
-from fedauc.participation._clients import check_choice, check_count, default_groups, to_integer_rows
-from fedauc.participation._cohorts import CohortSampler, check_round, equal_cohort
-from fedauc.participation._ragged import ClientLists
+from fedauc.participation._common import (
+    ClientLists,
+    CohortSampler,
+    check_round,
+    default_groups,
+    group_labels,
+    make_cohort,
+    nonempty_clients,
+    to_integer_rows,
+)
 
 
 @dataclass(frozen=True)
 class Cyclic(Participation):
     """N clients in K groups; round r visits group r mod K and draws M of its clients without replacement.
 
-    `groups` is K, `per_round` is M (None: the whole group). `assignment` says how groups are made:
+    `groups` is K, and `per_round` is M (None: the whole group). `assignment` says how groups are made:
 
-    - "auto": the groups in `given` if any, else one per label if the clients carry labels, else as "random";
-    - "metadata": one per label, in sorted order;
-    - "random": nearly equal parts of a keyed permutation (`groups` left open: as many as labels, else min(10, N));
-    - "given": the tuples in `given`, disjoint, covering every non-empty client.
+    - "auto": the groups in `given` if any, else one per label if the clients have labels, else as "random";
+    - "metadata": one group per label, in sorted order;
+    - "random": nearly equal parts of a keyed permutation (without `groups`: as many as labels, else min(10, N));
+    - "given": the tuples in `given`, which are disjoint and contain every non-empty client.
 
-    With order "reshuffled" each cycle visits the groups in a new keyed order.
+    With order "reshuffled" each cycle visits the groups in a new random order.
 
     >>> schedule = Cyclic(given=((0, 1), (2, 3))).bind(Roster(sizes=np.array([5, 5, 5, 5])), seed=0)
     >>> [schedule.cohort(round).clients for round in range(3)]
@@ -35,21 +43,15 @@ class Cyclic(Participation):
 
     name: ClassVar[str] = "cyclic"
 
-    groups: int | None = None
-    per_round: int | None = None
-    assignment: Literal["auto", "metadata", "random", "given"] = "auto"
-    order: Literal["fixed", "reshuffled"] = "fixed"
-    given: tuple[tuple[int, ...], ...] = ()
+    groups: int | None = option(None, "Number of groups; by default one per group label, or 10.", at_least=1)
+    per_round: int | None = option(None, "Clients per round; by default the whole group.", at_least=1)
+    assignment: Literal["auto", "metadata", "random", "given"] = option("auto", "How clients are put into groups.")
+    order: Literal["fixed", "reshuffled"] = option("fixed", "Whether every cycle visits the groups in the same order.")
+    given: tuple[tuple[int, ...], ...] = option((), "The clients of each group, for assignment='given'.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "given", to_integer_rows("given", self.given))
-        check_count("groups", self.groups)
-        check_count("per_round", self.per_round)
-        check_choice("assignment", self.assignment, ("auto", "metadata", "random", "given"))
-        check_choice("order", self.order, ("fixed", "reshuffled"))
-        self._check_given()
-
-    def _check_given(self) -> None:
+        super().__post_init__()
         if self.given and self.assignment not in ("auto", "given"):
             raise ValueError(f"assignment is {self.assignment!r} but given lists groups: use 'given', or drop given")
         if self.assignment == "given" and not self.given:
@@ -58,9 +60,9 @@ class Cyclic(Participation):
             raise ValueError(f"groups is {self.groups} but given lists {len(self.given)} groups: drop groups")
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
-        """Put the clients into groups and check M against the smallest."""
+        """Put the clients into groups, and check M against the smallest group."""
         groups = self._assign_groups(clients, seed)
-        smallest = int(groups.client_counts().min())
+        smallest = int(groups.count_clients().min())
         if self.per_round is not None and self.per_round > smallest:
             raise ValueError(
                 f"per_round is {self.per_round}; it must be at most the {smallest} non-empty clients of the smallest "
@@ -70,11 +72,11 @@ class Cyclic(Participation):
 
     def _assign_groups(self, clients: Roster, seed: int) -> ClientLists:
         if self.given:
-            return _groups.group_as_given(clients, self.given)
+            return _group_as_given(clients, self.given)
         labelled = self.assignment == "auto" and clients.groups is not None
         if labelled or self.assignment == "metadata":
-            return _groups.group_by_label(clients, self.groups)
-        return _groups.group_at_random(clients, self.groups or default_groups(clients), seed)
+            return _group_by_label(clients, self.groups)
+        return _group_at_random(clients, self.groups or default_groups(clients), seed)
 
 
 class _CyclicSchedule(Schedule):
@@ -83,22 +85,84 @@ class _CyclicSchedule(Schedule):
         self.cycle_length = len(groups)
         self._seed = seed
         self._reshuffled = reshuffled
-        # One cycle's order is kept, so that K rounds in sequence cost one shuffle of K and not K.
-        self._order = (-1, np.empty(0, dtype=np.int64))
+        # The order of the last cycle is cached, so that K rounds in sequence cost one shuffle of K groups and not K.
+        self._cached_order = (-1, np.empty(0, dtype=np.int64))
         self._sampler = CohortSampler(self._group_of_round, per_round, seed)
 
     def cohort(self, round: int) -> Cohort:
         round = check_round(round)
-        return equal_cohort(round, self._sampler.draw_clients(round))
+        return make_cohort(round, self._sampler.draw_clients(round))
 
     def _group_of_round(self, round: int) -> np.ndarray:
-        return self.groups[self._group_index(*divmod(round, self.cycle_length))]
-
-    def _group_index(self, cycle: int, place: int) -> int:
+        cycle, position = divmod(round, self.cycle_length)
         if not self._reshuffled:
-            return place
-        kept, order = self._order
-        if kept != cycle:
+            return self.groups[position]
+        cached_cycle, order = self._cached_order
+        if cached_cycle != cycle:
             order = keys.sample_indices(self.cycle_length, self.cycle_length, self._seed, "order", cycle)
-            self._order = (cycle, order)
-        return int(order[place])
+            self._cached_order = (cycle, order)
+        return self.groups[int(order[position])]
+
+
+# --------------------------------------------------------------------------- assigning the non-empty clients to groups
+
+
+def _group_by_label(clients: Roster, count: int | None) -> ClientLists:
+    """One group per label, in the order of the sorted labels."""
+    labels = group_labels(clients)
+    if labels is None:
+        raise ValueError("clients carry no group label; use assignment='random' with groups=K, or give a group column")
+    names, indices = labels
+    if count not in (None, len(names)):
+        raise ValueError(
+            f"groups is {count}; the clients carry {len(names)} group labels: use groups={len(names)}, "
+            f"or assignment='random' to ignore the labels"
+        )
+    nonempty = nonempty_clients(clients)
+    return _require_clients(ClientLists(indices[nonempty], nonempty, len(names)), names.tolist())
+
+
+def _group_at_random(clients: Roster, count: int, seed: int) -> ClientLists:
+    """`count` groups whose sizes differ by at most one, from a keyed permutation of the clients."""
+    nonempty = nonempty_clients(clients)
+    if count > len(nonempty):
+        raise ValueError(f"groups is {count}; it must be at most the {len(nonempty)} non-empty clients: lower groups")
+    order = keys.sample_indices(len(nonempty), len(nonempty), seed, "groups")
+    # Position i of the permutation goes to group floor(i * count / N), which gives parts of nearly equal size.
+    return ClientLists(np.arange(len(nonempty)) * count // len(nonempty), nonempty[order], count)
+
+
+def _group_as_given(clients: Roster, groups: Sequence[Sequence[int]]) -> ClientLists:
+    """The groups that a user lists: they are disjoint, and every non-empty client is in one of them."""
+    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    listed = np.array([client for group in groups for client in group], dtype=np.int64)
+    total = len(clients.sizes)
+    wrong = listed[(listed < 0) | (listed >= total)]
+    if len(wrong):
+        raise ValueError(f"given lists client {wrong[0]}; clients run from 0 to {total - 1}: correct the index")
+    distinct, times = np.unique(listed, return_counts=True)
+    if len(distinct) < len(listed):
+        raise ValueError(
+            f"given lists {_name_clients(distinct[times > 1])} more than once: put each client in one group"
+        )
+    nonempty = nonempty_clients(clients)
+    missing = np.setdiff1d(nonempty, listed)
+    if len(missing):
+        raise ValueError(f"given leaves out non-empty {_name_clients(missing)}: put each in a group")
+    holds_data = np.isin(listed, nonempty)
+    return _require_clients(ClientLists(owners[holds_data], listed[holds_data], len(groups)), list(range(len(groups))))
+
+
+def _require_clients(groups: ClientLists, names: list[object]) -> ClientLists:
+    """Refuse groups without clients."""
+    empty = np.flatnonzero(groups.count_clients() == 0)
+    if len(empty):
+        raise ValueError(f"group {names[empty[0]]!r} has no client with data; it must have at least 1: drop the group")
+    return groups
+
+
+def _name_clients(clients: np.ndarray) -> str:
+    """The first five clients, and how many more there are."""
+    shown = ", ".join(map(str, clients[:5]))
+    noun = "client" if len(clients) == 1 else "clients"
+    return f"{noun} {shown}" + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")

@@ -1,4 +1,4 @@
-"""Everyone, every round."""
+"""Every client takes part in every round."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation._clients import nonempty_clients
-from fedauc.participation._cohorts import check_round, equal_cohort
+from fedauc.participation._common import check_round, make_cohort, nonempty_clients
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Full(Participation):
     name: ClassVar[str] = "full"
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
-        """Keep the clients that hold data."""
+        """A schedule of all clients that hold data."""
         return _FullSchedule(nonempty_clients(clients))
 
 
 class _FullSchedule(Schedule):
-    def __init__(self, holding: np.ndarray) -> None:
-        self.groups = (holding,)
+    def __init__(self, clients: np.ndarray) -> None:
+        self.groups = (clients,)
         self.cycle_length = 1
 
     def cohort(self, round: int) -> Cohort:
-        return equal_cohort(check_round(round), self.groups[0])
+        return make_cohort(check_round(round), self.groups[0])
