@@ -169,13 +169,14 @@ def with_new_names(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     old = {name: new for new, name in RENAMED.items()}
-    return {old.get(key, key): with_new_names(value) for key, value in tree.items()}
+    renamed = {old.get(key, key): with_new_names(value) for key, value in tree.items() if key != "checkpoint_every"}
+    return renamed | ({"format": FORMAT} if "format" in renamed else {})
 
 
 @functools.lru_cache(maxsize=8192)
 def plain(config: Config) -> Config:
     """A configuration without what does not decide its result."""
-    return replace(config, recipe=replace(config.recipe, device="cpu", engine="auto"), checkpoint_every=1)
+    return replace(config, recipe=replace(config.recipe, device="cpu", engine="auto"))
 
 
 def _pair(config: Config) -> tuple[str, str]:
@@ -187,6 +188,8 @@ def name(config: Config) -> str:
     text = plain(config).to_json().replace(f'"format": {FORMAT}', '"format": 1')
     for new, old in RENAMED.items():
         text = text.replace(f'"{new}"', f'"{old}"')
+    # Records are named by the digest of a configuration of format 1, which ended with another field.
+    text = text.replace("\n}\n", ',\n  "checkpoint_every": 1\n}\n')
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return f"{config.data.name}-{config.recipe.method}-{digest}"
 

@@ -11,33 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from fedauc.experiments.checkpoint import Checkpoint
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
-from fedauc.experiments.runner import DataCache, Observer, Progress, Run
+from fedauc.experiments.run_loop import Observer, Progress, RunPaused
+from fedauc.experiments.runner import DataCache, Run
 from fedauc.locks import LockBusy, hold_lock
 from paper.records import Store, name
 
 
-class OutOfTime(Exception):
+class OutOfTime(RunPaused):
     """The time limit came before the end; what is unfinished goes on from its checkpoint next time."""
-
-
-class _Brief(RunFolder):
-    """A run folder without the last round's checkpoint: the result follows at once, and that is what is kept.
-
-    With a memory per client a checkpoint of an image model is gigabytes.
-    """
-
-    def __init__(self, path: Path, rounds: int) -> None:
-        super().__init__(path)
-        self._rounds = rounds
-
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Save a state that is not the last."""
-        if checkpoint.state.round < self._rounds:
-            super().write_checkpoint(checkpoint)
 
 
 @dataclass
@@ -113,7 +97,9 @@ class Workshop:
         if path.is_dir() and not ((path / "config.json").is_file() and RunFolder.open(path).config == config):
             _remove(path)
         run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
-        run.folder = _Brief(path, run.progress.rounds)
+        assert run.loop.checkpointer is not None
+        # The result follows at once, and with a state per client a checkpoint of an image model is gigabytes.
+        run.loop.checkpointer.at_end = False
         return run
 
     def _watched(self, place: str) -> Observer:

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build_config
-from fedauc.interfaces import Algorithm
 
 Texts = Mapping[str, str]
 """Options of `fedauc run` and their values."""
-
-
-RARELY = 1_000_000
-"""More cycles than any run has."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +57,7 @@ def _without(prefix: str, texts: Texts) -> dict[str, str]:
 @functools.lru_cache(maxsize=8192)
 def _built(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
     """Kept, because a report asks for a thousand configurations several times, and each takes milliseconds."""
-    found = build_config(method, None, dict(texts))
-    return found if _light(found.recipe.algorithm) else replace(found, checkpoint_every=RARELY)
-
-
-def _light(algorithm: Algorithm) -> bool:
-    """Whether a checkpoint is one model; with a memory per client it is a hundred, and takes longer than a cycle."""
-    return type(algorithm).initial_client_state is Algorithm.initial_client_state
+    return build_config(method, None, dict(texts))
 
 
 IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
@@ -99,7 +88,6 @@ PAPER = Scale(
         "negatives": "16",
         "algorithm.weight-decay": "0.0001",
         "evaluate-every": "2",
-        "checkpoint-every": "20",
     },
     datasets={
         "cifar10": _PHOTOGRAPHS | {"data": "cifar10", "remove-positives": "0.95"},

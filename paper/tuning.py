@@ -214,7 +214,7 @@ def _config(scale: Scale, job: Job, settings: Texts, cycles: int) -> Config:
     """
     case = dict(job.case)
     own = max(1, round(cycles * int(case.get("cycles", scale.cycles)) / scale.cycles))
-    brief = dict.fromkeys(("cycles", "evaluate-every", "checkpoint-every"), str(own))
+    brief = dict.fromkeys(("cycles", "evaluate-every"), str(own))
     given = {**job.entry.settings, **settings, **case, **({} if cycles == scale.cycles else brief)}
     return scale.config(job.dataset, job.entry.method, given)
 

@@ -119,7 +119,7 @@ def variate_of(method: str, shared: Tree) -> Tensor:
 def own_variate(method: str, client_state: Tree) -> Tensor:
     """A client's variate for the weights, rolled over to the coming period where there are periods."""
     if method == "a-scaffold":
-        found: Tensor = client_state.coming()
+        found: Tensor = client_state.next_variate()
     else:
         found = client_state.weights if method == "codasca" else client_state
     return found

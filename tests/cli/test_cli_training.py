@@ -350,17 +350,15 @@ def test_resume_refuses_other_data(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-fedavg"])
-def test_evaluation_and_checkpoints_count_learning_cycles(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str
-) -> None:
-    """Every 2 and every 3 of 7 cycles, and the last; the scoring cycle of the pairwise method is not one."""
-    out, every = tmp_path / "run", ("--evaluate-every", "2", "--checkpoint-every", "3")
+def test_evaluation_counts_learning_cycles(capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str) -> None:
+    """Every 2 of 7 cycles, and the last; the scoring cycle of the pairwise method is not one."""
+    out, every = tmp_path / "run", ("--evaluate-every", "2")
     fedauc(capsys, "run", *TINY, "--cycles", "7", "--groups", "3", "--method", method, *every, "--out", str(out))
     scoring = 3 if method == "cycp-pairwise" else 0
     records = [json.loads(line)["rounds"] for line in (out / "records.jsonl").read_text().splitlines()]
     assert records == [scoring + 3 * cycles for cycles in (2, 4, 6, 7)]
     saved = [int(path.stem.removeprefix("round-")) for path in sorted((out / "checkpoints").iterdir())]
-    assert saved == [scoring + 3 * cycles for cycles in (6, 7)]
+    assert saved == [0, scoring + 3 * 7], "a short run is saved before its first round and after its last"
 
 
 def test_a_short_configuration_file_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

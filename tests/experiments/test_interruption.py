@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import fedauc
+from every_cycle import every_cycle  # noqa: F401
 
 METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
 
@@ -23,11 +24,12 @@ ARGUMENTS = [
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "fedauc", *arguments]
+    """With a checkpoint after every cycle, so that a short run has some."""
+    return [sys.executable, "-m", "every_cycle", *arguments]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "src"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(("src", "tests", "."))}
 
 
 def finished(*arguments: str) -> None:
@@ -66,6 +68,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> N
     assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
 
 
+@pytest.mark.usefixtures("every_cycle")
 def test_a_killed_sweep_resumes_to_the_same_bits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Two runs in one graph."""
     whole, torn = tmp_path / "whole", tmp_path / "torn"

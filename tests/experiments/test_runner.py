@@ -28,7 +28,7 @@ def test_a_runs_seconds_are_those_of_its_rounds_and_of_what_it_does_with_them(tm
     """A round that is said to have taken 100 s counts as such, and the rest takes well under one."""
     recipe = Recipe.of("cycp-minimax", cycles=1, groups=2, local_steps=2)
     run = Run.create(Config(recipe=recipe, data=Synthetic(clients=4, rows_per_client=30)), tmp_path / "run")
-    for finished in run.assembly.training.rounds(run.state):
-        run.take(finished, 100)
+    for finished in run.assembly.training.rounds(run.loop.state):
+        run.loop.advance(finished, 100)
     # Two rounds, the second of which is recorded.
-    assert 200 < run.folder.training_seconds() < run.spent < 201
+    assert 200 < run.folder.training_seconds() < run.loop.seconds < 201

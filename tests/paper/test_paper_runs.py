@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from every_cycle import every_cycle  # noqa: F401
 from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.run_group import plan_run_groups
-from fedauc.experiments.runner import DataCache, Observer, Progress, Run
+from fedauc.experiments.run_loop import Observer, Progress
+from fedauc.experiments.runner import DataCache, Run
 from fedauc.metrics import auc, delong_interval
 from paper.layout import Cell, Column, Entry, Sheet, runs
 from paper.records import MOST_ROWS, Record, Store, name
@@ -68,10 +70,10 @@ def test_a_record_says_what_the_run_folder_says(tmp_path: Path) -> None:
     assert set(found.versions) == {"fedauc", "python", "torch", "numpy", "gpu"}
 
 
-def test_a_record_is_found_whatever_the_device_and_the_checkpoints(tmp_path: Path) -> None:
+def test_a_record_is_found_whatever_the_engine(tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     store.put(finished(tmp_path / "run", config()))
-    assert store.get(config(engine="loop", checkpoint_every="2")) == store.get(config()) is not None
+    assert store.get(config(engine="loop")) == store.get(config()) is not None
     assert store.get(config(seed="1")) is None
     assert store.get(config(learning_rate="0.2")) is None
 
@@ -188,7 +190,7 @@ class Clock:
 
 @pytest.mark.parametrize("rounds", [1, 6, 11, 12, 13])
 def test_a_run_out_of_time_goes_on_to_the_same_record(tmp_path: Path, rounds: int) -> None:
-    """Two runs of twelve rounds, a checkpoint every four: stopped early, late, at the first's end, in the second."""
+    """Two runs of twelve rounds: stopped early, late, at the first's end, in the second."""
     asked = [config(), config(seed="1")]
     shop(tmp_path / "whole").run(asked)
     made = shop(tmp_path / "parts")
@@ -208,9 +210,9 @@ def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize(("engine", "first"), [("auto", 4), ("loop", 0)])
+@pytest.mark.parametrize(("engine", "first"), [("auto", 6), ("loop", 0)])
 def test_only_a_folder_of_the_same_configuration_is_gone_on_with(tmp_path: Path, engine: str, first: int) -> None:
-    """A run left after six rounds has a checkpoint of round 4; one of another engine (or device) begins anew."""
+    """A run left after six rounds is saved there; one of another engine (or device) begins anew."""
     begun = shop(tmp_path)
     begun.observer = Clock(begun, 6)
     with begun, pytest.raises(OutOfTime):
@@ -234,6 +236,7 @@ def test_seeds_and_steps_share_a_graph(tmp_path: Path) -> None:
         assert one == pytest.approx(two, abs=1e-6)
 
 
+@pytest.mark.usefixtures("every_cycle")
 def test_the_last_checkpoint_is_left_out(tmp_path: Path) -> None:
     """Three cycles: the state before the first round and after two cycles; the result follows the third."""
     rounds: list[list[str]] = []

@@ -64,12 +64,6 @@ def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
     assert {column.grid for sheet in (schedules, batches) for column in sheet.columns} == {"none"}
 
 
-def test_only_a_method_with_a_memory_per_client_goes_without_checkpoints() -> None:
-    found = configs(PAPER, SHEETS["table1"](PAPER))
-    rare = {row for (row, _), config in found.items() if config.checkpoint_every > config.recipe.cycles}
-    assert rare == {"a-scaffold"}
-
-
 def test_flips_and_skews_reach_the_preparation() -> None:
     flipped = configs(PAPER, SHEETS["table2"](PAPER))["cycp-fedavg", "cifar10"]
     assert flipped.preparation.flip_positives == 0.2

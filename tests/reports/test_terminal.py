@@ -13,7 +13,7 @@ from fedauc.cli import name_bars
 from fedauc.data import find_datasets
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 from fedauc.experiments.options import list_options
-from fedauc.experiments.runner import Progress
+from fedauc.experiments.run_loop import Progress
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread

@@ -13,6 +13,9 @@ import io
 import os
 import platform
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,38 +25,101 @@ from torch import Tensor
 
 from fedauc.ledger import Ledger, Traffic
 from fedauc.training import State
-from fedauc.trees import Tree
+from fedauc.trees import Tree, tree_map
 
 MAGIC = b"fedauc-checkpoint-1 "
 
 
 class Checkpoint(NamedTuple):
-    """The training state, every client's memory, the ledger, and the losses since the last record."""
+    """The training state, the clients' states, the ledger, and the losses since the last record."""
 
     state: State
     client_states: dict[int, Tree]
     ledger: Ledger
     losses: list[float]
 
+    def copy_to_host(self) -> Checkpoint:
+        """A copy in host memory that stays as it is while training goes on."""
+        round, server, average = self.state
+        ledger = Ledger()
+        ledger.restore_from(self.ledger)
+        return Checkpoint(
+            State(round, tree_map(_copy_to_host, server), tree_map(_copy_to_host, average)),
+            {client: tree_map(_copy_to_host, client_state) for client, client_state in self.client_states.items()},
+            ledger,
+            list(self.losses),
+        )
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens and whoever writes it too."""
+
+class Checkpointer:
+    """Says when a run is to be saved, and saves it from a copy in a background thread while training goes on.
+
+    Checkpoints take at most `share` of the training time: the next one is due when that share of the seconds since the
+    last one pays for it, but not before `interval` seconds. With `every_round`, each round is saved before the next
+    one begins. The last round is saved too, unless `at_end` is false.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Checkpoint], None],
+        share: float = 0.03,
+        interval: float = 30.0,
+        every_round: bool = False,
+    ) -> None:
+        self._write, self._share, self._interval = write, share, interval
+        self.every_round, self.at_end = every_round, True
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[float] | None = None
+        self._cost = 0.0
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether to save now, so many seconds of training after the last checkpoint."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+        return self.every_round or (
+            self._writing is None and seconds >= self._interval and self._share * seconds >= self._cost
+        )
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Copy the checkpoint now and write the copy in the background, one write at a time."""
+        self.wait()
+        begin = time.perf_counter()
+        copy = checkpoint.copy_to_host()
+        self._writing = self._thread.submit(self._write_copy, copy, time.perf_counter() - begin)
+        if self.every_round:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the write that is under way; an error of the writer is raised here."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._cost = writing.result()
+
+    def _write_copy(self, copy: Checkpoint, copying: float) -> float:
+        """The seconds that the checkpoint has cost, including those of its copy."""
+        begin = time.perf_counter()
+        self._write(copy)
+        return copying + time.perf_counter() - begin
+
+
+def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
+    """Write a file that is either complete or absent, even if the process is killed or several processes write it."""
     _remove_stale_parts(path.parent.absolute())
     part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            file.write(content)
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
-        # Nothing is left of it where all went well.
+        # It exists only where the write has failed.
         part.unlink(missing_ok=True)
 
 
 @functools.lru_cache(maxsize=1024)
 def _remove_stale_parts(folder: Path) -> None:
-    """Remove what killed processes of this machine left half-written in a folder; once, as folders may be large."""
+    """Remove what killed processes of this machine left half-written; once per folder, since folders may be large."""
     for part in folder.glob(f".*.{glob.escape(platform.node())}-*.part"):
         process = part.stem.rpartition("-")[2]
         if process.isdecimal() and not _is_process_alive(int(process)):
@@ -62,7 +128,7 @@ def _remove_stale_parts(folder: Path) -> None:
 
 
 def _is_process_alive(process: int) -> bool:
-    # Signal 0 only asks; elsewhere than on POSIX it is a signal like others.
+    # Signal 0 only asks whether the process exists, but only POSIX systems treat it so.
     if os.name != "posix":
         return True
     try:
@@ -75,7 +141,7 @@ def _is_process_alive(process: int) -> bool:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint."""
+    """Write a checkpoint file."""
     state, client_states, ledger, losses = checkpoint
     content = {
         "round": state.round,
@@ -89,12 +155,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    payload = buffer.getvalue()
-    write_atomically(path, MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+    payload = buffer.getbuffer()
+    write_atomically(path, MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n", payload)
 
 
 def load_checkpoint(path: Path, device: str) -> Checkpoint:
-    """Read a checkpoint, or say what is wrong with it."""
+    """Read a checkpoint file onto a device; a damaged one is a `ValueError`."""
     header, _, payload = path.read_bytes().partition(b"\n")
     if header != MAGIC + hashlib.sha256(payload).hexdigest().encode():
         remedy = "delete it to resume from the one before it"
@@ -106,10 +172,14 @@ def load_checkpoint(path: Path, device: str) -> Checkpoint:
     return Checkpoint(state, client_states, ledger, content["losses"])
 
 
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
 def _pack_tree(tree: Tree) -> Any:
     if isinstance(tree, Tensor):
-        # A view would be stored with all of the tensor it is cut from.
-        return tree.clone()
+        # A view would be stored with the whole tensor that it belongs to.
+        return tree if tree.untyped_storage().nbytes() == tree.nbytes else tree.clone()
     kind = type(tree)
     name = [kind.__module__, kind.__qualname__] if hasattr(tree, "_fields") else []
     return [name, [_pack_tree(child) for child in tree]]

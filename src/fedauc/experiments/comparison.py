@@ -14,7 +14,8 @@ from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import FORMAT, Config, to_plain
 from fedauc.experiments.folder import RunFolder, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
-from fedauc.experiments.runner import DataCache, Observer, Run
+from fedauc.experiments.run_loop import Observer
+from fedauc.experiments.runner import DataCache, Run
 from fedauc.experiments.sweep import setting_of
 
 NAME = "comparison.json"

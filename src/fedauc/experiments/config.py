@@ -39,7 +39,7 @@ class Config:
     """Everything that decides a run's records.
 
     `data_seed` keys the split, the removal, the label noise and the partition; `recipe.seed` everything in training.
-    Evaluation and checkpoints come every so many cycles, and after the last.
+    The model is evaluated every `evaluate_every` cycles and after the last one.
 
     >>> config = Config(recipe=Recipe.of("cycp-minimax", cycles=2))
     >>> Config.from_json(config.to_json()) == config
@@ -52,7 +52,6 @@ class Config:
     model: ModelConfig = option(Linear(), "The model.")
     data_seed: int = option(0, "Seed of the split, the removal of positives, the label noise and the partition.")
     evaluate_every: int = option(1, "Cycles between evaluations.", at_least=1)
-    checkpoint_every: int = option(1, "Cycles between checkpoints.", at_least=1)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -24,31 +24,30 @@ class Quality(NamedTuple):
 
 
 class Evaluator:
-    """Scores held-out rows with a model of the run, and refuses dead scorers."""
+    """Scores held-out rows with a model of the run, and stops a run whose scores are all the same."""
 
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork) -> None:
         self._algorithm, self._network = algorithm, network
 
     def score_examples(self, model: Model, examples: Examples) -> np.ndarray:
-        """Raw outputs in float64; AUC does not change under the monotone link, and raw outputs do not saturate."""
-        return _array(self._network.predict(model, examples.inputs))
+        """Raw outputs in float64: AUC does not change under the monotone link, and raw outputs do not saturate."""
+        return _to_array(self._network.predict(model, examples.inputs))
 
     def check_outputs(self, model: Model, inputs: Tensor, phase: Phase) -> Tensor:
-        """Raw outputs, if they are finite and alive."""
+        """Raw outputs; `TrainingStopped` where they are not finite or all the same."""
         outputs = self._network.predict(model, inputs)
         check_scores(self._algorithm, phase, outputs)
         return outputs
 
-    def __call__(self, model: Model, examples: Examples, phase: Phase) -> Quality:
+    def measure_quality(self, model: Model, examples: Examples, phase: Phase) -> Quality:
         """The quality of a model after a phase."""
         outputs = self.check_outputs(model, examples.inputs, phase)
-        labels = examples.labels.cpu().numpy()
+        labels, scores = examples.labels.cpu().numpy(), _to_array(outputs)
         if outputs.ndim == 2:
-            return Quality(pair_auc(_array(outputs), labels), None, None, None)
-        scores = _array(outputs)
+            return Quality(pair_auc(scores, labels), None, None, None)
         interval = delong_interval(labels, scores)
         return Quality(interval.estimate, interval.low, interval.high, average_precision(labels, scores))
 
 
-def _array(outputs: Tensor) -> np.ndarray:
+def _to_array(outputs: Tensor) -> np.ndarray:
     return np.asarray(outputs.double().cpu().numpy())

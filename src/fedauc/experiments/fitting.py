@@ -14,7 +14,7 @@ from fedauc.data.clients import Clients, Examples, examples
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.evaluation import Evaluator, Quality
 from fedauc.experiments.recipe import Recipe
-from fedauc.interfaces import Model, Phase
+from fedauc.experiments.run_loop import RunLoop
 from fedauc.ledger import Traffic
 from fedauc.network import ModuleNetwork
 from fedauc.training import Round
@@ -22,8 +22,8 @@ from fedauc.training import Round
 Observer = Callable[[Round, Quality | None], None]
 
 
-SAMPLE = 256
-"""Training rows to look at for a dead scorer when there are no test rows."""
+CHECKED_ROWS = 256
+"""Training rows that are scored after a cycle when there are no test rows."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,27 @@ def fit(
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
-    held = examples(*test) if isinstance(test, tuple) and not isinstance(test, Examples) else test
+    test_examples = examples(*test) if isinstance(test, tuple) and not isinstance(test, Examples) else test
     training, network, state = assemble_training(recipe, module, clients)
-    evaluate, history = Evaluator(recipe.algorithm, network), []
-    for finished in training.rounds(state):
-        state, quality = finished.state, None
-        if finished.phase.ends_cycle and not finished.phase.scoring:
-            model = recipe.algorithm.extract_model(state.server.shared)
-            quality = _look(evaluate, model, held, clients, finished.phase)
-            history += [] if quality is None else [(finished.phase.round, quality)]
+    evaluator, history = Evaluator(recipe.algorithm, network), list[tuple[int, Quality]]()
+
+    def evaluate(finished: Round) -> dict[str, Any] | None:
+        model = recipe.algorithm.extract_model(finished.state.server.shared)
+        if test_examples is None:
+            # Without test rows, a few training rows still show whether all scores are the same.
+            stride = max(1, len(clients.inputs) // CHECKED_ROWS)
+            evaluator.check_outputs(model, clients.inputs[::stride], finished.phase)
+            return None
+        quality = evaluator.measure_quality(model, test_examples, finished.phase)
+        history.append((finished.phase.round, quality))
+        return quality._asdict()
+
+    def observe(finished: Round) -> None:
         if observer is not None:
-            observer(finished, quality)
-    trained = network.module(recipe.algorithm.extract_model(state.server.shared))
+            is_evaluated = bool(history) and history[-1][0] == finished.phase.round
+            observer(finished, history[-1][1] if is_evaluated else None)
+
+    loop = RunLoop(training, state, evaluate, losses=None, on_round_end=observe)
+    loop.train_to_end()
+    trained = network.module(recipe.algorithm.extract_model(loop.state.server.shared))
     return Fitted(trained, recipe, history, training.ledger.traffic)
-
-
-def _look(evaluate: Evaluator, model: Model, test: Examples | None, clients: Clients, phase: Phase) -> Quality | None:
-    """The quality on the test rows; without them, only whether the scorer still tells a few training rows apart."""
-    if test is not None:
-        return evaluate(model, test, phase)
-    stride = max(1, len(clients.inputs) // SAMPLE)
-    evaluate.check_outputs(model, clients.inputs[::stride], phase)
-    return None

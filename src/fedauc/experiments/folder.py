@@ -1,11 +1,15 @@
 """A run folder: configuration, environment, records, timing, checkpoints, result.
 
-config.json        what was asked for
-environment.json   where it ran, and on what
+config.json        the configuration
+environment.json   versions, hardware, and a fingerprint of the data
 records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
-timing.jsonl       seconds so far, per evaluated round
+timing.jsonl       training seconds so far, per evaluated round
 checkpoints/       the last two states
+stopped.txt        why training had to be stopped
 result.json, model.pt, scores.npz   when the run is done
+
+A federated run has other descriptions and results (see `federation/server.py`), and one more file of lines. Every line
+of a `.jsonl` file names its round, so that a resumed run can cut off what came after its checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,7 @@ from fedauc.experiments.config import Config
 from fedauc.version import VERSION
 
 CHECKPOINTS_KEPT = 2
-"""Checkpoints kept: a damaged last one still leaves one to resume from."""
+"""If the last checkpoint is damaged, the run can be resumed from the one before it."""
 
 
 class RunFolder:
@@ -36,17 +41,14 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: Config, first: Checkpoint, fingerprint: str, note: str) -> RunFolder:
-        """Make the folder, all at once: its configuration, the data's fingerprint and note, the first checkpoint."""
-        refuse_existing(path)
+    def create(path: Path, files: Mapping[str, str], first: Checkpoint) -> RunFolder:
+        """Make the folder with its descriptions and the first checkpoint; it appears complete or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
-        write_atomically(part / "config.json", config.to_json().encode())
-        write_atomically(
-            part / "environment.json", _encode_json({**describe_environment(), "data": fingerprint, "note": note})
-        )
+        for name, text in files.items():
+            write_atomically(part / name, text.encode())
         RunFolder(part).write_checkpoint(first)
         part.rename(path)
         return RunFolder(path)
@@ -62,24 +64,24 @@ class RunFolder:
 
     @property
     def config(self) -> Config:
-        """What was asked for."""
+        """The run's configuration."""
         return Config.read(self.path / "config.json")
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse to go on with other data than the run began with."""
+        """Refuse to resume with other data than the run began with."""
         began = self._read_environment()["data"]
         if began != fingerprint:
-            found = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
-            raise ValueError(f"{found}: put the old data back, or start a new run")
+            change = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
+            raise ValueError(f"{change}: put the old data back, or start a new run")
 
     @property
     def note(self) -> str:
-        """What the run was trained on; empty in unfinished folders that did not say it yet."""
+        """What the run was trained on; empty in old unfinished folders."""
         return str(self.read_result()["data"] if self.done else self._read_environment().get("note", ""))
 
     def _read_environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
-        return found
+        environment: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
+        return environment
 
     @property
     def done(self) -> bool:
@@ -88,53 +90,80 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         """The finished run's result."""
-        found: dict[str, Any] = json.loads((self.path / "result.json").read_text())
-        return found
+        result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
+        return result
 
     def read_records(self) -> list[dict[str, Any]]:
-        """Every whole record; a line torn by a crash is left out."""
-        return _read_lines(self.path / "records.jsonl")
+        """The records so far."""
+        return self.read_lines("records.jsonl")
 
     def training_seconds(self) -> float:
-        """Training seconds up to the last evaluated round, over all sittings."""
-        lines = _read_lines(self.path / "timing.jsonl")
+        """Training seconds up to the last evaluated round, over all processes that worked on the run."""
+        lines = self.read_lines("timing.jsonl")
         return float(lines[-1]["seconds"]) if lines else 0.0
 
     def append_record(self, record: dict[str, Any], seconds: float) -> None:
         """Add an evaluated round."""
-        _append_line(self.path / "records.jsonl", record)
-        _append_line(self.path / "timing.jsonl", {"round": record["round"], "seconds": seconds})
+        self.append_line("records.jsonl", record)
+        self.append_line("timing.jsonl", {"round": record["round"], "seconds": seconds})
+
+    def append_line(self, name: str, line: Mapping[str, Any]) -> None:
+        """Add a line to a file of JSON lines; it is on the disk when this returns."""
+        with (self.path / name).open("ab") as file:
+            file.write(encode_json(line, indent=None).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """The complete lines of a file of JSON lines; a line that a crash cut off is left out."""
+        path, lines = self.path / name, list[dict[str, Any]]()
+        content = path.read_bytes() if path.is_file() else b""
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line and resume") from error
+        return lines
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Save a state and drop all but the last two."""
+        """Save a state, and delete all checkpoints but the last two."""
         folder = self.path / "checkpoints"
         save_checkpoint(folder / f"round-{checkpoint.state.round:08d}.pt", checkpoint)
         for old in sorted(folder.glob("round-*.pt"))[:-CHECKPOINTS_KEPT]:
             old.unlink()
 
     def rewind_to_checkpoint(self, device: str) -> Checkpoint:
-        """The last checkpoint, with the records cut back to it."""
-        found = sorted((self.path / "checkpoints").glob("round-*.pt"))
-        if not found:
+        """Read the last checkpoint, and cut off the lines of later rounds from all files of lines."""
+        checkpoints = sorted((self.path / "checkpoints").glob("round-*.pt"))
+        if not checkpoints:
             raise ValueError(
                 f"{self.path} holds 0 checkpoints; resuming needs at least 1: start the run again elsewhere"
             )
-        checkpoint = load_checkpoint(found[-1], device)
-        for name in ("records.jsonl", "timing.jsonl"):
-            kept = [line for line in _read_lines(self.path / name) if line["round"] < checkpoint.state.round]
-            write_atomically(self.path / name, b"".join(_encode_json(line, indent=None) for line in kept))
+        checkpoint = load_checkpoint(checkpoints[-1], device)
+        for path in self.path.glob("*.jsonl"):
+            lines = [line for line in self.read_lines(path.name) if line["round"] < checkpoint.state.round]
+            write_atomically(path, *(encode_json(line, indent=None).encode() for line in lines))
         return checkpoint
 
-    def write_result(
-        self, result: dict[str, Any], weights: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]
-    ) -> None:
-        """Write the model and the test scores, then the result that marks the run as done."""
-        model, scores = io.BytesIO(), io.BytesIO()
-        torch.save(weights, model)
-        np.savez(scores, allow_pickle=False, **arrays)
-        write_atomically(self.path / "model.pt", model.getvalue())
-        write_atomically(self.path / "scores.npz", scores.getvalue())
-        write_atomically(self.path / "result.json", _encode_json(result))
+    def write_stop_reason(self, reason: str) -> None:
+        """Say why training had to be stopped."""
+        write_atomically(self.path / "stopped.txt", f"{reason}\n".encode())
+
+    def write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write an `.npz` file without pickled objects."""
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_atomically(self.path / name, buffer.getbuffer())
+
+    def write_model(self, weights: dict[str, torch.Tensor]) -> None:
+        """Write `model.pt`, which `load_state_dict` reads."""
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        write_atomically(self.path / "model.pt", buffer.getbuffer())
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the result, which marks the run as done: everything else must be there already."""
+        write_atomically(self.path / "result.json", encode_json(result).encode())
 
     def read_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels and raw scores of the test rows, from a finished run."""
@@ -143,13 +172,13 @@ class RunFolder:
 
 
 def refuse_existing(path: Path) -> None:
-    """Never write over a folder."""
+    """Refuse to write over a folder."""
     if path.exists():
         raise ValueError(f"{path} exists already; choose another --out, or go on with `fedauc resume {path}`")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions and hardware that a result may depend on."""
+    """The versions and the hardware that a result may depend on."""
     return {
         "fedauc": VERSION,
         "python": platform.python_version(),
@@ -162,27 +191,6 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _encode_json(value: Any, indent: int | None = 2) -> bytes:
-    return (json.dumps(value, indent=indent) + "\n").encode()
-
-
-def _append_line(path: Path, line: dict[str, Any]) -> None:
-    with path.open("ab") as file:
-        file.write(_encode_json(line, indent=None))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    whole = path.read_bytes().split(b"\n")[:-1]
-    return [_parse_line(path, number, line) for number, line in enumerate(whole, 1)]
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line and resume") from error
-    return found
+def encode_json(value: Any, indent: int | None = 2) -> str:
+    """JSON that ends with a newline."""
+    return json.dumps(value, indent=indent) + "\n"

@@ -47,6 +47,25 @@ def rank_folder(path: Path) -> Iterator[Path]:
         yield mine
 
 
+def is_distributed() -> bool:
+    """Whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return not is_distributed() or dist.get_rank() == 0
+
+
+def maximum_over_ranks(value: int) -> int:
+    """The largest of the ranks' values; the value itself where there is one process."""
+    if not is_distributed():
+        return value
+    values = torch.tensor(int(value))
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return int(values)
+
+
 @contextmanager
 def _silence_other_ranks() -> Iterator[None]:
     if dist.get_rank() == 0:

@@ -13,13 +13,13 @@ PARTS: dict[str, list[tuple[str, str]]] = {
     "draw rows": [("engines/draws.py", "cohort")],
     "gather rows": [("engines/batched.py", "gather"), ("engines/loop.py", "_batches")],
     "local steps": [("algorithms/", "step"), ("engines/compiled.py", "_advance"), ("engines/graphed.py", "advance")],
-    "- forward": [("network.py", "score"), ("engines/stacked.py", "score")],
+    "- forward": [("network.py", "forward_pass"), ("engines/stacked.py", "forward_pass")],
     "- backward": [("network.py", "pullback"), ("engines/stacked.py", "pullback")],
-    "draw passive scores": [("algorithms/_pool.py", "draw")],
-    "assemble the pool": [("algorithms/_pool.py", "assemble")],
-    "evaluate": [("experiments/runner.py", "_evaluate")],
-    "save": [("experiments/folder.py", "append"), ("experiments/folder.py", "checkpoint")],
-    "check for divergence": [("guards.py", "see")],
+    "draw passive scores": [("algorithms/_pool.py", "draw_passive_scores")],
+    "rebuild the pool": [("algorithms/_pool.py", "rebuild_pool")],
+    "evaluate": [("experiments/runner.py", "_evaluate_round")],
+    "save": [("experiments/folder.py", "append_record"), ("experiments/run_loop.py", "save")],
+    "check for divergence": [("guards.py", "check_round")],
 }
 """Functions by file and name. Parts with a dash are inside the one above; the others do not contain each other."""
 

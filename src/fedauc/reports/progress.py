@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Column
 from rich.text import Text
 
-from fedauc.experiments.runner import Observer
-from fedauc.experiments.runner import Progress as Step
+from fedauc.experiments.run_loop import Observer
+from fedauc.experiments.run_loop import Progress as Step
 
 BAR_WIDTH = 58
 """Columns of a terminal that a bar takes beside its name: 20, a count, a time, an AUC, and room between."""
