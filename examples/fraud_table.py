@@ -30,7 +30,7 @@ METHODS = {
 
 def write_table(path: Path) -> None:
     """Write the card transactions that come with the library as a table, so that the rest starts from a file."""
-    rows = CreditCard()._read_rows()
+    rows = CreditCard().read_rows()
     table = pd.DataFrame(rows.inputs, columns=[f"v{column}" for column in range(rows.inputs.shape[1])])
     table.assign(fraud=rows.labels, site=rows.client, shift=rows.group).to_parquet(path)
 

@@ -31,16 +31,16 @@ def test_waiting_ends_when_the_lock_is_let_go_of(tmp_path: Path) -> None:
     """Many threads, each of which removes the file when it is done: never two inside."""
     inside, most, turns = 0, 0, []
 
-    def turn(place: int) -> None:
+    def take_turn(number: int) -> None:
         nonlocal inside, most
         with hold_lock(tmp_path / "lock", "no", seconds=30):
             inside += 1
             most = max(most, inside)
             time.sleep(0.001)
             inside -= 1
-            turns.append(place)
+            turns.append(number)
 
-    threads = [threading.Thread(target=turn, args=(place,)) for place in range(8)]
+    threads = [threading.Thread(target=take_turn, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -54,13 +54,13 @@ def test_a_file_that_its_owner_removes_while_it_is_opened_is_no_lock(
 ) -> None:
     path, lock, calls = tmp_path / "lock", locks._try_lock, []
 
-    def late(stream: IO[str]) -> bool:
+    def lock_late(stream: IO[str]) -> bool:
         calls.append(stream)
         if len(calls) == 1:
             path.unlink()
         return lock(stream)
 
-    monkeypatch.setattr(locks, "_try_lock", late)
+    monkeypatch.setattr(locks, "_try_lock", lock_late)
     with hold_lock(path, "no"):
         assert len(calls) == 2
         # Held is the file that the next to come finds.
@@ -80,12 +80,12 @@ with hold_lock(Path(sys.argv[1]), "no"):
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
         with pytest.raises(LockBusy), hold_lock(path, "no"):
             pass
-        other.kill()
+        process.kill()
     assert path.exists()
     with hold_lock(path, "no") as sure:
         assert sure

@@ -18,7 +18,7 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
 CLIENT = np.array(["b", "a", "c", "b", "a", "b"])
 
 
-def twin(labels: np.ndarray, client: np.ndarray) -> dict[str, tuple[list[int], list[int]]]:
+def list_rows_by_client(labels: np.ndarray, client: np.ndarray) -> dict[str, tuple[list[int], list[int]]]:
     """Each client's positive and negative rows, one row at a time."""
     held: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in sorted(set(client.tolist()))}
     for row, (label, name) in enumerate(zip(labels, client.tolist(), strict=True)):
@@ -26,8 +26,8 @@ def twin(labels: np.ndarray, client: np.ndarray) -> dict[str, tuple[list[int], l
     return held
 
 
-def assert_like_twin(clients: Clients, labels: np.ndarray, client: np.ndarray) -> None:
-    expected = twin(labels, client)
+def assert_same_index(clients: Clients, labels: np.ndarray, client: np.ndarray) -> None:
+    expected = list_rows_by_client(labels, client)
     assert clients.names.tolist() == list(expected)
     for number, (positives, negatives) in enumerate(expected.values()):
         assert clients.positives(number).tolist() == positives
@@ -39,7 +39,7 @@ def assert_like_twin(clients: Clients, labels: np.ndarray, client: np.ndarray) -
 
 def test_index_lists_positives_then_negatives_of_each_client() -> None:
     clients = Clients.from_arrays(INPUTS, LABELS, CLIENT)
-    assert_like_twin(clients, LABELS, CLIENT)
+    assert_same_index(clients, LABELS, CLIENT)
     assert clients.rows.tolist() == [1, 4, 3, 5, 0, 2]
     assert clients.offsets.tolist() == [0, 2, 5, 6]
     assert (clients.rows.dtype, clients.offsets.dtype) == (np.dtype(np.int32), np.dtype(np.int64))
@@ -49,7 +49,7 @@ def test_index_lists_positives_then_negatives_of_each_client() -> None:
 def test_index_matches_the_twin_on_random_rows() -> None:
     draw = np.random.default_rng(0)
     labels, client = draw.integers(0, 2, 500), draw.integers(0, 60, 500)
-    assert_like_twin(Clients.from_arrays(np.zeros((500, 1)), labels, client), labels, client)
+    assert_same_index(Clients.from_arrays(np.zeros((500, 1)), labels, client), labels, client)
 
 
 def test_row_lists_are_views() -> None:
@@ -63,11 +63,11 @@ def test_arrays_tensors_and_lists_give_the_same_clients(convert: Any) -> None:
     numbers = np.array([1, 0, 2, 1, 0, 1])
     clients = Clients.from_arrays(convert(INPUTS), convert(LABELS), convert(numbers))
     assert torch.equal(clients.inputs, torch.from_numpy(INPUTS))
-    assert_like_twin(clients, LABELS, numbers)
+    assert_same_index(clients, LABELS, numbers)
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("dtype", "expected"),
     [
         (np.float64, torch.float64),
         (np.float32, torch.float32),
@@ -79,13 +79,13 @@ def test_arrays_tensors_and_lists_give_the_same_clients(convert: Any) -> None:
         (">f4", torch.float32),
     ],
 )
-def test_floats_and_bytes_keep_their_type(given: Any, kept: torch.dtype) -> None:
-    inputs = np.array([[1], [0]]).astype(given)
+def test_floats_and_bytes_keep_their_type(dtype: Any, expected: torch.dtype) -> None:
+    inputs = np.array([[1], [0]]).astype(dtype)
     for values in (inputs, inputs[::-1][::-1], torch.as_tensor(inputs.astype(inputs.dtype.newbyteorder("=")))):
         clients = Clients.from_arrays(values, [0, 1], [7, 7])
-        assert clients.inputs.dtype == kept
+        assert clients.inputs.dtype == expected
         assert clients.inputs.tolist() == [[1], [0]]
-        assert clients.labels.dtype == (torch.float32 if kept == torch.uint8 else kept)
+        assert clients.labels.dtype == (torch.float32 if expected == torch.uint8 else expected)
 
 
 def test_read_only_memory_is_copied() -> None:
@@ -138,27 +138,27 @@ def test_dataset_is_read_once() -> None:
     clients = Clients.from_dataset(dataset, CLIENT)
     assert dataset.reads == [1] * 6
     assert torch.equal(clients.inputs, torch.from_numpy(INPUTS))
-    assert_like_twin(clients, LABELS, CLIENT)
+    assert_same_index(clients, LABELS, CLIENT)
 
 
 def test_tensor_dataset_has_tensor_labels() -> None:
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(LABELS))
-    assert_like_twin(Clients.from_dataset(dataset, CLIENT), LABELS, CLIENT)
+    assert_same_index(Clients.from_dataset(dataset, CLIENT), LABELS, CLIENT)
 
 
-def frame() -> pd.DataFrame:
+def make_frame() -> pd.DataFrame:
     columns = {"one": INPUTS[:, 0], "bank": CLIENT, "two": INPUTS[:, 1].astype(int), "fraud": LABELS}
     return pd.DataFrame(columns | {"note": list("uvwxyz")})
 
 
 def test_frame_takes_the_other_numeric_columns() -> None:
-    clients = Clients.from_frame(frame(), label="fraud", client="bank")
+    clients = Clients.from_frame(make_frame(), label="fraud", client="bank")
     assert torch.equal(clients.inputs, torch.from_numpy(INPUTS))
-    assert_like_twin(clients, LABELS, CLIENT)
+    assert_same_index(clients, LABELS, CLIENT)
 
 
 def test_frame_takes_the_named_columns_in_their_order() -> None:
-    clients = Clients.from_frame(frame(), label="fraud", client="bank", features=["two"], group="bank")
+    clients = Clients.from_frame(make_frame(), label="fraud", client="bank", features=["two"], group="bank")
     assert clients.inputs.tolist() == INPUTS[:, 1:].tolist()
     assert clients.inputs.dtype == torch.float32  # integers only
     assert clients.groups is not None
@@ -167,8 +167,8 @@ def test_frame_takes_the_named_columns_in_their_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["category", "string", "object"])
 def test_frame_reads_every_kind_of_name_and_nullable_number(dtype: str) -> None:
-    odd = frame().assign(fraud=LABELS.astype(bool)).astype({"bank": dtype, "two": "Int64", "fraud": "boolean"})
-    assert_like_twin(Clients.from_frame(odd, label="fraud", client="bank"), LABELS, CLIENT)
+    odd = make_frame().assign(fraud=LABELS.astype(bool)).astype({"bank": dtype, "two": "Int64", "fraud": "boolean"})
+    assert_same_index(Clients.from_frame(odd, label="fraud", client="bank"), LABELS, CLIENT)
 
 
 def test_a_million_clients_are_arrays_and_nothing_else() -> None:
@@ -176,9 +176,9 @@ def test_a_million_clients_are_arrays_and_nothing_else() -> None:
     clients_count = 1_000_000
     client = np.repeat(np.arange(clients_count)[::-1], 2)
     labels, inputs = np.tile([0, 1], clients_count), np.zeros((2 * clients_count, 1), dtype=np.float32)
-    before = sys.getallocatedblocks()
+    blocks_at_start = sys.getallocatedblocks()
     clients = Clients.from_arrays(inputs, labels, client)
-    assert sys.getallocatedblocks() - before < 10_000
+    assert sys.getallocatedblocks() - blocks_at_start < 10_000
     assert clients.positives(0).tolist() == [2 * clients_count - 1]
     arrays = (clients.rows, clients.offsets, clients.names, *clients.census)
     # Four bytes per row for `rows`; eight for each client's offset, name and two counts.

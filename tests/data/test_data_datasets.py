@@ -32,12 +32,12 @@ def table_file(folder: Path) -> TableFile:
 MADE: dict[str, Callable[[Path, pytest.MonkeyPatch], Dataset]] = {
     "table": lambda folder, patch: table_file(folder),
     "medicare-like": lambda folder, patch: SyntheticMedicare(rows=4000, positive_rate=0.01),
-    "chest-stand-in": data_files.chest_stand_in,
-    "chestmnist": data_files.chestmnist,
-    "cifar10": data_files.cifar10,
-    "cifar100": data_files.cifar100,
-    "creditcard-full": data_files.creditcard_full,
-    "medicare": data_files.medicare,
+    "chest-stand-in": data_files.make_chest_stand_in,
+    "chestmnist": data_files.make_chestmnist,
+    "cifar10": data_files.make_cifar10,
+    "cifar100": data_files.make_cifar100,
+    "creditcard-full": data_files.make_creditcard_full,
+    "medicare": data_files.make_medicare,
     "medicare-stand-in": data_files.medicare_stand_in,
 }
 
@@ -50,15 +50,15 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return MADE[request.param](tmp_path, monkeypatch) if request.param in MADE else find_datasets()[request.param]()
 
 
-def parts(table: Table) -> list[Rows]:
+def list_parts(table: Table) -> list[Rows]:
     return [rows for rows in (table.train, table.validation, table.test) if rows is not None]
 
 
 def test_rows_are_whole_finite_and_of_both_classes(dataset: Dataset) -> None:
     table = dataset.load(0)
-    shapes = {tuple(rows.inputs.shape[1:]) for rows in parts(table)}
+    shapes = {tuple(rows.inputs.shape[1:]) for rows in list_parts(table)}
     assert len(shapes) == 1
-    for rows in parts(table):
+    for rows in list_parts(table):
         assert len(rows.inputs) == len(rows.labels)
         assert set(np.unique(rows.labels)) == {0, 1}
         assert np.isfinite(np.asarray(rows.inputs)).all()
@@ -68,11 +68,11 @@ def test_rows_are_whole_finite_and_of_both_classes(dataset: Dataset) -> None:
 
 
 def test_same_seed_same_rows_other_seed_other_rows(dataset: Dataset) -> None:
-    first, again, other = dataset.load(1), dataset.load(1), dataset.load(2)
-    for mine, same in zip(parts(first), parts(again), strict=True):
-        assert np.array_equal(mine.inputs, same.inputs)
-        assert np.array_equal(mine.labels, same.labels)
-    assert np.array_equal(first.train.inputs, other.train.inputs) == (dataset.name in OFFICIAL)
+    first, again, different = dataset.load(1), dataset.load(1), dataset.load(2)
+    for part, repeated in zip(list_parts(first), list_parts(again), strict=True):
+        assert np.array_equal(part.inputs, repeated.inputs)
+        assert np.array_equal(part.labels, repeated.labels)
+    assert np.array_equal(first.train.inputs, different.train.inputs) == (dataset.name in OFFICIAL)
 
 
 def test_global_generators_are_left_alone(dataset: Dataset) -> None:
@@ -90,8 +90,8 @@ def test_configurations_are_frozen_and_comparable(dataset: Dataset) -> None:
 
 def test_creditcard_counts_clients_and_groups() -> None:
     table = CreditCard(validation_fraction=0.1).load(0)
-    assert sum(len(rows.labels) for rows in parts(table)) == 28_930
-    assert sum(int(rows.labels.sum()) for rows in parts(table)) == 492
+    assert sum(len(rows.labels) for rows in list_parts(table)) == 28_930
+    assert sum(int(rows.labels.sum()) for rows in list_parts(table)) == 492
     assert table.test.labels.sum() == round(0.3 * 492)
     assert table.train.client is not None
     assert table.train.group is not None

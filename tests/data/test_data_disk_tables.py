@@ -1,4 +1,4 @@
-"""Tables larger than memory: laid out once on disk, and the same rows, to the bit, as from memory."""
+"""Tables larger than memory: copied to disk once, with the same rows, to the bit, as from memory."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fedauc.data.io import disk_tables, readers
 
 ROWS = 60
 BLOCK = 7
-"""Rows read at once here: does not divide 60, nor the 25 rows of a piece of the files below."""
+"""Rows read at once here: does not divide 60, nor the 25 rows of a batch of the files below."""
 
-PIECE = 25
+BATCH = 25
 
 
-def frame(rows: int = ROWS) -> pd.DataFrame:
+def make_frame(rows: int = ROWS) -> pd.DataFrame:
     draw = np.random.default_rng(0)
-    place = np.arange(rows)
+    row = np.arange(rows)
     return pd.DataFrame(
         {
             "amount": draw.normal(5.0, 3.0, rows).astype(np.float32),
             "age": draw.integers(18, 90, rows),
             "note": ["text"] * rows,
-            "fraud": place % 4 == 0,
+            "fraud": row % 4 == 0,
             "rate": draw.normal(size=rows),
-            "bank": [f"bank-{number % 5}" for number in place],
-            "land": [["de", "fr", "de", "it", "fr"][number % 5] for number in place],
+            "bank": [f"bank-{number % 5}" for number in row],
+            "land": [["de", "fr", "de", "it", "fr"][number % 5] for number in row],
         }
     )
 
@@ -48,58 +48,58 @@ def frame(rows: int = ROWS) -> pd.DataFrame:
 NAMES: dict[str, Any] = {"label": "fraud", "client": "bank", "group": "land"}
 
 
-def parquet(file: Path, rows: pd.DataFrame) -> None:
-    rows.to_parquet(file, row_group_size=PIECE)
+def write_parquet(file: Path, rows: pd.DataFrame) -> None:
+    rows.to_parquet(file, row_group_size=BATCH)
 
 
-def arrow(file: Path, rows: pd.DataFrame) -> None:
+def write_arrow(file: Path, rows: pd.DataFrame) -> None:
     table = pa.Table.from_pandas(rows)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=PIECE)
+        writer.write_table(table, max_chunksize=BATCH)
 
 
-def stream(file: Path, rows: pd.DataFrame) -> None:
+def write_stream(file: Path, rows: pd.DataFrame) -> None:
     table = pa.Table.from_pandas(rows)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=PIECE)
+        writer.write_table(table, max_chunksize=BATCH)
 
 
-def feather(file: Path, rows: pd.DataFrame) -> None:
+def write_feather(file: Path, rows: pd.DataFrame) -> None:
     pyarrow.feather.write_feather(rows, file, compression="lz4")
 
 
 Writer = Callable[[Path, pd.DataFrame], None]
 KINDS: list[tuple[str, Writer]] = [
-    ("rows.parquet", parquet),
-    ("rows.arrow", arrow),
-    ("stream.arrow", stream),
-    ("rows.feather", feather),
+    ("rows.parquet", write_parquet),
+    ("rows.arrow", write_arrow),
+    ("stream.arrow", write_stream),
+    ("rows.feather", write_feather),
 ]
 every_kind = pytest.mark.parametrize(("name", "write"), KINDS, ids=[f"{kind[1].__name__}" for kind in KINDS])
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Every file counts as large and is read in small blocks; returns where rows are laid out."""
+def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Every file counts as large and is read in small blocks; returns the folder of the copies."""
     monkeypatch.setattr(disk_tables, "LARGE", 0)
     monkeypatch.setattr(readers, "BLOCK", BLOCK)
     monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "home"))
     return tmp_path / "home" / "parsed"
 
 
-def made(folder: Path, name: str, write: Writer, rows: pd.DataFrame | None = None) -> str:
-    write(folder / name, frame() if rows is None else rows)
+def write_table(folder: Path, name: str, write: Writer, rows: pd.DataFrame | None = None) -> str:
+    write(folder / name, make_frame() if rows is None else rows)
     return str(folder / name)
 
 
-def same(found: Table, expected: Table) -> None:
-    for mine, other in zip(found[:3], expected[:3], strict=True):
-        assert isinstance(mine, Rows) == isinstance(other, Rows)
-        if isinstance(mine, Rows) and isinstance(other, Rows):
-            assert isinstance(mine.inputs, np.memmap)
-            for one, two in zip(mine, other, strict=True):
-                np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
-    assert found.note == expected.note
+def assert_same_table(table: Table, expected: Table) -> None:
+    for rows, expected_rows in zip(table[:3], expected[:3], strict=True):
+        assert isinstance(rows, Rows) == isinstance(expected_rows, Rows)
+        if isinstance(rows, Rows) and isinstance(expected_rows, Rows):
+            assert isinstance(rows.inputs, np.memmap)
+            for column, expected_column in zip(rows, expected_rows, strict=True):
+                np.testing.assert_array_equal(np.asarray(column), np.asarray(expected_column))
+    assert table.note == expected.note
 
 
 @every_kind
@@ -108,12 +108,12 @@ def same(found: Table, expected: Table) -> None:
     [(True, 0.0, ""), (False, 0.2, ""), (True, 0.2, "later.parquet"), (False, 0.0, "later.csv")],
 )
 def test_rows_are_the_same_to_the_bit_as_from_memory(
-    tmp_path: Path, large: Path, name: str, write: Writer, standardize: bool, validation: float, second: str
+    tmp_path: Path, cache_folder: Path, name: str, write: Writer, standardize: bool, validation: float, second: str
 ) -> None:
     if second:
-        later = frame(2 * ROWS).iloc[ROWS:]
+        later = make_frame(2 * ROWS).iloc[ROWS:]
         later.to_csv(tmp_path / second, index=False) if second.endswith("csv") else later.to_parquet(tmp_path / second)
-    made(tmp_path, name, write)
+    write_table(tmp_path, name, write)
     dataset = TableFile(
         str(tmp_path / name),
         **NAMES,
@@ -121,32 +121,38 @@ def test_rows_are_the_same_to_the_bit_as_from_memory(
         validation_fraction=validation,
         test=str(tmp_path / second) if second else "",
     )
-    found = dataset.load(3)
+    table = dataset.load(3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_tables, "LARGE", 1 << 40)
-        same(found, dataset.load(3))
+        assert_same_table(table, dataset.load(3))
     # What a run makes of them: clients of both, and examples.
-    split = prepare_table(found, Preparation(), 0)
-    assert split.train.names.tolist() == [f"bank-{place}" for place in range(5)]
+    split = prepare_table(table, Preparation(), 0)
+    assert split.train.names.tolist() == [f"bank-{number}" for number in range(5)]
     assert split.train.groups is not None
     assert split.train.groups.tolist() == ["de", "fr", "de", "it", "fr"]
 
 
 @every_kind
-def test_clients_from_a_file_are_those_from_its_frame(tmp_path: Path, large: Path, name: str, write: Writer) -> None:
-    found = Clients.from_file(made(tmp_path, name, write), "fraud", "bank", ["rate", "age"], "land")
-    expected = Clients.from_frame(frame(), "fraud", "bank", ["rate", "age"], "land")
+def test_clients_from_a_file_are_those_from_its_frame(
+    tmp_path: Path, cache_folder: Path, name: str, write: Writer
+) -> None:
+    clients = Clients.from_file(write_table(tmp_path, name, write), "fraud", "bank", ["rate", "age"], "land")
+    expected = Clients.from_frame(make_frame(), "fraud", "bank", ["rate", "age"], "land")
     # A file's values are read as float32.
-    assert np.array_equal(found.inputs.numpy(), expected.inputs.numpy().astype(np.float32))
-    for one, two in ((found.rows, expected.rows), (found.names, expected.names), (found.groups, expected.groups)):
-        assert one is not None
-        assert two is not None
-        assert np.array_equal(one, two)
+    assert np.array_equal(clients.inputs.numpy(), expected.inputs.numpy().astype(np.float32))
+    for column, expected_column in (
+        (clients.rows, expected.rows),
+        (clients.names, expected.names),
+        (clients.groups, expected.groups),
+    ):
+        assert column is not None
+        assert expected_column is not None
+        assert np.array_equal(column, expected_column)
 
 
 def test_a_small_file_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "home"))
-    clients = Clients.from_file(made(tmp_path, "rows.arrow", arrow), "fraud", "bank")
+    clients = Clients.from_file(write_table(tmp_path, "rows.arrow", write_arrow), "fraud", "bank")
     assert len(clients) == 5
     assert not (tmp_path / "home").exists()
 
@@ -155,44 +161,46 @@ def test_a_small_file_stays_in_memory(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_large_is_from_so_many_bytes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge: int, expected: bool
 ) -> None:
-    path = made(tmp_path, "rows.arrow", arrow)
+    path = write_table(tmp_path, "rows.arrow", write_arrow)
     # 60 rows of 7 columns, four bytes each if they were all features.
     monkeypatch.setattr(disk_tables, "LARGE", ROWS * 7 * 4 + edge)
     assert disk_tables.is_large(path) == expected
     assert not disk_tables.is_large(str(tmp_path / "rows.csv"))
 
 
-def test_a_second_load_reads_nothing_but_the_copy(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TableFile(made(tmp_path, "rows.arrow", arrow), **NAMES)
+def test_a_second_load_reads_nothing_but_the_copy(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = TableFile(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
     first = dataset.load(0)
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("the file was read again")
 
     monkeypatch.setattr(readers, "iterate_frames", refuse)
-    same(dataset.load(0), first)
+    assert_same_table(dataset.load(0), first)
     # Another seed is another split.
     with pytest.raises(AssertionError, match="read again"):
         dataset.load(1)
 
 
-def test_a_changed_file_is_noticed_and_its_old_copy_dropped(tmp_path: Path, large: Path) -> None:
-    path = made(tmp_path, "rows.arrow", arrow)
+def test_a_changed_file_is_noticed_and_its_old_copy_dropped(tmp_path: Path, cache_folder: Path) -> None:
+    path = write_table(tmp_path, "rows.arrow", write_arrow)
     dataset = TableFile(path, **NAMES, standardize=False)
-    before, other = dataset.load(0), TableFile(path, **NAMES).load(0)
-    assert len(list(large.iterdir())) == 2
-    arrow(Path(path), frame().assign(age=1))
+    before, standardized = dataset.load(0), TableFile(path, **NAMES).load(0)
+    assert len(list(cache_folder.iterdir())) == 2
+    write_arrow(Path(path), make_frame().assign(age=1))
     # The same size; only the time tells.
     os.utime(path, ns=(0, 12345))
     after = dataset.load(0)
     assert np.all(np.asarray(after.train.inputs)[:, 1] == 1)
     assert not np.all(np.asarray(before.train.inputs)[:, 1] == 1)
     # The standardised copy is another one: it goes when it is asked for again.
-    assert len(list(large.iterdir())) == 2
-    assert len(other.train.labels) == len(after.train.labels)
+    assert len(list(cache_folder.iterdir())) == 2
+    assert len(standardized.train.labels) == len(after.train.labels)
 
 
-def test_what_another_process_has_just_finished_stays(tmp_path: Path, large: Path) -> None:
+def test_what_another_process_has_just_finished_stays(tmp_path: Path, cache_folder: Path) -> None:
     (tmp_path / "rows").touch()
 
     def build(into: Path) -> None:
@@ -201,11 +209,11 @@ def test_what_another_process_has_just_finished_stays(tmp_path: Path, large: Pat
     def overtaken(into: Path) -> None:
         build(into)
         disk_tables.load_disk_table((str(tmp_path / "rows"),), "key", build)
-        faster.append(next(large.glob("table-*")).stat().st_ino)
+        faster.append(next(cache_folder.glob("table-*")).stat().st_ino)
 
     faster: list[int] = []
     disk_tables.load_disk_table((str(tmp_path / "rows"),), "key", overtaken)
-    assert [path.stat().st_ino for path in large.iterdir()] == faster
+    assert [path.stat().st_ino for path in cache_folder.iterdir()] == faster
 
 
 @pytest.mark.parametrize(
@@ -219,24 +227,24 @@ def test_what_another_process_has_just_finished_stays(tmp_path: Path, large: Pat
     ],
 )
 def test_wrong_values_are_named_and_leave_nothing_behind(
-    tmp_path: Path, large: Path, column: str, value: Any, message: str
+    tmp_path: Path, cache_folder: Path, column: str, value: Any, message: str
 ) -> None:
-    rows = frame()
+    rows = make_frame()
     rows["fraud"] = rows["fraud"].astype(np.int64)
     rows.loc[58, column] = value
-    path = made(tmp_path, "rows.arrow", arrow, rows)
+    path = write_table(tmp_path, "rows.arrow", write_arrow, rows)
     with pytest.raises(ValueError, match=re.escape(f"file {path!r}: {message}")) as caught:
         TableFile(path, **NAMES).load(0)
     assert "\n" not in str(caught.value)
-    assert not any(large.rglob("*"))
-    arrow(Path(path), frame())
+    assert not any(cache_folder.rglob("*"))
+    write_arrow(Path(path), make_frame())
     assert len(TableFile(path, **NAMES).load(0).train.labels) == 42
 
 
-def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, large: Path) -> None:
-    dataset = TableFile(made(tmp_path, "rows.arrow", arrow), **NAMES)
+def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, cache_folder: Path) -> None:
+    dataset = TableFile(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
     dataset.load(0)
-    (victim,) = large.rglob("train-inputs.npy")
+    (victim,) = cache_folder.rglob("train-inputs.npy")
     raw = bytearray(victim.read_bytes())
     raw[-3] ^= 1
     victim.write_bytes(raw)
@@ -246,24 +254,24 @@ def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, lar
     assert len(dataset.load(0).train.labels) == 42
 
 
-def test_laying_out_takes_little_memory(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_parts_takes_little_memory(tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 20 MB, 0.8 MB at a time."""
     rows, width, block = 50_000, 100, 1 << 11
     monkeypatch.setattr(readers, "BLOCK", block)
     monkeypatch.setattr(disk_tables, "BLOCK", block * width)
     monkeypatch.setattr(standardization, "BLOCK", block * width)
     values = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
-    table = pd.DataFrame(values, columns=[f"x{place}" for place in range(width)])
+    table = pd.DataFrame(values, columns=[f"x{number}" for number in range(width)])
     table["y"], table["client"] = np.arange(rows) % 10 == 0, np.arange(rows) % 50
-    feather(tmp_path / "rows.feather", table)
+    write_feather(tmp_path / "rows.feather", table)
     dataset = TableFile(str(tmp_path / "rows.feather"))
     tracemalloc.start()
     try:
-        found = dataset.load(0)
+        loaded = dataset.load(0)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(found.train.labels) == 35_000
+    assert len(loaded.train.labels) == 35_000
     # Some 60 bytes a row are numbers, labels, names and the split, against 400 of inputs; the rest is a few blocks.
     assert peak < values.nbytes / 2
 
@@ -271,7 +279,7 @@ def test_laying_out_takes_little_memory(tmp_path: Path, large: Path, monkeypatch
 # ------------------------------------------------------------------------------------------------------- damaged files
 
 
-def flipped(raw: bytes, seed: int) -> bytes:
+def damage_bytes(raw: bytes, seed: int) -> bytes:
     """Some bytes changed, or the end cut off."""
     draw = np.random.default_rng(seed)
     if seed % 7 == 0:
@@ -282,7 +290,7 @@ def flipped(raw: bytes, seed: int) -> bytes:
     return changed.tobytes()
 
 
-def complaint(file: Path) -> str:
+def read_error(file: Path) -> str:
     """What is said against a file; nothing if it can be read. Any other error than a ValueError comes through."""
     try:
         prepare_table(TableFile(str(file), **NAMES).load(0), Preparation(), 0)
@@ -294,16 +302,16 @@ def complaint(file: Path) -> str:
 @every_kind
 @pytest.mark.parametrize("limit", [0, 1 << 40], ids=["mapped", "in memory"])
 def test_a_damaged_file_is_refused_in_one_line_or_read(
-    tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Writer, limit: int
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Writer, limit: int
 ) -> None:
     monkeypatch.setattr(disk_tables, "LARGE", limit)
-    write(tmp_path / name, frame())
+    write(tmp_path / name, make_frame())
     raw = (tmp_path / name).read_bytes()
     said = []
     for seed in range(DAMAGED):
         file = tmp_path / f"{seed}{name}"
-        file.write_bytes(flipped(raw, seed))
-        said.append(complaint(file))
+        file.write_bytes(damage_bytes(raw, seed))
+        said.append(read_error(file))
     assert any(said)
     assert not any("\n" in message for message in said)
 

@@ -37,7 +37,7 @@ class Server:
         self.asked: list[str | None] = []
         """The Range header of every request."""
         self.heeds_if_range = True
-        self.off = 0
+        self.shift = 0
         """How many bytes too early a part begins."""
         self.tells_range = True
         self.tells_length = True
@@ -49,7 +49,7 @@ class Server:
     def source(self, checksum: str = MD5, path: str = "/file.bin") -> Source:
         return Source("file.bin", f"http://127.0.0.1:{self.port}{path}", checksum, "https://example.org/page")
 
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def answer_request(self, request: BaseHTTPRequestHandler) -> None:
         asked = request.headers.get("Range")
         self.asked.append(asked)
         if request.path != "/file.bin":
@@ -66,9 +66,9 @@ class Server:
                 request.send_header("ETag", self.tag)
             request.end_headers()
             return
-        self._send(request, start - self.off if start else 0)
+        self.send_content(request, start - self.shift if start else 0)
 
-    def _send(self, request: BaseHTTPRequestHandler, start: int) -> None:
+    def send_content(self, request: BaseHTTPRequestHandler, start: int) -> None:
         request.send_response(206 if start else 200)
         if self.tells_length:
             request.send_header("Content-Length", str(len(self.content) - start))
@@ -90,36 +90,36 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
+    server = Server()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            made.answer(self)
+            server.answer_request(self)
 
         def log_message(self, format: str, *args: object) -> None:
             """Quietly."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        made.port = http.server_address[1]
+        server.port = http.server_address[1]
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield made
+        yield server
         http.shutdown()
         thread.join()
 
 
-def leftovers(folder: Path) -> list[str]:
+def hidden_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
 def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    path = download_file(server.source(), tmp_path / "new", lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int | None]] = []
+    path = download_file(server.source(), tmp_path / "new", lambda received, total: reports.append((received, total)))
     assert path.read_bytes() == CONTENT
     assert path.name == "file.bin"
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert leftovers(tmp_path / "new") == []
+    assert reports[-1] == (len(CONTENT), len(CONTENT))
+    assert [received for received, _ in reports] == sorted({received for received, _ in reports})
+    assert hidden_files(tmp_path / "new") == []
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_a_file_that_changed_meanwhile_is_not_mixed(
     assert download_file(server.source(checksum), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("off", "tells_range"), [(1, True), (0, False)])
+@pytest.mark.parametrize(("shift", "tells_range"), [(1, True), (0, False)])
 def test_a_part_that_does_not_go_on_is_not_appended(
-    server: Server, tmp_path: Path, off: int, tells_range: bool
+    server: Server, tmp_path: Path, shift: int, tells_range: bool
 ) -> None:
-    server.break_after, server.breaks, server.off, server.tells_range = 1000, 1, off, tells_range
+    server.break_after, server.breaks, server.shift, server.tells_range = 1000, 1, shift, tells_range
     assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, "bytes=1000-", None]
 
@@ -200,20 +200,20 @@ def test_one_process_at_a_time_and_a_killed_one_is_not_waited_for(server: Server
     server.break_after, server.breaks = CHUNK, 1
     server.go_on.clear()
     source = server.source("")
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, source.url, str(tmp_path)]) as other:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, source.url, str(tmp_path)]) as process:
         try:
-            until(lambda: bool(server.asked), other)
+            wait_until(lambda: bool(server.asked), process)
             with pytest.raises(ValueError, match=r"file\.bin is being fetched by another process: wait until it has"):
                 download_file(source, tmp_path)
         finally:
-            other.kill()
+            process.kill()
     server.go_on.set()
-    assert ".file.bin.part.lock" in leftovers(tmp_path)
+    assert ".file.bin.part.lock" in hidden_files(tmp_path)
     assert download_file(source, tmp_path).read_bytes() == CONTENT
-    assert leftovers(tmp_path) == []
+    assert hidden_files(tmp_path) == []
 
 
-def until(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     """Wait for something that a process does; importing the library takes it seconds."""
     end = time.monotonic() + 60
     while not ready():

@@ -21,21 +21,21 @@ FRAME = pd.DataFrame({"x": np.linspace(0.0, 1.0, ROWS), "y": np.arange(ROWS) % 2
 HUGE = FRAME.assign(x=[*FRAME["x"][:-1], -1e39])
 
 
-def parquet(file: Path) -> None:
+def write_parquet(file: Path) -> None:
     FRAME.to_parquet(file)
 
 
-def npz(file: Path) -> None:
+def write_npz(file: Path) -> None:
     # With a file object, numpy keeps the name as it is.
     with file.open("wb") as stream:
         np.savez(stream, x=FRAME[["x"]].to_numpy(), y=FRAME["y"].to_numpy(), client=np.arange(ROWS) % 2)
 
 
-def csv(file: Path) -> None:
+def write_csv(file: Path) -> None:
     FRAME.to_csv(file, index=False)
 
 
-def damage(write: Callable[[Path], None], find: bytes) -> Callable[[Path], None]:
+def damage_bytes(write: Callable[[Path], None], find: bytes) -> Callable[[Path], None]:
     """Write a file, then flip the four bytes that follow the last place of some text."""
 
     def build(file: Path) -> None:
@@ -72,10 +72,10 @@ WRONG: list[tuple[str, Callable[[Path], object], str]] = [
     ("break.csv", lambda file: file.write_text('x,"a\nb"\n1,2\n'), "unknown column 'y': known: a b, x"),
     ("empty.parquet", Path.touch, "it is damaged or no Parquet file ("),
     ("text.parquet", lambda file: file.write_text("x,y,client\n" * 9), "it is damaged or no Parquet file ("),
-    ("page.parquet", damage(parquet, b"PAR1\x15"), "it is damaged or no Parquet file ("),
+    ("page.parquet", damage_bytes(write_parquet, b"PAR1\x15"), "it is damaged or no Parquet file ("),
     ("empty.npz", Path.touch, "it is no .npz archive: write it with numpy.savez"),
-    ("entry.npz", damage(npz, b"PK\x01\x02"), "damaged"),
-    ("values.npz", damage(npz, b"}"), "damaged"),
+    ("entry.npz", damage_bytes(write_npz, b"PK\x01\x02"), "damaged"),
+    ("values.npz", damage_bytes(write_npz, b"}"), "damaged"),
     ("huge.csv", lambda file: HUGE.to_csv(file, index=False), "the first -1e+39 at row 11, column 'x'; the bound is"),
     ("huge.npz", huge_npz, "inputs holds 1 values beyond float32, the first -1e+39 at row 11, column 0; the bound is"),
     ("folder.csv", Path.mkdir, "it is a directory: name one file in it"),
@@ -90,14 +90,14 @@ def test_files_that_are_no_table_are_refused(
 ) -> None:
     wrong, good = tmp_path / name, tmp_path / ("good.npz" if name.endswith("npz") else "good.csv")
     build(wrong)
-    (npz if name.endswith("npz") else csv)(good)
+    (write_npz if name.endswith("npz") else write_csv)(good)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         (TableFile(str(good), test=str(wrong)) if second else TableFile(str(wrong))).load(0)
     assert repr(str(wrong)) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("write", "suffix"), [(csv, ".CSV"), (parquet, ".Parquet"), (npz, ".NPZ")])
+@pytest.mark.parametrize(("write", "suffix"), [(write_csv, ".CSV"), (write_parquet, ".Parquet"), (write_npz, ".NPZ")])
 def test_suffixes_may_be_in_upper_case(tmp_path: Path, write: Callable[[Path], None], suffix: str) -> None:
     file = tmp_path / f"rows{suffix}"
     write(file)

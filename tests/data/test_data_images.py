@@ -20,7 +20,7 @@ from fedauc.data.statistics import PAPER_COUNTS, count_classes
 
 @pytest.mark.parametrize("kind", [Cifar10, Cifar100])
 @pytest.mark.parametrize("version", [0, 1], ids=["binary", "python"])
-@pytest.mark.parametrize("write", [data_files.unpacked, data_files.packed])
+@pytest.mark.parametrize("write", [data_files.write_folder, data_files.write_archive])
 def test_every_official_form_gives_the_same_rows(
     kind: type[Cifar], version: int, write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,7 +28,7 @@ def test_every_official_form_gives_the_same_rows(
     data_files.publish_cifar(monkeypatch, kind, tmp_path)
     table = kind(folder=str(tmp_path), positive="3", validation_rows=0).load(0)
     classes, batches = (100, 1) if kind is Cifar100 else (10, 5)
-    parts = [data_files.photographs(40, classes, place) for place in range(batches + 1)]
+    parts = [data_files.make_photographs(40, classes, seed) for seed in range(batches + 1)]
     assert np.array_equal(table.train.inputs, np.concatenate([images for images, _ in parts[:-1]]))
     assert np.array_equal(table.train.labels, np.concatenate([labels == 3 for _, labels in parts[:-1]]))
     assert np.array_equal(table.test.inputs, parts[-1][0])
@@ -38,28 +38,28 @@ def test_every_official_form_gives_the_same_rows(
 
 
 def test_a_class_goes_by_number_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.cifar10(tmp_path, monkeypatch)
-    by_name, by_number = (Cifar10(str(tmp_path), each, 20, 4).load(0) for each in ("cat", "3"))
+    data_files.make_cifar10(tmp_path, monkeypatch)
+    by_name, by_number = (Cifar10(str(tmp_path), positive, 20, 4).load(0) for positive in ("cat", "3"))
     assert np.array_equal(by_name.train.labels, by_number.train.labels)
     assert by_name.note == "cifar10, 'cat' against the rest"
-    other = Cifar10(str(tmp_path), "truck", 20, 4).load(0)
-    assert not np.array_equal(other.test.labels, by_name.test.labels)
+    trucks = Cifar10(str(tmp_path), "truck", 20, 4).load(0)
+    assert not np.array_equal(trucks.test.labels, by_name.test.labels)
 
 
 def test_validation_has_the_counts_that_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = data_files.cifar10(tmp_path, monkeypatch).load(0)
+    table = data_files.make_cifar10(tmp_path, monkeypatch).load(0)
     assert table.validation is not None
     # 200 training images, 20 in the class.
     assert (table.validation.labels.sum(), len(table.validation.labels)) == (4, 20)
     assert (table.train.labels.sum(), len(table.train.labels)) == (16, 180)
     assert (table.test.labels.sum(), len(table.test.labels)) == (4, 40)
     together = np.concatenate([np.asarray(rows.inputs) for rows in (table.train, table.validation)])
-    whole = np.concatenate([data_files.photographs(40, 10, place)[0] for place in range(5)])
-    assert sorted(map(bytes, together)) == sorted(map(bytes, whole))
+    photographs = np.concatenate([data_files.make_photographs(40, 10, seed)[0] for seed in range(5)])
+    assert sorted(map(bytes, together)) == sorted(map(bytes, photographs))
 
 
 def test_an_archive_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.packed(Cifar10.distributions[0], tmp_path)
+    data_files.write_archive(Cifar10.distributions[0], tmp_path)
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(path.read_bytes()[:-5000])
     data_files.publish_cifar(monkeypatch, Cifar10, tmp_path)
@@ -68,7 +68,7 @@ def test_an_archive_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.unpacked(Cifar10.distributions[1], tmp_path)
+    data_files.write_folder(Cifar10.distributions[1], tmp_path)
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps({b"data": print, b"labels": []}))
     data_files.publish_cifar(monkeypatch, Cifar10, tmp_path)
     with pytest.raises(ValueError, match=r"test_batch is no file of CIFAR \(.*print does not belong in an image file"):
@@ -97,13 +97,13 @@ def test_parameters_are_bounded(make: Callable[[], object], message: str) -> Non
 
 
 def test_more_validation_than_there_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.cifar10(tmp_path, monkeypatch)
+    data_files.make_cifar10(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="validation_positives asks for 20 of 20 rows labelled 1: lower it"):
         Cifar10(str(tmp_path), "cat", 40, 20).load(0)
 
 
 def test_chest_parts_and_findings_are_the_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = data_files.chestmnist(tmp_path, monkeypatch).load(0)
+    table = data_files.make_chestmnist(tmp_path, monkeypatch).load(0)
     assert table.validation is not None
     sizes = [(int(rows.labels.sum()), len(rows.labels)) for rows in (table.train, table.validation, table.test)]
     assert sizes == [(6, 60), (3, 30), (4, 40)]  # every tenth has a mass
@@ -114,7 +114,7 @@ def test_chest_parts_and_findings_are_the_archives(tmp_path: Path, monkeypatch: 
 
 
 def test_the_stand_in_says_so_and_keeps_patients_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.chest_stand_in(tmp_path, monkeypatch)
+    dataset = data_files.make_chest_stand_in(tmp_path, monkeypatch)
     table = dataset.load(0)
     assert table.note.startswith("STAND-IN")
     assert "stand-in" in ChestStandIn.name

@@ -28,15 +28,15 @@ def rows(positives: int, negatives: int) -> Rows:
     ],
 )
 def test_removal_keeps_the_rounded_down_rest(positives: int, fraction: float, left: int) -> None:
-    before = rows(positives, 6000)
-    after = remove_positives(before, fraction, 0)
-    assert after.labels.sum() == left
-    assert (after.labels == 0).sum() == 6000
-    kept = np.asarray(after.inputs)[:, 0].astype(int)
-    assert (np.diff(kept) > 0).all()
-    assert np.array_equal(before.labels[kept], after.labels)
-    assert after.client is not None
-    assert np.array_equal(after.client, kept % 7)
+    original = rows(positives, 6000)
+    reduced = remove_positives(original, fraction, 0)
+    assert reduced.labels.sum() == left
+    assert (reduced.labels == 0).sum() == 6000
+    numbers = np.asarray(reduced.inputs)[:, 0].astype(int)
+    assert (np.diff(numbers) > 0).all()
+    assert np.array_equal(original.labels[numbers], reduced.labels)
+    assert reduced.client is not None
+    assert np.array_equal(reduced.client, numbers % 7)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_rate_drops_no_more_than_needed(rate: float, left: int) -> None:
 
 @pytest.mark.parametrize(("change", "amount"), [(remove_positives, 0.5), (reduce_to_positive_rate, 0.02)])
 def test_removal_is_keyed_by_the_seed(change: type, amount: float) -> None:
-    first, again, other = (np.asarray(change(rows(100, 900), amount, seed).inputs) for seed in (1, 1, 2))
+    first, again, different = (np.asarray(change(rows(100, 900), amount, seed).inputs) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, different)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_flips_are_exact_shares_of_each_clean_class(positives: float, negatives:
 
 def test_each_side_flips_the_same_rows_alone_and_together() -> None:
     clean = rows(224, 776).labels
-    one, both = flip_labels(clean, 0.2, 0.0, 0), flip_labels(clean, 0.2, 0.1, 0)
-    assert np.array_equal(one[clean == 1], both[clean == 1])
+    positives_only, both = flip_labels(clean, 0.2, 0.0, 0), flip_labels(clean, 0.2, 0.1, 0)
+    assert np.array_equal(positives_only[clean == 1], both[clean == 1])
 
 
 @pytest.mark.parametrize(

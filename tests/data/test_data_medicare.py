@@ -16,19 +16,19 @@ from fedauc.data.datasets.medicare_stand_in import MedicareStandIn
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 
 
-def listed(folder: Path, *lines: dict[str, object]) -> Path:
+def write_exclusions(folder: Path, *lines: dict[str, object]) -> Path:
     data_files.write_csv(folder / "UPDATED.csv", list(lines))
     return folder / "UPDATED.csv"
 
 
 def test_exclusions_are_kept_by_type_with_their_last_day(tmp_path: Path) -> None:
-    path = listed(
+    path = write_exclusions(
         tmp_path,
-        data_files.exclusion(7, "1128b7", "20200601"),
-        data_files.exclusion(7, "1128a1", "20100101"),
-        data_files.exclusion(5, "1128B4", "20190101"),
-        data_files.exclusion(9, "1128b8", "20190101"),
-        data_files.exclusion(0, "1128a1", "20190101"),
+        data_files.make_exclusion(7, "1128b7", "20200601"),
+        data_files.make_exclusion(7, "1128a1", "20100101"),
+        data_files.make_exclusion(5, "1128B4", "20190101"),
+        data_files.make_exclusion(9, "1128b8", "20190101"),
+        data_files.make_exclusion(0, "1128a1", "20190101"),
     )
     fraud, everything = read_exclusions(path, FRAUD), read_exclusions(path, None)
     assert (fraud.providers.tolist(), fraud.days.tolist()) == ([5, 7], [20190101, 20200601])
@@ -36,26 +36,26 @@ def test_exclusions_are_kept_by_type_with_their_last_day(tmp_path: Path) -> None
 
 
 def test_a_year_is_positive_until_the_exclusion_comes(tmp_path: Path) -> None:
-    exclusions = read_exclusions(listed(tmp_path, *data_files.LISTED), FRAUD)
-    data_files.write_csv(tmp_path / "year.csv", data_files.providers(2018))
-    found = {year: read_provider_year(tmp_path / "year.csv", year, exclusions) for year in (2018, 2019, 2024)}
+    exclusions = read_exclusions(write_exclusions(tmp_path, *data_files.LISTED), FRAUD)
+    data_files.write_csv(tmp_path / "year.csv", data_files.make_providers(2018))
+    years = {year: read_provider_year(tmp_path / "year.csv", year, exclusions) for year in (2018, 2019, 2024)}
     # Providers 0, 2, ..., 10 are excluded in November 2023, 3 on the first day of 2018 and 5 on the last.
-    assert np.flatnonzero(found[2018].labels).tolist() == [0, 2, 3, 4, 5, 6, 8, 10]
-    assert np.flatnonzero(found[2019].labels).tolist() == [0, 2, 4, 6, 8, 10]
-    assert not found[2024].labels.any()
+    assert np.flatnonzero(years[2018].labels).tolist() == [0, 2, 3, 4, 5, 6, 8, 10]
+    assert np.flatnonzero(years[2019].labels).tolist() == [0, 2, 4, 6, 8, 10]
+    assert not years[2024].labels.any()
 
 
 def test_features_are_the_columns_that_were_written(tmp_path: Path) -> None:
-    lines = data_files.providers(2018)
+    lines = data_files.make_providers(2018)
     data_files.write_csv(tmp_path / "year.csv", lines)
-    found = read_provider_year(
-        tmp_path / "year.csv", 2018, read_exclusions(listed(tmp_path, *data_files.LISTED), FRAUD)
+    table = read_provider_year(
+        tmp_path / "year.csv", 2018, read_exclusions(write_exclusions(tmp_path, *data_files.LISTED), FRAUD)
     )
-    assert found.inputs.shape == (120, len(FEATURES))  # the 20 rows of Puerto Rico are left out
-    assert [STATES[place] for place in found.states[:3]] == ["AL", "AK", "AZ"]
+    assert table.inputs.shape == (120, len(FEATURES))  # the 20 rows of Puerto Rico are left out
+    assert [STATES[index] for index in table.states[:3]] == ["AL", "AK", "AZ"]
 
     def column(name: str) -> np.ndarray:
-        return np.asarray(found.inputs[:, FEATURES.index(name)], dtype=np.float64)
+        return np.asarray(table.inputs[:, FEATURES.index(name)], dtype=np.float64)
 
     paid = np.array([float(line["Tot_Mdcr_Pymt_Amt"]) for line in lines[:120]])
     assert np.allclose(column("Tot_Mdcr_Pymt_Amt"), np.log1p(paid), rtol=1e-6)
@@ -66,7 +66,7 @@ def test_features_are_the_columns_that_were_written(tmp_path: Path) -> None:
 
 
 def test_years_are_parts_and_states_are_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = data_files.medicare(tmp_path, monkeypatch).load(0)
+    table = data_files.make_medicare(tmp_path, monkeypatch).load(0)
     assert table.validation is not None
     # Four years of 120 rows, with 8 positives in 2017 and 2018 and 6 from then on.
     parts = (table.train, table.validation, table.test)
@@ -79,14 +79,14 @@ def test_years_are_parts_and_states_are_clients(tmp_path: Path, monkeypatch: pyt
 
 
 def test_all_exclusions_may_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert int(data_files.medicare(tmp_path, monkeypatch).load(0).test.labels.sum()) == 6
+    assert int(data_files.make_medicare(tmp_path, monkeypatch).load(0).test.labels.sum()) == 6
     table = Medicare(str(tmp_path), exclusions="all", min_rows=100).load(0)
     assert int(table.test.labels.sum()) == 7  # provider 1 was excluded under 1128(b)(8)
 
 
 def test_nothing_that_identifies_a_provider_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an identifier nor a name, as text or as an integer of any width, is in the parsed files."""
-    data_files.medicare(tmp_path, monkeypatch).load(0)
+    data_files.make_medicare(tmp_path, monkeypatch).load(0)
     files = [path for path in (tmp_path / "parsed").rglob("*") if path.is_file()]
     assert {path.name for path in files} == {"inputs.npy", "labels.npy", "states.npy", "manifest.json"}
     content = b"".join(path.read_bytes() for path in files)
@@ -98,20 +98,20 @@ def test_nothing_that_identifies_a_provider_is_kept(tmp_path: Path, monkeypatch:
 
 
 def test_a_new_file_is_parsed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
-    before = int(dataset.load(0).test.labels.sum())
-    listed(tmp_path, *data_files.LISTED, data_files.exclusion(1_000_000_050, "1128a1", "20240101"))
-    assert int(dataset.load(0).test.labels.sum()) == before + 1
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
+    positives = int(dataset.load(0).test.labels.sum())
+    write_exclusions(tmp_path, *data_files.LISTED, data_files.make_exclusion(1_000_000_050, "1128a1", "20240101"))
+    assert int(dataset.load(0).test.labels.sum()) == positives + 1
 
 
-def damage(folder: Path, how: str) -> None:
+def damage_file(folder: Path, how: str) -> None:
     path = folder / "MUP_PHY_R24_P07_V10_DY19_Prov.csv"
     if how == "cut":
         path.write_text(path.read_text()[:-200])
     elif how == "columns":
         path.write_text(path.read_text().replace("Tot_Srvcs", "Services", 1))
     elif how == "short":
-        data_files.write_csv(path, data_files.providers(2019, rows=60))
+        data_files.write_csv(path, data_files.make_providers(2019, rows=60))
     elif how == "twice":
         (folder / "MUP_PHY_R25_P07_V20_D19_Prov.csv").write_bytes(path.read_bytes())
     else:
@@ -129,14 +129,14 @@ def damage(folder: Path, how: str) -> None:
     ],
 )
 def test_a_damaged_table_is_named(how: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
-    damage(tmp_path, how)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
+    damage_file(tmp_path, how)
     with pytest.raises(ValueError, match=message):
         dataset.load(0)
 
 
 def test_every_missing_table_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     (tmp_path / "MUP_PHY_R24_P07_V10_DY20_Prov.csv").unlink()
     (tmp_path / "UPDATED.csv").unlink()
     with pytest.raises(ValueError, match=r"medicare needs MUP_PHY_R25_P07_V20_D20_Prov\.csv and 1 more in"):
@@ -175,7 +175,7 @@ def test_the_synthetic_twin_has_the_shape_of_the_real_data() -> None:
 
 
 def test_the_full_card_file_has_the_samples_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.creditcard_full(tmp_path, monkeypatch)
+    dataset = data_files.make_creditcard_full(tmp_path, monkeypatch)
     table = dataset.load(0)
     assert table.train.client is not None
     written = np.genfromtxt(tmp_path / "creditcard.csv", delimiter=",", names=True, deletechars='"', usecols=range(30))

@@ -40,17 +40,17 @@ NAME = "Rndrng_Prvdr_Last_Org_Name"
 
 def in_order(rows: int = 120) -> list[dict[str, Any]]:
     """A year with identifier and name in front, as in the real tables."""
-    lines = data_files.providers(2018, rows)
+    lines = data_files.make_providers(2018, rows)
     return [{NPI: "", NAME: ""} | line | {NAME: f"Somebody {line[NPI]}"} for line in lines]
 
 
-def table(folder: Path, lines: list[dict[str, Any]]) -> Path:
+def write_table(folder: Path, lines: list[dict[str, Any]]) -> Path:
     data_files.write_csv(folder / "year.csv", lines)
     return folder / "year.csv"
 
 
-def column(found: ProviderYear, name: str) -> np.ndarray:
-    values: np.ndarray = found.inputs[:, FEATURES.index(name)]
+def feature_column(table: ProviderYear, name: str) -> np.ndarray:
+    values: np.ndarray = table.inputs[:, FEATURES.index(name)]
     return values
 
 
@@ -69,7 +69,7 @@ def column(found: ProviderYear, name: str) -> np.ndarray:
     ],
 )
 def test_no_provider_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
-    path = table(tmp_path, in_order())
+    path = write_table(tmp_path, in_order())
     text = path.read_text()
     if old == "cut":
         row = text.index("1000000099")
@@ -85,19 +85,19 @@ def test_no_provider_is_named(old: str, new: str, message: str, tmp_path: Path) 
 
 def test_rows_are_counted_up_to_the_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medicare, "BLOCK", 4096)  # about 15 rows
-    path = table(tmp_path, in_order())
+    path = write_table(tmp_path, in_order())
     path.write_text(path.read_text()[:-100])
     with pytest.raises(ValueError, match="is damaged after row ") as refused:
         read_provider_year(path, 2018, NOBODY)
-    after = int(str(refused.value).partition("after row ")[2].partition(":")[0])
-    assert 120 <= after < 140  # the last of the 140 rows is cut
+    damaged_row = int(str(refused.value).partition("after row ")[2].partition(":")[0])
+    assert 120 <= damaged_row < 140  # the last of the 140 rows is cut
 
 
 # ----------------------------------------------------------------------------------------------------- provider tables
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    path = table(tmp_path, in_order())
+    path = write_table(tmp_path, in_order())
     path.write_text(path.read_text().partition("\n")[0] + "\n")
     with pytest.raises(ValueError, match=r"year\.csv has no rows: fetch it again"):
         read_provider_year(path, 2018, NOBODY)
@@ -105,7 +105,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["\ufeff", "ï»¿", "\ufeffï»¿"])
 def test_byte_order_marks_are_no_part_of_the_first_name(mark: str, tmp_path: Path) -> None:
-    path = table(tmp_path, in_order())
+    path = write_table(tmp_path, in_order())
     plain = read_provider_year(path, 2018, NOBODY)
     path.write_text(mark + path.read_text(encoding="utf-8"), encoding="utf-8")
     marked = read_provider_year(path, 2018, NOBODY)
@@ -121,13 +121,13 @@ def test_what_is_no_finite_number_is_refused(name: str, value: str, tmp_path: Pa
     lines = in_order()
     lines[5][name] = value
     with pytest.raises(ValueError, match=rf"year\.csv is damaged: column {name} has a value that cannot be one"):
-        read_provider_year(table(tmp_path, lines), 2018, NOBODY)
+        read_provider_year(write_table(tmp_path, lines), 2018, NOBODY)
 
 
 def test_amounts_below_zero_count_as_zero(tmp_path: Path) -> None:
     lines = in_order()
     lines[5]["Tot_Mdcr_Pymt_Amt"], lines[6]["Tot_Mdcr_Pymt_Amt"] = "-0.5", "-20"
-    paid = column(read_provider_year(table(tmp_path, lines), 2018, NOBODY), "Tot_Mdcr_Pymt_Amt")
+    paid = feature_column(read_provider_year(write_table(tmp_path, lines), 2018, NOBODY), "Tot_Mdcr_Pymt_Amt")
     assert np.flatnonzero(paid == 0).tolist() == [5, 6]
 
 
@@ -136,21 +136,21 @@ def test_states_are_told_by_their_whole_name(tmp_path: Path) -> None:
     for line in lines[:10]:
         line[STATE] = "ALASKA"
     lines[10][STATE] = ""
-    found = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
+    table = read_provider_year(write_table(tmp_path, lines), 2018, NOBODY)
     # Rows 0 to 10 are of no state; row 11 is of the twelfth, and so on.
-    assert found.states.tolist() == [row % 50 for row in range(11, 120)]
-    assert STATES[found.states[0]] == lines[11][STATE]
+    assert table.states.tolist() == [row % 50 for row in range(11, 120)]
+    assert STATES[table.states[0]] == lines[11][STATE]
 
 
 def test_quoted_line_breaks_may_lie_at_a_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = in_order(1000)
-    whole = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
+    expected = read_provider_year(write_table(tmp_path, lines), 2018, NOBODY)
     for line in lines:
         line[NAME] = "A" * 30 + "\n" + "B" * 30
     monkeypatch.setattr(medicare, "BLOCK", 4096)  # about 12 rows: 80 ends, one in ten of them in a name
-    found = read_provider_year(table(tmp_path, lines), 2018, NOBODY)
-    assert np.array_equal(found.states, whole.states)
-    assert np.allclose(found.inputs, whole.inputs, rtol=1e-6)  # blanks get a mean that is summed in another order
+    table = read_provider_year(write_table(tmp_path, lines), 2018, NOBODY)
+    assert np.array_equal(table.states, expected.states)
+    assert np.allclose(table.inputs, expected.inputs, rtol=1e-6)  # blanks get a mean that is summed in another order
 
 
 # --------------------------------------------------------------------------------------------------- the exclusion list
@@ -196,7 +196,9 @@ def test_seven_types_are_fraud(tmp_path: Path) -> None:
     """The table of Herland, Khoshgoftaar and Bauder 2018, https://doi.org/10.1186/s40537-018-0138-3, and no other."""
     fraud = ["1128a1", "1128a2", "1128a3", "1128b4", "1128b7", "1128c3gi", "1128c3gii"]
     others = ["1128a4", "1128b1", "1128b5", "1128b6", "1128b8", "1128b14", "1128b15", "1156", "1128Aa"]
-    lines = [data_files.exclusion(1_000_000_000 + row, kind, "20200101") for row, kind in enumerate(fraud + others)]
+    lines = [
+        data_files.make_exclusion(1_000_000_000 + row, kind, "20200101") for row, kind in enumerate(fraud + others)
+    ]
     data_files.write_csv(tmp_path / "UPDATED.csv", lines)
     assert read_exclusions(tmp_path / "UPDATED.csv", FRAUD).providers.tolist() == [
         1_000_000_000 + row for row in range(7)
@@ -207,7 +209,7 @@ def test_seven_types_are_fraud(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_parsed_is_held_to_the_bounds_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.medicare(tmp_path, monkeypatch).load(0)
+    data_files.make_medicare(tmp_path, monkeypatch).load(0)
     # Every year has 120 rows; the list has 10 entries, one for every 20 of 200 rows.
     Medicare(str(tmp_path), min_rows=120).load(0)
     with pytest.raises(ValueError, match=r"DY17_Prov\.csv has 120 rows of the 50 states; .* at least min_rows, 121"):
@@ -218,7 +220,7 @@ def test_a_sample_that_was_parsed_is_held_to_the_bounds_again(tmp_path: Path, mo
 
 
 def test_a_short_list_is_refused_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     data_files.write_csv(tmp_path / "UPDATED.csv", data_files.LISTED[:4])
     with pytest.raises(ValueError, match=r"UPDATED\.csv has 4 entries; it must have at least min_rows / 20, 5: fetch"):
         dataset.load(0)
@@ -228,7 +230,7 @@ def test_a_short_list_is_refused_and_nothing_kept(tmp_path: Path, monkeypatch: p
 
 
 def test_the_manifest_has_the_rows_of_every_year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.medicare(tmp_path, monkeypatch).load(0)
+    data_files.make_medicare(tmp_path, monkeypatch).load(0)
     (manifest,) = (tmp_path / "parsed").glob("*/manifest.json")
     years = {str(year): 120 for year in range(2017, 2023)}
     assert json.loads(manifest.read_text())["counts"] == years | {
@@ -240,7 +242,7 @@ def test_the_manifest_has_the_rows_of_every_year(tmp_path: Path, monkeypatch: py
 
 
 def test_another_rule_is_parsed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     assert int(dataset.load(0).train.labels.sum()) == 28
     monkeypatch.setattr(medicare, "FRAUD", FRAUD - {"1128a1"})
     # Without the six under 1128(a)(1): two providers in 2017 and in 2018.
@@ -251,7 +253,7 @@ def test_another_rule_is_parsed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_only_a_name_that_ends_so_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     path = tmp_path / "MUP_PHY_R24_P07_V10_DY17_Prov.csv"
     shutil.copy(path, tmp_path / f"{path.name}.old.csv")
     assert dataset.find_files()[0].path == path
@@ -261,7 +263,7 @@ def test_only_a_name_that_ends_so_is_a_table(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_fetched_file_must_have_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     year = tmp_path / "MUP_PHY_R24_P07_V10_DY17_Prov.csv"
     dataset.check_download(dataset.sources[0], year)
     dataset.check_download(LEIE, tmp_path / LEIE.name)
@@ -278,13 +280,13 @@ def test_a_fetched_file_must_have_its_columns(tmp_path: Path, monkeypatch: pytes
 def test_years_are_written_one_after_the_other(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     codes = (np.arange(100) % 50).astype(np.int8)
-    found = [ProviderYear(draw.standard_normal((100, 32), dtype=np.float32), codes % 2, codes) for _ in range(6)]
-    counts = write_years(found, tmp_path)
+    years = [ProviderYear(draw.standard_normal((100, 32), dtype=np.float32), codes % 2, codes) for _ in range(6)]
+    counts = write_years(years, tmp_path)
     arrays = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "states")}
     read = read_years(arrays, counts, "")
     assert read.validation is not None
-    train = np.concatenate([year.inputs for year in found[:4]]).astype(np.float64)
-    for rows, year in ((read.validation, found[4]), (read.test, found[5])):
+    train = np.concatenate([year.inputs for year in years[:4]]).astype(np.float64)
+    for rows, year in ((read.validation, years[4]), (read.test, years[5])):
         assert np.allclose(rows.inputs, (year.inputs - train.mean(0)) / train.std(0), atol=1e-5)
 
 
@@ -308,5 +310,5 @@ def test_a_full_disk_is_an_error_and_kills_nothing(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run([*alone, mount], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here")
     command = [*alone, f'{mount} && exec "$0" "$@"', sys.executable, "-c", FILL, str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert (told.returncode, told.stdout) == (0, "No space left on device\n"), told.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (0, "No space left on device\n"), process.stderr

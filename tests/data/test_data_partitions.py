@@ -16,13 +16,13 @@ MEMBERS = sorted(find_partitions())
 SEEDED = ["by-label", "dirichlet", "iid"]
 
 
-def made(name: str) -> Partition:
+def make_partition(name: str) -> Partition:
     return find_partitions()[name]()
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_row_has_one_client(name: str) -> None:
-    dealt = made(name).assign(DATA, 0)
+    dealt = make_partition(name).assign(DATA, 0)
     assert dealt.client.shape == (ROWS,)
     assert dealt.client.dtype.kind == "i"
     assert dealt.client.min() >= 0
@@ -33,9 +33,9 @@ def test_every_row_has_one_client(name: str) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_same_seed_same_clients_and_no_global_generator(name: str) -> None:
     numpy_before, torch_before = np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
-    first, again, other = (made(name).assign(DATA, seed).client for seed in (5, 5, 6))
+    first, again, different = (make_partition(name).assign(DATA, seed).client for seed in (5, 5, 6))
     assert np.array_equal(first, again)
-    assert np.array_equal(first, other) == (name not in SEEDED)
+    assert np.array_equal(first, different) == (name not in SEEDED)
     assert str(np.random.get_state(legacy=False)) == str(numpy_before)  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), torch_before)
 

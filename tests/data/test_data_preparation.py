@@ -13,7 +13,7 @@ from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.partitions import IID, ByMetadata, Dirichlet, Natural
 
 
-def table() -> Table:
+def make_table() -> Table:
     """400 training rows, a quarter positive, of eight clients in two groups; a validation and a test part of 40."""
 
     def part(size: int) -> Rows:
@@ -24,7 +24,7 @@ def table() -> Table:
 
 
 def test_default_keeps_the_data_as_loaded() -> None:
-    split = prepare_table(table(), Preparation(), 0)
+    split = prepare_table(make_table(), Preparation(), 0)
     assert len(split.train) == 8
     assert split.train.groups is not None
     assert split.train.groups.tolist() == ["x", "y"] * 4
@@ -36,7 +36,7 @@ def test_default_keeps_the_data_as_loaded() -> None:
 
 def test_order_is_imbalance_then_noise_then_partition() -> None:
     preparation = Preparation(IID(10), remove_positives=0.5, positive_rate=0.1, flip_positives=0.2, flip_negatives=0.1)
-    split = prepare_table(table(), preparation, 0)
+    split = prepare_table(make_table(), preparation, 0)
     # 100 positives, 50 after removal, 33 at a rate of 0.1 beside 300 negatives; 7 of 33 flip down, 30 of 300 up.
     assert len(split.train.labels) == 333
     assert split.train.labels.sum() == 33 - 7 + 30
@@ -46,28 +46,28 @@ def test_order_is_imbalance_then_noise_then_partition() -> None:
 
 
 def test_validation_and_test_stay_as_loaded() -> None:
-    clean = table()
+    clean = make_table()
     split = prepare_table(clean, Preparation(IID(4), remove_positives=0.9, flip_negatives=0.3), 0)
     assert split.validation is not None
-    for mine, loaded in ((split.validation, clean.validation), (split.test, clean.test)):
+    for part, loaded in ((split.validation, clean.validation), (split.test, clean.test)):
         assert loaded is not None
-        assert np.array_equal(mine.labels.numpy(), loaded.labels)
-        assert np.array_equal(mine.inputs.numpy(), loaded.inputs)
-        assert mine.clients is None
+        assert np.array_equal(part.labels.numpy(), loaded.labels)
+        assert np.array_equal(part.inputs.numpy(), loaded.inputs)
+        assert part.clients is None
 
 
 def test_metadata_names_the_clients_of_held_out_rows() -> None:
-    split = prepare_table(table(), Preparation(ByMetadata()), 0)
+    split = prepare_table(make_table(), Preparation(ByMetadata()), 0)
     assert split.test.clients is not None
     assert set(split.test.clients) == set(split.train.names) == {"x", "y"}
 
 
 def test_same_seed_same_split() -> None:
     preparation = Preparation(Dirichlet(10), flip_positives=0.2)
-    first, again, other = (prepare_table(table(), preparation, seed).train for seed in (3, 3, 4))
+    first, again, different = (prepare_table(make_table(), preparation, seed).train for seed in (3, 3, 4))
     assert np.array_equal(first.rows, again.rows)
     assert torch.equal(first.labels, again.labels)
-    assert not np.array_equal(first.rows, other.rows)
+    assert not np.array_equal(first.rows, different.rows)
 
 
 def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
@@ -96,7 +96,7 @@ def test_embedded_dataset_prepares_into_48_grouped_clients() -> None:
 )
 def test_errors_name_the_part(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        prepare_table(table()._replace(**change), Preparation(IID(2)), 0)
+        prepare_table(make_table()._replace(**change), Preparation(IID(2)), 0)
 
 
 @pytest.mark.parametrize("name", ["remove_positives", "flip_positives", "flip_negatives", "positive_rate"])

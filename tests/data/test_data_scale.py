@@ -27,7 +27,7 @@ LABELS = np.arange(12) % 2
 CLIENT = np.arange(12) // 4
 
 
-def saved(folder: Path, values: np.ndarray = VALUES) -> Path:
+def save_array(folder: Path, values: np.ndarray = VALUES) -> Path:
     path = folder / "inputs.npy"
     np.save(path, values)
     return path
@@ -36,15 +36,15 @@ def saved(folder: Path, values: np.ndarray = VALUES) -> Path:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.uint8])
 def test_arrays_in_memory_are_shared(dtype: Any) -> None:
     inputs = VALUES.astype(dtype)
-    for given in (inputs, torch.from_numpy(inputs), inputs[2:]):
-        clients = Clients.from_arrays(given, LABELS[: len(given)], CLIENT[: len(given)])
+    for values in (inputs, torch.from_numpy(inputs), inputs[2:]):
+        clients = Clients.from_arrays(values, LABELS[: len(values)], CLIENT[: len(values)])
         assert np.shares_memory(clients.inputs.numpy(), inputs)
 
 
 @pytest.mark.parametrize("mode", ["r", "c", "r+"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_a_mapped_file_is_not_copied(tmp_path: Path, mode: Any, dtype: Any) -> None:
-    path = saved(tmp_path, VALUES.astype(dtype))
+    path = save_array(tmp_path, VALUES.astype(dtype))
     clients = Clients.from_arrays(np.load(path, mmap_mode=mode), LABELS, CLIENT)
     assert clients.inputs.numpy().tolist() == VALUES.tolist()
     # A copy would not see what is written to the file afterwards.
@@ -55,7 +55,7 @@ def test_a_mapped_file_is_not_copied(tmp_path: Path, mode: Any, dtype: Any) -> N
 @pytest.mark.parametrize("rows", [slice(0, 12), slice(3, 12), slice(5, 9), slice(None, None, 2), slice(None, None, -1)])
 @pytest.mark.parametrize("plain", [True, False])
 def test_views_of_a_mapped_file_show_their_own_rows(tmp_path: Path, rows: slice, plain: bool) -> None:
-    path = saved(tmp_path)
+    path = save_array(tmp_path)
     view = np.load(path, mmap_mode="r")[rows]
     inputs = as_inputs(np.asarray(view) if plain else view)
     assert np.array_equal(inputs.numpy(), VALUES[rows])
@@ -65,15 +65,15 @@ def test_views_of_a_mapped_file_show_their_own_rows(tmp_path: Path, rows: slice,
 
 
 def test_writing_to_mapped_inputs_never_reaches_the_file(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+    path = save_array(tmp_path)
     Clients.from_arrays(np.load(path, mmap_mode="r"), LABELS, CLIENT).inputs.fill_(7.0)
     assert np.array_equal(np.load(path), VALUES)
 
 
 def test_columns_first_files_and_lost_files_are_copied(tmp_path: Path) -> None:
-    path = saved(tmp_path, np.asfortranarray(VALUES))
+    path = save_array(tmp_path, np.asfortranarray(VALUES))
     assert np.array_equal(as_inputs(np.load(path, mmap_mode="r")).numpy(), VALUES)
-    path = saved(tmp_path)
+    path = save_array(tmp_path)
     mapped = np.load(path, mmap_mode="r")
     path.rename(tmp_path / "elsewhere.npy")
     assert np.array_equal(as_inputs(mapped).numpy(), VALUES)
@@ -96,12 +96,12 @@ def test_columns_first_files_and_lost_files_are_copied(tmp_path: Path) -> None:
 def test_the_first_hole_is_found_in_any_block_and_all_are_counted(shape: Any, holes: list[Any]) -> None:
     inputs = np.zeros(shape, dtype=np.float32)
     inputs[tuple(np.transpose(holes))] = np.inf
-    row, *place = holes[0]
-    column = place[0] if len(place) == 1 else tuple(place)
+    row, *index = holes[0]
+    column = index[0] if len(index) == 1 else tuple(index)
     message = f"inputs holds {len(holes)} values that are not finite, the first inf at row {row}, column {column}"
-    for given in (inputs, torch.from_numpy(inputs)):
+    for values in (inputs, torch.from_numpy(inputs)):
         with pytest.raises(ValueError, match=re.escape(message)):
-            as_inputs(given)
+            as_inputs(values)
     message = f"inputs holds {len(holes)} values beyond float32, the first inf at row {row}, column {column}"
     with pytest.raises(ValueError, match=re.escape(message)):
         as_float32(inputs)
@@ -122,13 +122,13 @@ def test_the_first_hole_is_found_in_any_block_and_all_are_counted(shape: Any, ho
 @pytest.mark.parametrize("block", [2, 1 << 18])
 def test_names_are_numbered_in_sorted_order(names: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_names, "BLOCK", block)
-    distinct, place = enumerate_names(names)
+    distinct, index = enumerate_names(names)
     expected = sorted(set(names.tolist()))
     assert distinct.tolist() == expected
     assert distinct.dtype == names.dtype
-    assert place.tolist() == [expected.index(name) for name in names.tolist()]
+    assert index.tolist() == [expected.index(name) for name in names.tolist()]
     # Half of what an index takes in int64, and there is one per row.
-    assert place.dtype == np.int32
+    assert index.dtype == np.int32
 
 
 # The largest sort key is twice the clients less one: the last in one byte, first and last in two, the first in four.
@@ -139,9 +139,9 @@ def test_rows_are_listed_by_client_then_class_then_place(
 ) -> None:
     monkeypatch.setattr(data_clients, "BLOCK", block)
     draw = np.random.default_rng(0)
-    place, labels = np.append(draw.integers(0, count, 100_000), count - 1), np.append(draw.integers(0, 2, 100_000), 0)
-    clients = Clients.from_assignment(np.zeros((100_001, 1)), labels, place, np.arange(count))
-    assert np.array_equal(clients.rows, np.lexsort((np.arange(100_001), 1 - labels, place)))
+    index, labels = np.append(draw.integers(0, count, 100_000), count - 1), np.append(draw.integers(0, 2, 100_000), 0)
+    clients = Clients.from_assignment(np.zeros((100_001, 1)), labels, index, np.arange(count))
+    assert np.array_equal(clients.rows, np.lexsort((np.arange(100_001), 1 - labels, index)))
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 10_000])
@@ -150,21 +150,21 @@ def test_standardizing_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyP
     inputs = np.random.default_rng(0).normal(1000.0, 3.0, (101, 3)).astype(np.float32)
     inputs[:, 2] = 0.1
     rows = Rows(inputs, np.arange(101) % 2)
-    found = np.asarray(standardization.standardize_table(Table(rows, None, rows, "")).train.inputs)
+    standardized = np.asarray(standardization.standardize_table(Table(rows, None, rows, "")).train.inputs)
     values = inputs.astype(np.float64)
     expected = (values - values.mean(axis=0)) / np.array([*values.std(axis=0)[:2], 1.0])
     # Float32 has seven digits; results are of size one.
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert found.dtype == np.float32
+    np.testing.assert_allclose(standardized, expected, atol=1e-6)
+    assert standardized.dtype == np.float32
 
 
 @pytest.mark.parametrize("count", [5, LARGE + 3])
 def test_zeros_can_be_written_to(count: int) -> None:
-    made = sparse_zeros(count)
-    assert np.array_equal(made, np.zeros(count))
-    assert made.dtype == np.float32
-    made[count - 1] = 1
-    assert torch.from_numpy(made).sum() == 1
+    zeros = sparse_zeros(count)
+    assert np.array_equal(zeros, np.zeros(count))
+    assert zeros.dtype == np.float32
+    zeros[count - 1] = 1
+    assert torch.from_numpy(zeros).sum() == 1
 
 
 RARE = """

@@ -58,7 +58,7 @@ def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     shared = tmp_path / "shared"
     shared.mkdir()
-    data = data_files.cifar10(shared, monkeypatch)
+    data = data_files.make_cifar10(shared, monkeypatch)
     asked = []
 
     def access(path: Path, mode: int) -> bool:
@@ -69,13 +69,13 @@ def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
         sealed.setattr("fedauc.data.io.stored.os.access", access)
         data.load(0)
         assert set(asked) == {(shared, os.W_OK)}
-        (kept,) = (tmp_path / "me" / ".cache" / "fedauc" / "parsed").iterdir()
-        assert data.parsed_folder() == kept
+        (cached,) = (tmp_path / "me" / ".cache" / "fedauc" / "parsed").iterdir()
+        assert data.parsed_folder() == cached
         assert not (shared / "parsed").exists()
     data.load(0)
     with monkeypatch.context() as sealed:
         sealed.setattr("fedauc.data.io.stored.os.access", access)
-        assert data.parsed_folder() == shared / "parsed" / kept.name
+        assert data.parsed_folder() == shared / "parsed" / cached.name
 
 
 def test_parsing_happens_once_and_arrays_are_mapped(tmp_path: Path) -> None:
@@ -161,18 +161,18 @@ load_or_build(Path(sys.argv[1]), "name", build)
 
 
 def test_what_a_killed_parse_left_goes_with_the_next_and_a_living_ones_stays(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)]) as other:
+    with subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)]) as process:
         try:
             end = time.monotonic() + 60  # importing the library takes seconds
             while not list(tmp_path.rglob("numbers.npy")):
-                assert other.poll() is None
+                assert process.poll() is None
                 assert time.monotonic() < end
                 time.sleep(0.01)
             (half,) = tmp_path.rglob("numbers.npy")
             load_or_build(tmp_path, "second", build)
             assert half.read_bytes() == b"half of it"
         finally:
-            other.kill()
+            process.kill()
     assert half.exists()
     load_or_build(tmp_path, "third", build)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
@@ -205,8 +205,8 @@ def test_several_may_parse_at_once(tmp_path: Path) -> None:
         return build(into)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: load_or_build(tmp_path, "name", slow), range(4)))
-    assert [parsed.counts for parsed in found] == [{"rows": 1000}] * 4
+        results = list(pool.map(lambda _: load_or_build(tmp_path, "name", slow), range(4)))
+    assert [parsed.counts for parsed in results] == [{"rows": 1000}] * 4
     assert [path.name for path in tmp_path.iterdir()] == ["name"]
 
 
@@ -243,7 +243,7 @@ def test_a_fingerprint_goes_by_the_checksum_else_by_size_and_time(tmp_path: Path
 
 
 def test_the_sources_of_parsed_arrays_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.medicare(tmp_path, monkeypatch)
+    dataset = data_files.make_medicare(tmp_path, monkeypatch)
     dataset.load(0)
     assert recorded_sources(dataset.parsed_folder()) == {
         path.name: file_digest(path) for path in tmp_path.glob("*.csv")
@@ -272,7 +272,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = data_files.cifar10(tmp_path, monkeypatch)
+    dataset = data_files.make_cifar10(tmp_path, monkeypatch)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -300,7 +300,7 @@ def test_official_addresses_and_checksums_are_well_formed() -> None:
 
 
 def test_mapped_images_reach_the_clients_as_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = data_files.chestmnist(tmp_path, monkeypatch).load(0)
+    table = data_files.make_chestmnist(tmp_path, monkeypatch).load(0)
     assert isinstance(table.train.inputs, np.memmap)
     split = prepare_table(table, Preparation(partition=Dirichlet(clients=4)), 0)
     assert (split.train.inputs.dtype, tuple(split.train.inputs.shape)) == (split.test.inputs.dtype, (60, 1, 28, 28))
@@ -308,12 +308,12 @@ def test_mapped_images_reach_the_clients_as_bytes(tmp_path: Path, monkeypatch: p
 
 
 def test_a_damaged_npz_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data_files.chestmnist(tmp_path, monkeypatch)
+    data_files.make_chestmnist(tmp_path, monkeypatch)
     for content, message in ((b"nothing", "is no .npz archive"), (None, "is damaged")):
         if content is None:
             np.savez(tmp_path / "chestmnist.npz", train_images=np.zeros(3))
         else:
             (tmp_path / "chestmnist.npz").write_bytes(content)
-        data_files.publish(monkeypatch, ChestMNIST, tmp_path)
+        data_files.publish_files(monkeypatch, ChestMNIST, tmp_path)
         with pytest.raises(ValueError, match=rf"chestmnist\.npz {message}"):
             ChestMNIST(folder=str(tmp_path)).load(0)

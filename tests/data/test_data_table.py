@@ -26,7 +26,7 @@ FRAME = pd.DataFrame(
 NAMES: dict[str, Any] = {"label": "fraud", "client": "bank", "group": "land"}
 
 
-def write(folder: Path, suffix: str, frame: pd.DataFrame = FRAME) -> str:
+def write_table(folder: Path, suffix: str, frame: pd.DataFrame = FRAME) -> str:
     path = folder / f"rows{suffix}"
     if suffix == ".csv":
         frame.to_csv(path, index=False)
@@ -40,7 +40,7 @@ def write(folder: Path, suffix: str, frame: pd.DataFrame = FRAME) -> str:
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
-    table = TableFile(write(tmp_path, suffix), **NAMES, standardize=False, test_fraction=0.25).load(0)
+    table = TableFile(write_table(tmp_path, suffix), **NAMES, standardize=False, test_fraction=0.25).load(0)
     # A quarter of 10 positives and of 30 negatives, to the nearest row and ties to even: 2 and 8.
     assert (len(table.train.labels), len(table.test.labels), table.test.labels.sum()) == (30, 10, 2)
     assert table.train.client is not None
@@ -56,7 +56,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
 
 
 def test_second_file_is_the_test_part(tmp_path: Path) -> None:
-    train = write(tmp_path, ".csv")
+    train = write_table(tmp_path, ".csv")
     shuffled = FRAME[["land", "age", "bank", "fraud", "amount"]].iloc[:12]
     shuffled.to_parquet(tmp_path / "later.parquet")
     later = str(tmp_path / "later.parquet")
@@ -76,7 +76,7 @@ def test_group_array_of_an_npz_is_found(tmp_path: Path) -> None:
 
 
 def test_client_column_may_be_absent(tmp_path: Path) -> None:
-    assert TableFile(write(tmp_path, ".csv"), label="fraud", client="").load(0).train.client is None
+    assert TableFile(write_table(tmp_path, ".csv"), label="fraud", client="").load(0).train.client is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_client_column_may_be_absent(tmp_path: Path) -> None:
 )
 def test_mistakes_are_named_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     for suffix in (".csv", ".npz"):
-        write(tmp_path, suffix)
+        write_table(tmp_path, suffix)
     (tmp_path / "text.npz").write_text("not an archive")
     np.savez(tmp_path / "objects.npz", x=np.zeros((4, 1)), y=[0, 1, 0, 1], c=np.array(["a", 1, "b", 2], dtype=object))
     names: dict[str, Any] = {key: FRAME[key].to_numpy().astype(str) for key in ("bank", "land")}
@@ -112,7 +112,7 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_missing_pandas_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, ".csv")
+    path = write_table(tmp_path, ".csv")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match=re.escape("needs pandas and pyarrow: run pip install 'fedauc[frames]'")):
         TableFile(path, **NAMES).load(0)

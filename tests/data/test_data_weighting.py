@@ -14,12 +14,12 @@ NEGATIVES = np.array([7, 4, 0, 0, 30])
 CENSUS = Census(POSITIVES, NEGATIVES)
 
 
-def losses(sizes: np.ndarray) -> list[np.ndarray]:
+def draw_losses(sizes: np.ndarray) -> list[np.ndarray]:
     draw = np.random.default_rng(1)
     return [draw.standard_normal(size) for size in sizes]
 
 
-def twin(rows: list[np.ndarray], nonempty: int, weighting: str) -> float:
+def weighted_mean(rows: list[np.ndarray], nonempty: int, weighting: str) -> float:
     """The definition, from the losses of every client's rows of one class."""
     if weighting == "pooled":
         return float(np.concatenate(rows).mean())
@@ -35,20 +35,20 @@ def scaled_mean(rows: list[np.ndarray], scales: np.ndarray, nonempty: int) -> fl
 @pytest.mark.parametrize("weighting", ["clients", "pooled", "paper"])
 @pytest.mark.parametrize("column", [0, 1])
 def test_class_scales_match_the_definition(weighting: str, column: int) -> None:
-    rows = losses(CENSUS[column])
+    rows = draw_losses(CENSUS[column])
     scales = class_scales(CENSUS, weighting)
     assert scales.shape == (5, 2)
     assert scales.dtype == np.float64
     # Four of the five clients are not empty.
-    assert scaled_mean(rows, scales[:, column], 4) == pytest.approx(twin(rows, 4, weighting), rel=1e-12)
+    assert scaled_mean(rows, scales[:, column], 4) == pytest.approx(weighted_mean(rows, 4, weighting), rel=1e-12)
     assert (scales[:, column][CENSUS[column] == 0] == 0).all()
 
 
 @pytest.mark.parametrize("weighting", ["clients", "pooled", "paper"])
 def test_row_scales_match_the_definition(weighting: str) -> None:
-    rows = losses(POSITIVES + NEGATIVES)
+    rows = draw_losses(POSITIVES + NEGATIVES)
     scales = row_scales(CENSUS, weighting)
-    assert scaled_mean(rows, scales, 4) == pytest.approx(twin(rows, 4, weighting), rel=1e-12)
+    assert scaled_mean(rows, scales, 4) == pytest.approx(weighted_mean(rows, 4, weighting), rel=1e-12)
     if weighting != "pooled":
         assert scales.tolist() == [1, 1, 1, 0, 1]
 

@@ -196,7 +196,7 @@ def test_the_table_says_below_what_the_page_says_of_stand_ins(
 def test_counts_say_whose_they_are_not(
     inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data_files.chest_stand_in(inside, monkeypatch)
+    data_files.make_chest_stand_in(inside, monkeypatch)
     monkeypatch.setenv("FEDAUC_DATA", str(inside))
     told = " ".join(paper_command(capsys, "table7", "--columns", "chest-stand-in").out.split())
     note = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
@@ -207,7 +207,7 @@ def test_counts_say_whose_they_are_not(
 def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = {name: kind.caveat for name, kind in find_datasets().items() if kind.caveat}
     assert sorted(named) == ["chest-stand-in", "medicare-like", "medicare-stand-in"]
-    made = (data_files.chest_stand_in(inside, monkeypatch), data_files.medicare_stand_in(inside, monkeypatch))
+    made = (data_files.make_chest_stand_in(inside, monkeypatch), data_files.medicare_stand_in(inside, monkeypatch))
     for dataset in (*made, SyntheticMedicare(rows=2000)):
         note = dataset.load(0).note
         assert has_caveat(note)

@@ -45,10 +45,11 @@ class CreditCard(Dataset):
 
     def load(self, seed: int) -> Table:
         """A split stratified by label; every column is standardised on the training part."""
-        table = standardize_table(split_table(self._read_rows(), self.test_fraction, self.validation_fraction, seed))
+        table = standardize_table(split_table(self.read_rows(), self.test_fraction, self.validation_fraction, seed))
         return table._replace(note=f"{len(table.train.labels)} transactions of {HOURS} hourly clients to train on")
 
-    def _read_rows(self) -> Rows:
+    def read_rows(self) -> Rows:
+        """All rows before the split, with inputs as published."""
         path = resources.files("fedauc.data") / "files" / "creditcard_sample.npz"
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return self._name_clients(arrays["x"], arrays["y"].astype(np.int8), arrays["hour"].astype(np.int64))

@@ -39,6 +39,7 @@ class CreditCardFull(CreditCard, StoredDataset):
         save_array(into, "hours", np.minimum(table[:, 0] // 3600, HOURS - 1).astype(np.int64))
         return {}
 
-    def _read_rows(self) -> Rows:
+    def read_rows(self) -> Rows:
+        """All rows before the split, with inputs as published."""
         arrays, _ = self.load_parsed()
         return self._name_clients(arrays["inputs"], np.array(arrays["labels"]), arrays["hours"])
