@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from fedauc.federation import journal
+from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, write_demo_sites
 
@@ -67,7 +67,7 @@ def measure(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
         trial.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
         marks: list[tuple[float, float]] = []
         while trial.is_running("run"):
-            if len(journal.read(folder / "run" / "attendance.jsonl")) > len(marks):
+            if len(RunFolder(folder / "run").read_lines("attendance.jsonl")) > len(marks):
                 marks.append((time.perf_counter(), meter.seconds()))
             time.sleep(0.05)
         meter.stop()

@@ -22,7 +22,7 @@ from fedauc.federation.serialization import Payload, pack_payload, unpack_tensor
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")]
 
 
-def an_order() -> Any:
+def make_flower_message() -> Any:
     """An empty message, as if this process were a task of run 1."""
     from flwr.app import Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
@@ -31,43 +31,43 @@ def an_order() -> Any:
     return Message(RecordDict(), dst_node_id=2, message_type="train")
 
 
-def test_a_parcel_survives_flowers_records() -> None:
-    parcel = pack_payload({"kind": "visit"}, {"mean": (torch.randn(7), torch.zeros(0))})
-    found = flower.payload_from_records(flower.payload_to_records(parcel))
-    assert found.header_text == parcel.header_text
-    assert np.array_equal(found.body, parcel.body)
-    assert len(flower.payload_to_records(parcel).array_records["body"]) == 1
+def test_a_payload_survives_flowers_records() -> None:
+    payload = pack_payload({"kind": "visit"}, {"mean": (torch.randn(7), torch.zeros(0))})
+    found = flower.payload_from_records(flower.payload_to_records(payload))
+    assert found.header_text == payload.header_text
+    assert np.array_equal(found.body, payload.body)
+    assert len(flower.payload_to_records(payload).array_records["body"]) == 1
 
 
-def test_flowers_context_keeps_parcels() -> None:
+def test_flowers_context_stores_payloads() -> None:
     from flwr.app import RecordDict
 
     state = RecordDict()
-    drawer, other = flower.ContextSiteState(state, "one"), flower.ContextSiteState(state, "two")
-    drawer.save_payload("memory-3", pack_payload({}, {"memory": torch.arange(4.0)}))
-    assert drawer.list_names() == ["memory-3"]
+    store, other = flower.ContextSiteState(state, "one"), flower.ContextSiteState(state, "two")
+    store.save_payload("client-state-3", pack_payload({}, {"client_state": torch.arange(4.0)}))
+    assert store.list_names() == ["client-state-3"]
     assert other.list_names() == []
-    found = flower.ContextSiteState(state, "one").load_payload("memory-3")
+    found = flower.ContextSiteState(state, "one").load_payload("client-state-3")
     assert found is not None
-    assert unpack_tensors(found)["memory"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
-    drawer.delete_payload("memory-3")
-    assert drawer.load_payload("memory-3") is None
+    assert unpack_tensors(found)["client_state"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    store.delete_payload("client-state-3")
+    assert store.load_payload("client-state-3") is None
 
 
 @pytest.mark.parametrize("node", [{}, {"share": "everything"}, {"state": "unwritable\0"}])
-def test_a_site_answers_an_order_of_another_make(node: dict[str, Any]) -> None:
-    """Records without our parts, a wrong allowance, a folder that cannot be: always a message."""
+def test_a_site_answers_a_message_that_it_cannot_read(node: dict[str, Any]) -> None:
+    """Records of another kind, an invalid policy, an impossible folder: the site always answers."""
     from flwr.app import Context, RecordDict
 
     context = Context(run_id=1, node_id=2, node_config=node, state=RecordDict(), run_config={})
-    replied = flower.answer_message(an_order(), context, lambda node: pytest.fail("no data is read for it"))
+    replied = flower.answer_message(make_flower_message(), context, lambda node: pytest.fail("no data is read for it"))
     assert flower.payload_from_records(replied.content).read_header()["kind"] == "refusal"
 
 
-def test_a_strangers_records_are_a_reply_that_will_be_refused() -> None:
+def test_records_of_an_unknown_kind_become_a_reply_that_is_refused() -> None:
     from flwr.app import ConfigRecord, Message, RecordDict
 
-    asked = an_order()
+    asked = make_flower_message()
     for records in (RecordDict(), RecordDict({"facts": ConfigRecord({"text": 3})})):
         reply = flower.FlowerGrid(None)._read_reply(Message(records, reply_to=asked))
         assert isinstance(reply.payload, Payload)

@@ -1,4 +1,4 @@
-"""A trial's processes: stopped with all they started, and nobody else."""
+"""The processes of a local federation are stopped with everything they have started, and no other process is."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(60)
 """
-"""A process whose child does not listen to SIGTERM and has left the group for a session of its own."""
+"""A process whose child ignores SIGTERM and has moved to a session of its own."""
 
 
-def gone(number: int) -> bool:
-    """Whether a process ends within the moment that the kernel takes to end it."""
+def ends_soon(number: int) -> bool:
+    """Whether a process ends within five seconds."""
     end = time.monotonic() + 5
-    while alive(number) and time.monotonic() < end:
+    while is_alive(number) and time.monotonic() < end:
         time.sleep(0.02)
-    return not alive(number)
+    return not is_alive(number)
 
 
-def alive(number: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be collected does not."""
+def is_alive(number: int) -> bool:
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def child_of(folder: Path, name: str) -> int:
+def read_child_pid(folder: Path, name: str) -> int:
     log = folder / "logs" / f"{name}.log"
     end = time.monotonic() + 20
     while not log.read_text().strip():
@@ -48,15 +48,15 @@ def child_of(folder: Path, name: str) -> int:
     return int(log.read_text())
 
 
-def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path) -> None:
+def test_leaving_the_block_stops_every_process_and_what_it_started(tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         with LocalFederation(tmp_path) as trial:
             trial.start_process("one", "python", "-c", PARENT)
-            child = child_of(tmp_path, "one")
-            assert alive(child)
+            child = read_child_pid(tmp_path, "one")
+            assert is_alive(child)
             assert trial.is_running("one")
-        assert gone(child)
+        assert ends_soon(child)
         assert not trial.is_running("one")
         assert bystander.poll() is None
     finally:
@@ -64,7 +64,7 @@ def test_leaving_a_trial_stops_every_process_and_what_it_started(tmp_path: Path)
         bystander.wait()
 
 
-def test_commands_run_where_no_folder_has_the_links_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_where_no_folder_has_the_superlinks_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--out trial` makes a folder of that name where the user is, which Flower would take for an app."""
     (tmp_path / SUPERLINK_NAME).mkdir()
     monkeypatch.chdir(tmp_path)
@@ -80,21 +80,21 @@ def test_commands_run_where_no_folder_has_the_links_name(tmp_path: Path, monkeyp
 def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
     with LocalFederation(tmp_path) as trial:
         trial.start_process("one", "python", "-c", PARENT)
-        child = child_of(tmp_path, "one")
+        child = read_child_pid(tmp_path, "one")
         trial.stop_process("one", signal.SIGKILL)
-        assert gone(child)
+        assert ends_soon(child)
 
 
-def test_a_process_started_again_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_a_process_started_again_replaces_the_old_one(tmp_path: Path) -> None:
     with LocalFederation(tmp_path) as trial:
         trial.start_process("one", "python", "-c", PARENT)
-        child = child_of(tmp_path, "one")
-        before = trial.process_ids()
-        assert child in before
+        child = read_child_pid(tmp_path, "one")
+        old = trial.process_ids()
+        assert child in old
         trial.start_process("one", "python", "-c", "import time; time.sleep(60)")
-        (after,) = trial.process_ids()
-        assert all(map(gone, before))
-        assert os.getpgid(after) == after
+        (new,) = trial.process_ids()
+        assert all(map(ends_soon, old))
+        assert os.getpgid(new) == new
 
 
 def test_a_program_that_is_not_installed_is_named(tmp_path: Path) -> None:

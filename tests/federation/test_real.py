@@ -16,8 +16,8 @@ import pytest
 
 from fedauc.data.clients import Clients
 from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
-from fedauc.federation import journal
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
 from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites
 from fedauc.federation.monitor import summarize_run
@@ -32,13 +32,13 @@ SECONDS = 150.0
 """What a run of six rounds may take on a busy machine; a quiet one needs a third of it."""
 
 
-def trial_of(folder: Path) -> LocalFederation:
+def create_trial(folder: Path) -> LocalFederation:
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
     return LocalFederation(folder)
 
 
-def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
+def simulate_weights(folder: Path, method: str, **settings: Any) -> np.ndarray:
     """The weights of the same training in one process."""
     parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in SITES}
     inputs, labels = (np.concatenate([parts[name][side] for name in SITES]) for side in (0, 1))
@@ -50,31 +50,31 @@ def simulated(folder: Path, method: str, **settings: Any) -> np.ndarray:
     return np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
 
 
-def trained(folder: Path) -> np.ndarray:
+def read_trained_weights(folder: Path) -> np.ndarray:
     with np.load(folder / "run" / "model.npz", allow_pickle=False) as arrays:
         return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
 
 
-def wait(trial: LocalFederation, true: Callable[[], bool]) -> None:
-    """For something to happen in a run, or for its end."""
+def wait_until(trial: LocalFederation, condition: Callable[[], bool]) -> None:
+    """Wait for something to happen while the run goes on."""
     end = time.monotonic() + SECONDS
-    while not true():
+    while not condition():
         log = trial.folder / "logs" / "run.log"
         assert time.monotonic() < end, f"it took too long: {log.read_text()[-2000:]}"
         assert trial.is_running("run"), f"the run ended: {log.read_text()[-2000:]}"
         time.sleep(0.1)
 
 
-def wait_for_the_end(trial: LocalFederation) -> None:
-    wait(trial, lambda: not trial.is_running("run"))
+def wait_for_end(trial: LocalFederation) -> None:
+    wait_until(trial, lambda: not trial.is_running("run"))
 
 
-def received(trial: LocalFederation, name: str) -> int:
+def count_received_messages(trial: LocalFederation, name: str) -> int:
     return (trial.folder / "logs" / f"{name}.log").read_text().count("Received successfully")
 
 
 def restart_until_accepted(trial: LocalFederation, name: str) -> None:
-    """A SuperLink takes a node's key for online until two heartbeats (60 s) have failed, and refuses it until then."""
+    """A SuperLink refuses a restarted node until two heartbeats of the old process (60 s) have failed."""
     activated = (trial.folder / "logs" / "superlink.log").read_text().count("Activated")
     end = time.monotonic() + 100
     while (trial.folder / "logs" / "superlink.log").read_text().count("Activated") == activated:
@@ -85,33 +85,34 @@ def restart_until_accepted(trial: LocalFederation, name: str) -> None:
         time.sleep(0.2)
 
 
-def test_a_node_killed_in_mid_round_comes_back_and_the_model_is_the_simulators(tmp_path: Path) -> None:
+def test_a_node_killed_in_mid_round_returns_and_the_model_is_the_simulators(tmp_path: Path) -> None:
     """CyCp-Pairwise: three scoring rounds, three learning rounds. The killed node is one of the first group's two."""
     folder = tmp_path / "trial"
-    with trial_of(folder) as trial:
+    with create_trial(folder) as trial:
         trial.start_superlink()
         for name in SITES:
             trial.register_site(name)
             trial.start_site(name)
         trial.start_run('cycles=1 deadline=120.0 method="cycp-pairwise"')
-        wait(trial, lambda: received(trial, "site-3") == 2)
+        wait_until(trial, lambda: count_received_messages(trial, "site-3") == 2)
         trial.stop_process("site-3", signal.SIGKILL)
         restart_until_accepted(trial, "site-3")
-        wait_for_the_end(trial)
-    found = summarize_run(folder / "run")
-    assert found["status"] == "done"
+        wait_for_end(trial)
+    summary = summarize_run(folder / "run")
+    assert summary["status"] == "done"
     # Killed in round 0, it is back before that round's deadline and takes part in it.
-    assert journal.read(folder / "run" / "attendance.jsonl")[0]["answered"] == ["site-0", "site-3"]
-    assert {name: counts["answered"] for name, counts in found["attendance"].items()} == dict.fromkeys(SITES, 2)
-    np.testing.assert_allclose(trained(folder), simulated(folder, "cycp-pairwise", cycles=1), rtol=0, atol=1e-6)
-    assert found["records"][-1]["auc"] > 0.9
+    assert RunFolder(folder / "run").read_lines("attendance.jsonl")[0]["answered"] == ["site-0", "site-3"]
+    assert {name: counts["answered"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 2)
+    expected = simulate_weights(folder, "cycp-pairwise", cycles=1)
+    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    assert summary["records"][-1]["auc"] > 0.9
 
 
 def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(tmp_path: Path) -> None:
-    """CyCp-Minimax with a stage reference; and a node whose key nobody registered stays outside."""
+    """CyCp-Minimax with an anchor per stage; and a node whose key nobody registered is not accepted."""
     folder = tmp_path / "trial"
     settings = 'cycles=2 deadline=120.0 method="cycp-minimax" evaluation="none" options="algorithm.prox=0.1"'
-    with trial_of(folder) as trial:
+    with create_trial(folder) as trial:
         trial.start_superlink()
         for name in SITES:
             trial.register_site(name)
@@ -119,18 +120,18 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
         create_key_pair(folder / "keys" / "stranger")
         trial.start_supernode("stranger", {"data": "none", "state": "none"})
         trial.start_run(settings)
-        wait(trial, lambda: len(journal.read(folder / "run" / "attendance.jsonl")) >= 2)
+        wait_until(trial, lambda: len(RunFolder(folder / "run").read_lines("attendance.jsonl")) >= 2)
         trial.stop_process("superlink", signal.SIGKILL)
         assert not (folder / "run" / "result.json").exists()
         trial.stop_process("run")
         trial.start_superlink()
         trial.start_run(f"{settings} resume=true")
-        wait_for_the_end(trial)
+        wait_for_end(trial)
         assert not trial.is_running("stranger")
         assert trial.exit_code("stranger") != 0
         assert "stranger" not in trial.run_flwr("supernode", "list", SUPERLINK_NAME)
-    found = summarize_run(folder / "run")
-    assert found["status"] == "done"
-    assert [line["round"] for line in journal.read(folder / "run" / "attendance.jsonl")] == list(range(6))
-    expected = simulated(folder, "cycp-minimax", cycles=2, prox=0.1)
-    np.testing.assert_allclose(trained(folder), expected, rtol=0, atol=1e-6)
+    summary = summarize_run(folder / "run")
+    assert summary["status"] == "done"
+    assert [line["round"] for line in RunFolder(folder / "run").read_lines("attendance.jsonl")] == list(range(6))
+    expected = simulate_weights(folder, "cycp-minimax", cycles=2, prox=0.1)
+    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What crosses the wire: the same bits on the other side, and nothing that does not fit its place."""
+"""Serialization: the receiver gets the same bits, and refuses tensors that do not fit."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from small_federations import same_bits
 
 
 def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
-    """Odd sizes, so that tensors do not lie where their type wants them; an empty one and a scalar."""
+    """Odd sizes, so that tensors are not aligned as their dtypes require; an empty tensor and a scalar."""
     tensors = [torch.arange(3).to(dtype) for dtype in ALLOWED_DTYPES.values()]
     tree = (tuple(tensors), torch.tensor(2.5), torch.zeros(0, 4), torch.arange(6.0).reshape(2, 3).T)
-    parcel = pack_payload({"kind": "test"}, {"one": tree, "two": ()})
-    assert parcel.body.dtype == np.uint8
-    assert parcel.body.ndim == 1
-    found = unpack_tensors(Payload(parcel.header_text, parcel.body.copy()))
+    payload = pack_payload({"kind": "test"}, {"one": tree, "two": ()})
+    assert payload.body.dtype == np.uint8
+    assert payload.body.ndim == 1
+    found = unpack_tensors(Payload(payload.header_text, payload.body.copy()))
     assert found["two"] == []
     assert same_bits(rebuild_tree(found["one"], tree, "tree"), tree)
-    assert parcel.read_header()["kind"] == "test"
+    assert payload.read_header()["kind"] == "test"
 
 
 def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
     point = starting_point(Model(torch.randn(5), torch.zeros(0)), Minimax())
-    parcel = pack_payload({}, {"shared": point})
-    assert "minimax" not in parcel.header_text
-    assert "Shared" not in parcel.header_text
-    found = rebuild_tree(unpack_tensors(parcel)["shared"], point, "shared")
+    payload = pack_payload({}, {"shared": point})
+    assert "minimax" not in payload.header_text
+    assert "Shared" not in payload.header_text
+    found = rebuild_tree(unpack_tensors(payload)["shared"], point, "shared")
     assert isinstance(found, Shared)
     assert same_bits(found, point)
 
 
 def test_nan_and_infinity_travel_as_they_are() -> None:
-    """The wire does not judge; the reader does."""
+    """Serialization does not check values; the reader of an answer does."""
     tree = torch.tensor([torch.nan, torch.inf, -0.0])
     (found,) = unpack_tensors(pack_payload({}, {"a": tree}))["a"]
     assert torch.equal(found.view(torch.int32), tree.view(torch.int32))
@@ -61,38 +61,38 @@ def test_nan_and_infinity_travel_as_they_are() -> None:
         ([torch.zeros(2), torch.zeros(2)], "mean has tensors "),
     ],
 )
-def test_what_does_not_fit_is_refused(leaves: list[torch.Tensor], message: str) -> None:
+def test_tensors_that_do_not_fit_are_refused(leaves: list[torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("'", '"')):
         rebuild_tree(leaves, torch.zeros(2), "mean")
 
 
 def test_a_body_of_the_wrong_size_is_refused_before_it_is_copied() -> None:
-    parcel = pack_payload({}, {"a": torch.zeros(4)})
+    payload = pack_payload({}, {"a": torch.zeros(4)})
     with pytest.raises(ValueError, match="the body has 16 bytes; at most 8 are expected"):
-        unpack_tensors(parcel, max_bytes=8)
+        unpack_tensors(payload, max_bytes=8)
     with pytest.raises(ValueError, match="the body has 15 bytes; its layouts describe 16"):
-        unpack_tensors(parcel._replace(body=parcel.body[:-1]))
+        unpack_tensors(payload._replace(body=payload.body[:-1]))
     with pytest.raises(ValueError, match="one flat array of uint8"):
-        unpack_tensors(parcel._replace(body=np.zeros(4, np.float32)))
+        unpack_tensors(payload._replace(body=np.zeros(4, np.float32)))
 
 
 @pytest.mark.parametrize(
     "entry", [["object", 1], ["float32", -1], ["float32", 1.5], ["float32", True], [], "float32", [None], [[1], 2]]
 )
-def test_a_strange_layout_is_refused(entry: object) -> None:
+def test_an_invalid_layout_is_refused(entry: object) -> None:
     body = np.zeros(4, np.uint8)
     with pytest.raises(ValueError, match="a layout"):
         unpack_tensors(Payload(json.dumps({"layouts": {"a": [entry]}}), body))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", '{"layouts": 3}', '{"layouts": {"a": 3}}', "{}"])
-def test_strange_facts_are_refused_in_one_line(text: str) -> None:
+def test_an_invalid_header_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         unpack_tensors(Payload(text, np.zeros(0, np.uint8)))
     assert "\n" not in str(caught.value)
 
 
-def test_facts_beyond_any_use_are_not_parsed() -> None:
+def test_an_overlong_header_is_not_parsed() -> None:
     with pytest.raises(ValueError, match="the header has 1048577 characters; at most 1048576 are accepted"):
         Payload(" " * ((1 << 20) + 1), np.zeros(0, np.uint8)).read_header()
 

@@ -1,4 +1,4 @@
-"""The server's folder: whole after every round, the same after a crash, with the AUC of rows that never moved."""
+"""The server's folder: complete after every round, the same after a crash, with the AUC of rows that never moved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.experiments.checkpoint import Checkpoint
+from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.folder import RunFolder
-from fedauc.federation import journal
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
 from fedauc.federation.registration import register_sites
 from fedauc.federation.server import FederatedRun
@@ -22,89 +21,102 @@ from fedauc.guards import TrainingStopped
 from fedauc.metrics import auc
 from fedauc.network import ModuleNetwork
 from fedauc.training import Round
-from federation.memory_grid import NAMES, Fault, Time, agreed, exchange_of, grid_of, sites_of, terms
-from federation.memory_grid import MemoryGrid as Grid
-from federation.test_faults import build, trace
+from federation.memory_grid import (
+    NAMES,
+    Fault,
+    MemoryGrid,
+    build_linear,
+    collect_rounds,
+    create_run,
+    make_agreement,
+    make_exchange,
+    make_grid,
+    make_policy,
+    make_sites,
+    resume_run,
+)
+from federation.test_faults import make_trace
 from small_federations import EMPTY, NEGATIVES, POSITIVES, held_out, linear_scorer, same_bits, small_federation
 
 
 class Killed(Exception):
-    """Stands for a process that ends without a word."""
+    """Stands for a process that is killed."""
 
 
-class Brittle(RunFolder):
-    """A folder whose server is killed just before it writes a checkpoint, after so many."""
+class BrittleFolder(RunFolder):
+    """A folder whose server is killed just before it writes a checkpoint, after so many that were written."""
 
     def __init__(self, path: Path, survives: int) -> None:
         super().__init__(path)
-        self._left = survives
+        self._survives = survives
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        if self._left == 0:
+        if self._survives == 0:
             raise Killed
-        self._left -= 1
+        self._survives -= 1
         super().write_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "scaffold"])
 def test_killed_anywhere_and_resumed_it_ends_the_same(method: str, tmp_path: Path) -> None:
     """Killed after the site's work of every second round, before the checkpoint: visits are repeated, not doubled."""
-    agreement = agreed(method, {"evaluation": "histograms"}, participation="cyclic")
+    agreement = make_agreement(method, {"evaluation": "histograms"}, participation="cyclic")
     test = held_out()
-    whole = grid_of(tmp_path / "one", test=test)
+    uninterrupted = make_grid(tmp_path / "one", test=test)
     expected: list[Round] = []
-    FederatedRun.create(agreement, exchange_of(whole, agreement), tmp_path / "whole", build).go(expected.append)
+    collect_rounds(create_run(agreement, uninterrupted, tmp_path / "uninterrupted"), expected)
 
-    grid, out = grid_of(tmp_path / "two", test=test), tmp_path / "run"
-    FederatedRun.create(agreement, exchange_of(grid, agreement), out, build)
-    found: list[Round] = []
-    for sitting in range(20):
-        service = FederatedRun.resume(exchange_of(grid, agreement), out, build)
-        service.folder = Brittle(out, survives=sitting % 2)
+    grid, out = make_grid(tmp_path / "two", test=test), tmp_path / "run"
+    create_run(agreement, grid, out)
+    result: list[Round] = []
+    for attempt in range(20):
+        run = resume_run(agreement, grid, out)
+        folder = BrittleFolder(out, survives=attempt % 2)
+        run.loop.checkpointer = Checkpointer(folder.write_checkpoint, every_round=True)
         try:
-            service.go(found.append)
+            collect_rounds(run, result)
             break
         except Killed:
             continue
-    assert [each.phase.round for each in found] == [each.phase.round for each in expected]
-    assert same_bits(found[-1].state.server, expected[-1].state.server)
-    assert found[-1].traffic == expected[-1].traffic
+    assert [finished.phase.round for finished in result] == [finished.phase.round for finished in expected]
+    assert same_bits(result[-1].state.server, expected[-1].state.server)
+    assert result[-1].traffic == expected[-1].traffic
     for name in ("records.jsonl", "attendance.jsonl"):
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    visits = [facts for name, facts in grid.pushed if facts["kind"] == "visit"]
-    assert len(visits) > len([facts for name, facts in whole.pushed if facts["kind"] == "visit"])
+        assert (out / name).read_bytes() == (tmp_path / "uninterrupted" / name).read_bytes()
+    visits = [header for name, header in grid.sent_headers if header["kind"] == "visit"]
+    assert len(visits) > len([header for name, header in uninterrupted.sent_headers if header["kind"] == "visit"])
 
 
-def test_a_torn_checkpoint_is_refused_and_the_one_before_it_serves(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg", {"evaluation": "none"})
-    grid, out = grid_of(tmp_path / "sites"), tmp_path / "run"
-    FederatedRun.create(agreement, exchange_of(grid, agreement), out, build).go()
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "none"})
+    grid, out = make_grid(tmp_path / "sites"), tmp_path / "run"
+    create_run(agreement, grid, out).train_to_end()
     (out / "result.json").unlink()
     last = sorted((out / "checkpoints").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:-1])
     with pytest.raises(ValueError, match="is damaged"):
-        FederatedRun.resume(exchange_of(grid, agreement), out, build)
+        resume_run(agreement, grid, out)
     last.unlink()
-    assert FederatedRun.resume(exchange_of(grid, agreement), out, build).state.round == 5
+    assert resume_run(agreement, grid, out).loop.state.round == 5
 
 
-def test_a_run_goes_on_with_the_sites_it_began_with(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg", {"evaluation": "none"})
-    exchange = exchange_of(grid_of(tmp_path / "sites"), agreement)
-    FederatedRun.create(agreement, exchange, tmp_path / "run", build)
+def test_a_run_is_resumed_with_the_sites_it_began_with(tmp_path: Path) -> None:
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "none"})
+    exchange = make_exchange(make_grid(tmp_path / "sites"), agreement)
+    FederatedRun.create(agreement, exchange, tmp_path / "run", build_linear)
     fewer = replace(exchange, sites=exchange.sites[1:])
     with pytest.raises(ValueError, match=r"has changed since the run began \(\['site-0'\]\); restore it"):
-        FederatedRun.resume(fewer, tmp_path / "run", build)
+        FederatedRun.resume(fewer, tmp_path / "run", build_linear)
     rekeyed = replace(exchange, sites=tuple(replace(site, key="") for site in exchange.sites))
-    assert FederatedRun.resume(rekeyed, tmp_path / "run", build).state.round == 0
+    assert FederatedRun.resume(rekeyed, tmp_path / "run", build_linear).loop.state.round == 0
 
 
-def test_the_folder_says_who_came_and_why_others_did_not(tmp_path: Path) -> None:
+def test_the_folder_says_who_answered_and_why_others_did_not(tmp_path: Path) -> None:
     faults = [Fault(site=4, round=1, kind="nan", times=9), Fault(site=0, round=3, kind="lost", times=9)]
-    agreement = agreed("cycp-fedavg", {"evaluation": "none"})
-    grid, out = grid_of(tmp_path / "sites", faults), tmp_path / "run"
-    result = FederatedRun.create(agreement, exchange_of(grid, agreement), out, build).go()
-    lines = journal.read(out / "attendance.jsonl")
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "none"})
+    grid, out = make_grid(tmp_path / "sites", faults), tmp_path / "run"
+    result = create_run(agreement, grid, out).train_to_end()
+    lines = RunFolder(out).read_lines("attendance.jsonl")
     assert lines[1] == {
         "round": 1,
         "answered": ["site-3"],
@@ -120,79 +132,78 @@ def test_the_folder_says_who_came_and_why_others_did_not(tmp_path: Path) -> None
     assert FederationAgreement.read_json(out / "federation.json") == agreement
 
 
-def test_a_round_that_the_schedule_leaves_empty_is_a_line_too(tmp_path: Path) -> None:
-    """In round 1 both sites of group 1 are away by a trace; in round 2, below the quorum, one did come."""
-    away = {(1, 3), (1, 4)}
+def test_a_round_without_available_sites_is_a_line_too(tmp_path: Path) -> None:
+    """In round 1 a trace says that group 1 is unavailable; in round 2, below the quorum, one site did answer."""
+    absences = {(1, 3), (1, 4)}
     faults = [Fault(site=site, round=2, kind="lost", times=9) for site in (5, 6)]
     changes = {"evaluation": "none", "quorum": 2}
-    agreement = agreed("cycp-fedavg", changes, cycles=1, participation=trace(3, away))
+    agreement = make_agreement("cycp-fedavg", changes, cycles=1, participation=make_trace(3, absences))
     out = tmp_path / "run"
-    FederatedRun.create(agreement, exchange_of(grid_of(tmp_path / "sites", faults), agreement), out, build).go()
-    lines = journal.read(out / "attendance.jsonl")
+    create_run(agreement, make_grid(tmp_path / "sites", faults), out).train_to_end()
+    lines = RunFolder(out).read_lines("attendance.jsonl")
     assert lines[1]["answered"] == []
     assert lines[1]["absent"] == dict.fromkeys(["site-3", "site-4"], "is unavailable according to the schedule")
     assert lines[2]["answered"] == ["site-7"]
     assert lines[2]["absent"] == dict.fromkeys(["site-5", "site-6"], "did not answer before the deadline")
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg")
+def test_no_folder_is_overwritten(tmp_path: Path) -> None:
+    agreement = make_agreement("cycp-fedavg")
     with pytest.raises(ValueError, match="exists already; choose another out"):
-        FederatedRun.create(agreement, exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
+        FederatedRun.create(agreement, make_exchange(make_grid(tmp_path), agreement), tmp_path, build_linear)
     with pytest.raises(ValueError, match=r"has no federation\.json"):
-        FederatedRun.resume(exchange_of(grid_of(tmp_path), agreement), tmp_path, build)
+        FederatedRun.resume(make_exchange(make_grid(tmp_path), agreement), tmp_path, build_linear)
 
 
-# ------------------------------------------------------------------------------------------------------- gathering
+# ------------------------------------------------------------------------------------------------------- registration
 
 
-def test_the_census_is_what_the_sites_say(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg")
-    found = register_sites(exchange_of(grid_of(tmp_path), agreement))
-    assert found.census.positives.tolist() == list(POSITIVES)
-    assert found.census.negatives.tolist() == list(NEGATIVES)
-    assert found.shape == (4,)
+def test_the_census_is_what_the_sites_register(tmp_path: Path) -> None:
+    agreement = make_agreement("cycp-fedavg")
+    result = register_sites(make_exchange(make_grid(tmp_path), agreement))
+    assert result.census.positives.tolist() == list(POSITIVES)
+    assert result.census.negatives.tolist() == list(NEGATIVES)
+    assert result.shape == (4,)
     assert sum(POSITIVES[EMPTY : EMPTY + 1]) == 0
 
 
 def test_without_any_site_the_run_does_not_begin(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg")
-    grid = grid_of(tmp_path)
+    agreement = make_agreement("cycp-fedavg")
+    grid = make_grid(tmp_path)
     grid.offline = set(NAMES)
     with pytest.raises(TrainingStopped, match="no site has answered within 10 s"):
-        register_sites(exchange_of(grid, agreement))
+        register_sites(make_exchange(grid, agreement))
 
 
 def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg")
-    grid = grid_of(tmp_path)
-    wide = sites_of(small_federation(), tmp_path)["site-3"]
+    agreement = make_agreement("cycp-fedavg")
+    grid = make_grid(tmp_path)
+    wide = make_sites(small_federation(), tmp_path)["site-3"]
     load = wide._load_data
     wide._load_data = lambda: load()._replace(inputs=torch.zeros(4, 9))
     grid.sites["site-3"] = wide
     with pytest.raises(ValueError, match=r"site 'site-3' has rows float \(9,\), site 'site-0' has float \(4,\)"):
-        register_sites(exchange_of(grid, agreement))
+        register_sites(make_exchange(grid, agreement))
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
 
 
-@pytest.mark.parametrize("ask", ["histograms", "scores"])
-def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("requested", ["histograms", "scores"])
+def test_the_auc_over_sites_is_the_auc_of_all_rows(requested: str, tmp_path: Path) -> None:
     """25 of the 200 held-out rows at each of 8 sites; exact from scores, within its own bounds from histograms."""
     test = held_out()
-    time = Time()
-    grid = Grid(sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("scores")), time)
-    agreement = agreed("cycp-pairwise", {"evaluation": ask})
+    grid = MemoryGrid(make_sites(small_federation(), tmp_path / "sites", test, SitePolicy("scores")))
+    agreement = make_agreement("cycp-pairwise", {"evaluation": requested})
     rounds: list[Round] = []
-    service = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build)
-    final = service.go(rounds.append)["final"]
+    run = create_run(agreement, grid, tmp_path / "run")
+    final = collect_rounds(run, rounds)["final"]
     network = ModuleNetwork(linear_scorer())
     model = agreement.recipe.algorithm.extract_model(rounds[-1].state.server.shared)
     exact = auc(test.labels, network.predict(model, test.inputs))
     assert final["test_sites"] == 8
     assert final["test_positives"] + final["test_negatives"] == 200
-    if ask == "scores":
+    if requested == "scores":
         assert final["auc"] == exact == final["auc_low"] == final["auc_high"]
     else:
         assert final["auc_low"] <= exact <= final["auc_high"]
@@ -201,33 +212,31 @@ def test_the_auc_of_rows_that_stay_is_the_auc_of_all_rows(ask: str, tmp_path: Pa
     assert "site_auc" not in final
 
 
-def test_a_sites_own_auc_comes_only_where_its_owner_allows_it(tmp_path: Path) -> None:
+def test_a_sites_own_auc_is_sent_only_where_its_policy_allows_it(tmp_path: Path) -> None:
     test = held_out()
-    sites = sites_of(small_federation(), tmp_path / "sites", test)
-    sites["site-1"] = sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("histograms", share_auc=True))[
-        "site-1"
-    ]
-    sites["site-3"] = sites_of(small_federation(), tmp_path / "sites", test, SitePolicy("nothing"))["site-3"]
-    agreement = agreed("cycp-fedavg", {"evaluation": "histograms"}, cycles=1)
-    exchange = exchange_of(Grid(sites, Time()), agreement)
-    final = FederatedRun.create(agreement, exchange, tmp_path / "run", build).go()["final"]
+    clients, folder = small_federation(), tmp_path / "sites"
+    sites = make_sites(clients, folder, test)
+    sites["site-1"] = make_sites(clients, folder, test, SitePolicy("histograms", share_auc=True))["site-1"]
+    sites["site-3"] = make_sites(clients, folder, test, SitePolicy("nothing"))["site-3"]
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "histograms"}, cycles=1)
+    final = create_run(agreement, MemoryGrid(sites), tmp_path / "run").train_to_end()["final"]
     assert set(final["site_auc"]) == {"site-1"}
     assert final["test_sites"] == 7
 
 
-def test_scores_are_not_given_to_a_server_that_only_may_have_histograms(tmp_path: Path) -> None:
-    agreement = agreed("cycp-fedavg", {"evaluation": "scores"}, cycles=1)
-    grid = grid_of(tmp_path / "sites", test=held_out())
-    final = FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()["final"]
+def test_scores_are_not_sent_where_only_histograms_are_allowed(tmp_path: Path) -> None:
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "scores"}, cycles=1)
+    grid = make_grid(tmp_path / "sites", test=held_out())
+    final = create_run(agreement, grid, tmp_path / "run").train_to_end()["final"]
     assert final["auc"] is None
     assert final["test_sites"] == 0
 
 
-# ----------------------------------------------------------------------------------------------------- what is agreed
+# ----------------------------------------------------------------------------------------------------- the agreement
 
 
 def test_an_agreement_survives_its_file(tmp_path: Path) -> None:
-    agreement = agreed("cycp-minimax", {"quorum": 2, "norm_limit": 7.5}, prox=0.25)
+    agreement = make_agreement("cycp-minimax", {"quorum": 2, "norm_limit": 7.5}, prox=0.25)
     path = tmp_path / "federation.json"
     path.write_text(agreement.to_json())
     assert FederationAgreement.read_json(path) == agreement
@@ -247,13 +256,13 @@ def test_an_agreement_survives_its_file(tmp_path: Path) -> None:
         ({"evaluation": "all"}, "evaluation is 'all'"),
     ],
 )
-def test_bad_terms_are_refused(change: dict[str, object], message: str) -> None:
+def test_a_bad_policy_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        terms(**change)
+        make_policy(**change)
 
 
-def test_a_bad_table_is_refused() -> None:
-    recipe = agreed("cycp-fedavg").recipe
+def test_a_bad_site_table_is_refused() -> None:
+    recipe = make_agreement("cycp-fedavg").recipe
     with pytest.raises(ValueError, match="site 'a' is listed 2 times"):
         FederationAgreement(recipe=recipe, sites=(SiteEntry("a"), SiteEntry("a")))
     with pytest.raises(ValueError, match="site 'b' has no group, but others have one"):
@@ -262,10 +271,12 @@ def test_a_bad_table_is_refused() -> None:
         FederationAgreement(recipe=recipe, sites=())
 
 
-def test_the_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    """A half-made folder of an earlier crash is in nobody's way."""
-    agreement = agreed("cycp-fedavg", {"evaluation": "none"}, cycles=1)
+def test_the_folder_is_complete_or_not_there(tmp_path: Path) -> None:
+    """A half-made folder of an earlier crash does not matter."""
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "none"}, cycles=1)
     (tmp_path / ".run.part").mkdir()
-    FederatedRun.create(agreement, exchange_of(grid_of(tmp_path / "sites"), agreement), tmp_path / "run", build).go()
+    FederatedRun.create(
+        agreement, make_exchange(make_grid(tmp_path / "sites"), agreement), tmp_path / "run", build_linear
+    ).train_to_end()
     assert not (tmp_path / ".run.part").exists()
     shutil.rmtree(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A site answers whatever it is asked, keeps what it must, and tells no more than it may."""
+"""A site answers every message, keeps its state, and sends no more than its policy allows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import torch
 from fedauc.data.weighting import WEIGHTINGS, class_scales, row_scales
 from fedauc.federation import visit_messages as orders
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
-from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site, SitePolicy
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census, Phase
-from federation.memory_grid import agreed, exchange_of, grid_of, sites_of
-from federation.test_faults import build
+from federation.memory_grid import create_run, make_agreement, make_grid, make_sites
 from small_federations import held_out, small_federation
 
 EMPTY = np.zeros(0, np.uint8)
@@ -39,74 +37,81 @@ EMPTY = np.zeros(0, np.uint8)
         "[" * 100_000,
     ],
 )
-def test_a_site_answers_whatever_it_is_asked(text: str, tmp_path: Path) -> None:
-    site = sites_of(small_federation(), tmp_path, held_out())["site-0"]
-    facts = site.answer_message(Payload(text, EMPTY)).read_header()
-    assert facts["kind"] == "refusal"
-    assert "\n" not in facts["reason"]
+def test_a_site_answers_every_message(text: str, tmp_path: Path) -> None:
+    site = make_sites(small_federation(), tmp_path, held_out())["site-0"]
+    header = site.answer_message(Payload(text, EMPTY)).read_header()
+    assert header["kind"] == "refusal"
+    assert "\n" not in header["reason"]
 
 
 def test_an_error_that_quotes_rows_does_not_leave_the_site(tmp_path: Path) -> None:
     def load() -> SiteData:
         raise ValueError("row 7 holds 'Jane Doe'")
 
-    said = Site(load, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "register"}))
-    assert said.read_header()["reason"] == "ValueError; see the site's log"
-    assert "Jane" not in said.header_text
+    answer = Site(load, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "register"}))
+    assert answer.read_header()["reason"] == "ValueError; see the site's log"
+    assert "Jane" not in answer.header_text
 
 
-def test_rows_that_are_not_finite_are_found_when_a_site_first_answers(tmp_path: Path) -> None:
+def test_rows_that_are_not_finite_are_found_when_a_site_registers(tmp_path: Path) -> None:
     data = SiteData(torch.tensor([[1.0], [torch.nan]]), np.array([0, 1], np.int8))
-    said = Site(lambda: data, lambda run: FolderSiteState(tmp_path)).answer_message(pack_payload({"kind": "register"}))
-    assert said.read_header()["kind"] == "refusal"
+    answer = Site(lambda: data, lambda run: FolderSiteState(tmp_path)).answer_message(
+        pack_payload({"kind": "register"})
+    )
+    assert answer.read_header()["kind"] == "refusal"
 
 
-def test_a_bad_allowance_is_refused(tmp_path: Path) -> None:
+def test_a_bad_site_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share is 'rows'; use 'nothing', 'histograms', 'scores'"):
-        Site(lambda: SiteData.from_arrays([[1.0]], [1]), lambda run: FolderSiteState(tmp_path), SitePolicy("rows"))  # type: ignore[arg-type]
+        make_sites(small_federation(), tmp_path, policy=SitePolicy("rows"))  # type: ignore[arg-type]
 
 
-def test_a_repeated_visit_gives_the_same_bits_and_leaves_one_memory(tmp_path: Path) -> None:
-    """What a crash of the server makes it do: the same order twice, then the next."""
-    agreement = agreed("scaffold", {"evaluation": "none"}, participation="cyclic")
-    grid = grid_of(tmp_path / "sites")
-    letters: list[Payload] = []
-    push = grid.push_message
+def test_a_repeated_visit_gives_the_same_bits_and_stores_one_client_state(tmp_path: Path) -> None:
+    """A server that has crashed sends the same message twice, and then the next."""
+    agreement = make_agreement("scaffold", {"evaluation": "none"}, participation="cyclic")
+    grid = make_grid(tmp_path / "sites")
+    sent_messages: list[Payload] = []
+    push_message = grid.push_message
 
-    def keep(node: int, parcel: Payload, seconds: float) -> str:
-        letters.append(parcel)
-        return push(node, parcel, seconds)
+    def record_message(node_id: int, payload: Payload, seconds: float) -> str:
+        sent_messages.append(payload)
+        return push_message(node_id, payload, seconds)
 
-    grid.push_message = keep  # type: ignore[method-assign]
-    FederatedRun.create(agreement, exchange_of(grid, agreement), tmp_path / "run", build).go()
-    mine = [each for each in letters if each.read_header()["kind"] == "visit" and each.read_header()["client"] == 0]
-    site = sites_of(small_federation(), tmp_path / "again")["site-0"]
-    first, again = site.answer_message(mine[0]), site.answer_message(mine[0])
+    grid.push_message = record_message  # type: ignore[method-assign]
+    create_run(agreement, grid, tmp_path / "run").train_to_end()
+    headers = [message.read_header() for message in sent_messages]
+    visits = [
+        message
+        for message, header in zip(sent_messages, headers, strict=True)
+        if header["kind"] == "visit" and header["client"] == 0
+    ]
+    site = make_sites(small_federation(), tmp_path / "again")["site-0"]
+    first, again = site.answer_message(visits[0]), site.answer_message(visits[0])
     assert first.header_text == again.header_text
     assert np.array_equal(first.body, again.body)
-    second = site.answer_message(mine[1])
-    repeated = site.answer_message(mine[1])
+    second = site.answer_message(visits[1])
+    repeated = site.answer_message(visits[1])
     assert np.array_equal(second.body, repeated.body)
     assert not np.array_equal(first.body, second.body)
     (run,) = (tmp_path / "again" / "site-0").iterdir()
     assert FolderSiteState(run).list_names() == ["client-state-0", "client-state-3"]
 
 
-# ---------------------------------------------------------------------------------------------------------- totals
+# ---------------------------------------------------------------------------------------------------- class totals
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_totals_weigh_a_site_as_the_true_census_does(weighting: str) -> None:
-    """Eight sites, one empty, two without positives, one without negatives: every site's scales agree to the bit."""
+    """Eight sites, one empty, two without positives, one without negatives: all scales agree to the bit."""
     census = small_federation().census
     totals = ClassTotals.from_census(census)
     for client in range(len(census.positives)):
-        held = (int(census.positives[client]), int(census.negatives[client]))
-        if sum(held):
-            told = totals.equivalent_census(client, held)
-            assert np.array_equal(class_scales(told, weighting)[client], class_scales(census, weighting)[client])
-            assert row_scales(told, weighting)[client] == row_scales(census, weighting)[client]
-            assert ClassTotals.from_census(told) == totals
+        counts = (int(census.positives[client]), int(census.negatives[client]))
+        if sum(counts):
+            rebuilt = totals.equivalent_census(client, counts)
+            assert np.array_equal(class_scales(rebuilt, weighting)[client], class_scales(census, weighting)[client])
+            assert row_scales(rebuilt, weighting)[client] == row_scales(census, weighting)[client]
+            assert ClassTotals.from_census(rebuilt) == totals
 
 
 def test_totals_of_one_class_each() -> None:
@@ -116,30 +121,30 @@ def test_totals_of_one_class_each() -> None:
 
 
 def test_a_phase_survives_json() -> None:
-    phase = Phase(3, 1, 0, 0.1 / 3, 2, agreed("cycp-fedavg").recipe.batch, learning_cycles=2, ends_cycle=True)
+    phase = Phase(3, 1, 0, 0.1 / 3, 2, make_agreement("cycp-fedavg").recipe.batch, learning_cycles=2, ends_cycle=True)
     assert orders.phase_from_json(json.loads(json.dumps(orders.phase_to_json(phase)))) == phase
 
 
-# ---------------------------------------------------------------------------------------------------------- drawer
+# ------------------------------------------------------------------------------------------------------ site state
 
 
-def test_a_drawer_keeps_parcels_whole(tmp_path: Path) -> None:
-    drawer = FolderSiteState(tmp_path / "drawer")
-    assert drawer.load_payload("memory-1") is None
-    parcel = pack_payload({"word": "a\nb"}, {"memory": torch.arange(3.0)})
-    drawer.save_payload("memory-1", parcel)
-    found = FolderSiteState(tmp_path / "drawer").load_payload("memory-1")
-    assert found is not None
-    assert found.header_text == parcel.header_text
-    assert torch.equal(unpack_tensors(found)["memory"][0], torch.arange(3.0))
-    assert drawer.list_names() == ["memory-1"]
-    (file,) = (tmp_path / "drawer").iterdir()
+def test_site_state_is_stored_completely(tmp_path: Path) -> None:
+    store = FolderSiteState(tmp_path / "state")
+    assert store.load_payload("client-state-1") is None
+    payload = pack_payload({"word": "a\nb"}, {"client_state": torch.arange(3.0)})
+    store.save_payload("client-state-1", payload)
+    result = FolderSiteState(tmp_path / "state").load_payload("client-state-1")
+    assert result is not None
+    assert result.header_text == payload.header_text
+    assert torch.equal(unpack_tensors(result)["client_state"][0], torch.arange(3.0))
+    assert store.list_names() == ["client-state-1"]
+    (file,) = (tmp_path / "state").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged: its \d+ bytes do not match its checksum; delete it"):
-        drawer.load_payload("memory-1")
-    drawer.delete_payload("memory-1")
-    drawer.delete_payload("memory-1")
-    assert drawer.list_names() == []
+        store.load_payload("client-state-1")
+    store.delete_payload("client-state-1")
+    store.delete_payload("client-state-1")
+    assert store.list_names() == []
 
 
 # ------------------------------------------------------------------------------------------------------------ data
@@ -148,8 +153,8 @@ def test_a_drawer_keeps_parcels_whole(tmp_path: Path) -> None:
 def test_a_site_is_one_client_with_the_simulators_rows() -> None:
     clients = small_federation()
     for client in (0, 1, 3):
-        mine = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
-        data = SiteData.from_arrays(clients.inputs[mine], clients.labels[mine])
+        messages = clients.rows[clients.offsets[client] : clients.offsets[client + 1]]
+        data = SiteData.from_arrays(clients.inputs[messages], clients.labels[messages])
         alone = data.as_only_client(client, len(clients))
         for side in ("positives", "negatives"):
             ours, theirs = getattr(alone, side)(client), getattr(clients, side)(client)

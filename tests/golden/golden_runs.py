@@ -26,10 +26,8 @@ from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.runner import Run
-from fedauc.federation.server import FederatedRun
 from fedauc.models.mlp import MLP
-from federation.memory_grid import agreed, exchange_of, grid_of
-from federation.test_faults import build
+from federation.memory_grid import create_run, make_agreement, make_grid
 from small_federations import held_out, linear_scorer, small_federation
 
 HERE = Path(__file__).parent
@@ -87,9 +85,9 @@ def federate(names: list[str]) -> dict[str, Digest]:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            agreement = agreed(name, {"evaluation": "histograms"}, participation="cyclic")
-            grid = grid_of(Path(folder) / "sites", test=held_out())
-            FederatedRun.create(agreement, exchange_of(grid, agreement), path, build).go()
+            agreement = make_agreement(name, {"evaluation": "histograms"}, participation="cyclic")
+            grid = make_grid(Path(folder) / "sites", test=held_out())
+            create_run(agreement, grid, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
             found[name] = digest(lines, dict(np.load(path / "model.npz")))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -62,7 +61,7 @@ class FederatedEngine(Engine):
         self._site_progress: dict[int, SiteProgress] = {}
         self._templates: dict[tuple[Any, ...], UploadTemplate] = {}
         self._skipped_rounds = 0
-        self.on_attendance: Callable[[RoundAttendance], None] = lambda attendance: None
+        self.last_attendance: RoundAttendance | None = None
 
     def visit(self, download: Download, cohort: Cohort) -> Visits:
         """The mean over the sites that answered in time; the others are absent, and below the quorum all are."""
@@ -74,7 +73,7 @@ class FederatedEngine(Engine):
         )
         self._refuse_outliers(result)
         answered = tuple(client for client in cohort.clients if client in result.answers)
-        self.on_attendance(RoundAttendance(cohort.round, answered, result.absent, result.refused))
+        self.last_attendance = RoundAttendance(cohort.round, answered, result.absent, result.refused)
         if len(answered) < min(self._exchange.policy.quorum, len(cohort.clients)):
             return self._skip_round(cohort, len(answered))
         self._skipped_rounds = 0
@@ -102,10 +101,8 @@ class FederatedEngine(Engine):
     def _forget_lost_state(self, client: int, what: str) -> None:
         """A site has lost its disk: the anchor is sent again, and a lost client state starts afresh."""
         progress = self._site_progress.get(client, SiteProgress())
-        keeps_client_state = what == "anchor"
-        self._site_progress[client] = (
-            SiteProgress(progress.last_accepted_round) if keeps_client_state else SiteProgress()
-        )
+        last_accepted = progress.last_accepted_round if what == "anchor" else torch.tensor(NEVER)
+        self._site_progress[client] = SiteProgress(last_accepted)
 
     def _read_upload(self, client: int, payload: Payload, phase: Phase, template: UploadTemplate) -> Upload:
         """A site's upload, if it has the right kind, round, class counts, size, dtypes and shapes, and is finite."""

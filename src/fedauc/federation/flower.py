@@ -151,7 +151,7 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
     busy = f"{out} has been in use by another server (pid {{pid}}) for {LOCK_SECONDS:g} s; stop that server, or wait"
     # The lock is taken before the state is read, so that no other server can write in between.
     with hold_lock(out / ".lock", busy, LOCK_SECONDS):
-        FederatedRun.resume(exchange, out, build_model).go()
+        FederatedRun.resume(exchange, out, build_model).train_to_end()
 
 
 def answer_message(
