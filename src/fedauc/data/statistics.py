@@ -46,6 +46,5 @@ def count_classes(dataset: Dataset, seed: int) -> dict[str, ClassCounts]:
         # Only labels are counted, so only labels are copied.
         train = remove_positives(Rows(np.arange(len(train.labels)), train.labels), paper.removed, seed)
     parts = {"train": train, "validation": table.validation, "test": table.test}
-    positives = {name: int((rows.labels == 1).sum()) for name, rows in parts.items() if rows is not None}
-    sizes = {name: len(rows.labels) for name, rows in parts.items() if rows is not None}
-    return {name: ClassCounts(count, sizes[name] - count) for name, count in positives.items()}
+    labels = {name: rows.labels for name, rows in parts.items() if rows is not None}
+    return {name: ClassCounts(int((part == 1).sum()), int((part != 1).sum())) for name, part in labels.items()}

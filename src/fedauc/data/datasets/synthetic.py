@@ -38,10 +38,7 @@ class Synthetic(Dataset):
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the clients' offsets once, then three independent parts."""
-        direction = keys.numpy_generator(seed, "direction").standard_normal(self.features)
-        step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
-        offsets = keys.numpy_generator(seed, "offsets").standard_normal((self.clients, self.features), dtype=np.float32)
-        offsets *= np.float32(self.shift)
+        step, offsets = draw_means((self.clients, self.features), self.separation, self.shift, seed)
         train, validation, test = (
             self._generate_rows(step, offsets, seed, part) for part in ("train", "validation", "test")
         )
@@ -57,3 +54,12 @@ class Synthetic(Dataset):
         noise = keys.numpy_generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
         inputs = noise + offsets[client] + (labels[:, None] - np.float32(0.5)) * step
         return Rows(inputs, labels, client)
+
+
+def draw_means(shape: tuple[int, int], separation: float, shift: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The difference of the class means `[features]`, and the offset of each client `[clients, features]`."""
+    direction = keys.numpy_generator(seed, "direction").standard_normal(shape[1])
+    step = (separation / np.linalg.norm(direction) * direction).astype(np.float32)
+    offsets = keys.numpy_generator(seed, "offsets").standard_normal(shape, dtype=np.float32)
+    offsets *= np.float32(shift)
+    return step, offsets

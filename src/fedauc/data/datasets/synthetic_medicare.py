@@ -11,6 +11,7 @@ from fedauc import keys
 from fedauc.data.checks import MIN_ROWS_PER_CLASS
 from fedauc.data.dataset import Dataset, Rows, Table
 from fedauc.data.datasets.medicare import STATES
+from fedauc.data.datasets.synthetic import draw_means
 from fedauc.fields import check_fields, option
 
 
@@ -37,10 +38,7 @@ class SyntheticMedicare(Dataset):
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the states' offsets once, then three independent parts."""
-        direction = keys.numpy_generator(seed, "direction").standard_normal(self.features)
-        step = (self.separation / np.linalg.norm(direction) * direction).astype(np.float32)
-        offsets = keys.numpy_generator(seed, "offsets").standard_normal((len(STATES), self.features), dtype=np.float32)
-        offsets *= np.float32(self.shift)
+        step, offsets = draw_means((len(STATES), self.features), self.separation, self.shift, seed)
         sizes = {"train": self.rows, "validation": self.rows // 4, "test": self.rows // 4}
         train, validation, test = (self._generate_rows(step, offsets, size, seed, part) for part, size in sizes.items())
         note = f"{self.caveat}: {self.rows} synthetic rows of {len(STATES)} states to train on"

@@ -147,7 +147,10 @@ class StoredDataset(Dataset):
                 check_file(file)
             return self.parse_files(files, into)
 
-        return load_or_build(folder.parent, folder.name, build, lambda: file_checksums(files))
+        def checksums() -> dict[str, str]:
+            return {file.path.name: file.checksum or file_digest(file.path) for file in files}
+
+        return load_or_build(folder.parent, folder.name, build, checksums)
 
 
 # ----------------------------------------------------------------------------------------------- folders and checksums
@@ -189,11 +192,6 @@ def checksum_mismatch(file: File) -> str:
     actual = file_digest(file.path, file.checksum.partition(":")[0])
     which = "the published one" if file.published else "that of the file this dataset was made from, not published"
     return "" if actual == file.checksum else f"its {actual}, but {file.checksum} is {which}"
-
-
-def file_checksums(files: tuple[File, ...]) -> dict[str, str]:
-    """The checksum of each file by its name: the published one, else the computed one."""
-    return {file.path.name: file.checksum or file_digest(file.path) for file in files}
 
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
