@@ -19,14 +19,13 @@ from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.progress import ProgressBars
 from paper.filling import Filler, wanted
-from paper.layout import Sheet
 from paper.pictures import draw, panels
-from paper.records import Store
+from paper.records import RecordStore
 from paper.report import overview, page
-from paper.running import OutOfTime, Workshop
+from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
 from paper.sections import FIGURES
-from paper.sheets import PUBLISHED, SHEETS
+from paper.table_specs import PUBLISHED, TABLES, TableSpec
 from paper.tables import (
     REACHED,
     SMOKE,
@@ -38,10 +37,10 @@ from paper.tables import (
     validation_text,
 )
 from paper.terminal import counted, show, uneven, warnings
-from paper.tuning import Choices, Tuning, tune
+from paper.tuning import ChoiceStore, TuningPlan, tune_rows
 
-HOME = "FEDAUC_RESULTS"
-"""The environment variable that names the folder of records; `results` by default."""
+HOME = "FEDAUC_RECORDS"
+"""The environment variable that names the folder of records; `paper/records` by default."""
 
 WORK = Path("runs") / "paper"
 """Runs that are not finished yet."""
@@ -91,9 +90,9 @@ def report(
 ) -> None:
     """Write a page of every table, and its figures beside it, from the records alone; nothing runs.
 
-    Example: [bold]python -m paper report --out results/report.md[/bold]
+    Example: [bold]python -m paper report --out report.md[/bold]
     """
-    names, store = _names("tables", tables) or list(SHEETS), _filled()
+    names, store = _names("tables", tables) or list(TABLES), _filled()
     _runnable(names)
     found = lookup("scale", scale, SCALES)
     out = out or Path("docs") / ("results.md" if found.published else f"{scale}.md")
@@ -149,17 +148,17 @@ def run(
     found, store = lookup("scale", scale, SCALES), _store()
     sheets = _sheets(names, found, columns, methods)
     filler = Filler(store, found, read_seeds(seeds))
-    plan = Tuning.read(tuning) if tuning else None
+    plan = TuningPlan.parse(tuning) if tuning else None
     late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
     if not is_writable(store.path):
         remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
-    with ProgressBars() as bars, Workshop(store, WORK, device, bars.bar, deadline) as shop:
+    with ProgressBars() as bars, RunQueue(store, WORK, device, bars.bar, deadline) as shop:
         try:
-            tune(sheets, found, shop, plan)
+            tune_rows(sheets, found, shop, plan)
             for tested in (True, False):
-                shop.run(wanted(sheets, filler, tested), tested)
+                shop.run_missing(wanted(sheets, filler, tested), tested)
         except OutOfTime:
             late = True
         except MissingFiles as error:
@@ -187,10 +186,10 @@ def show_(
     _show(_sheets(names, found, columns, methods), Filler(store, found, read_seeds(seeds)), store, found)
 
 
-def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[Sheet]:
+def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[TableSpec]:
     _runnable(names)
-    made = [lookup("table", name, SHEETS)(scale) for name in names]
-    return [sheet.narrowed(_names("columns", columns), _names("methods", methods)) for sheet in made]
+    made = [lookup("table", name, TABLES)(scale) for name in names]
+    return [sheet.select(_names("columns", columns), _names("methods", methods)) for sheet in made]
 
 
 def _runnable(names: Sequence[str]) -> None:
@@ -198,7 +197,7 @@ def _runnable(names: Sequence[str]) -> None:
         raise ValueError("table7 is counted, not run: use `python -m paper table7`")
 
 
-def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -> None:
+def _show(sheets: Sequence[TableSpec], filler: Filler, store: RecordStore, scale: Scale) -> None:
     console, beside = Console(), False
     for sheet in sheets:
         filled = filler.fill(sheet)
@@ -208,22 +207,22 @@ def _show(sheets: Sequence[Sheet], filler: Filler, store: Store, scale: Scale) -
         if sheet.view == "traffic":
             show(sheet, filled, early_text)
         for asked, title, text in (
-            (sheet.validation, "Validation AUC", validation_text),
-            (sheet.precision, "Average precision", precision_text),
+            (sheet.show_validation, "Validation AUC", validation_text),
+            (sheet.show_precision, "Average precision", precision_text),
         ):
             if asked:
                 console.print(title)
                 show(sheet, filled, text)
-        for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, Choices(store, scale))):
+        for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, ChoiceStore(store, scale))):
             console.print(line, highlight=False, markup=False)
-        if sheet.varied and (made := panels(sheet, filled)) and is_writable(store.path):
+        if sheet.is_figure and (made := panels(sheet, filled)) and is_writable(store.path):
             path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
             draw(made, path)
             console.print(f"Curves: {path}", soft_wrap=True)
     if any(sheet.view == "traffic" for sheet in sheets):
         console.print(REACHED, highlight=False, markup=False)
     if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
-        marked = not all(sheet.varied for sheet in aucs)
+        marked = not all(sheet.is_figure for sheet in aucs)
         console.print(legend(beside, marked), highlight=False, markup=False)
     if not scale.published:
         console.print(SMOKE, highlight=False)
@@ -239,23 +238,23 @@ def _shortcut(name: str) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in own}
     # A terminal breaks the lines itself, wherever they are broken here.
-    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(SHEETS[name]) or "").split("\n\n"))
+    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(TABLES[name]) or "").split("\n\n"))
     command.__doc__ = f"{about}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
     return command
 
 
-for _name in SHEETS:
+for _name in TABLES:
     app.command(_name)(_shortcut(_name))
 
 
-def _store() -> Store:
-    return Store(Path(os.environ.get(HOME) or "results"))
+def _store() -> RecordStore:
+    return RecordStore(Path(os.environ.get(HOME) or "paper/records"))
 
 
-def _filled() -> Store:
+def _filled() -> RecordStore:
     """Where there is something to show."""
     store = _store()
-    if not store.filled:
+    if not store.has_records:
         raise ValueError(f"{store.path} has no records: name their folder in {HOME}, or run a table first")
     return store
 

@@ -10,14 +10,13 @@ import numpy as np
 
 from fedauc.experiments.config import Config
 from fedauc.reports.summary import Spread
-from paper.halving import candidates
-from paper.layout import Cell, Column, Sheet, cells, runs
+from paper.halving import grid_candidates
 from paper.printed import Printed, printed
-from paper.records import Point, Record, Store
+from paper.records import Point, Record, RecordStore
 from paper.scales import Scale
-from paper.sheets import OURS
+from paper.table_specs import OURS, CellSpec, Column, TableSpec, cell_configs, list_cells
 from paper.testing import Wins, p_value, wins
-from paper.tuning import Choices, Job, Tuning
+from paper.tuning import ChoiceStore, TuningJob, TuningPlan
 
 SIGNIFICANT = 0.05
 
@@ -78,35 +77,35 @@ Test = list[list[Wins]]
 class Filler:
     """Looks cells up in a store."""
 
-    def __init__(self, store: Store, scale: Scale, seeds: Sequence[int]) -> None:
+    def __init__(self, store: RecordStore, scale: Scale, seeds: Sequence[int]) -> None:
         self._store, self._scale, self._seeds = store, scale, seeds
-        self._choices = Choices(store, scale)
+        self._choices = ChoiceStore(store, scale)
 
-    def configs(self, cell: Cell) -> list[list[Config]]:
+    def configs(self, cell: CellSpec) -> list[list[Config]]:
         """The runs of a cell, by case, with what was chosen for its row."""
-        chosen = self._choices.settings(Job.of(cell))
-        return runs(self._scale, cell, chosen, self._seeds)
+        chosen = self._choices.chosen_settings(TuningJob.for_cell(cell))
+        return cell_configs(self._scale, cell, chosen, self._seeds)
 
-    def records(self, cell: Cell) -> list[list[Record | None]]:
+    def records(self, cell: CellSpec) -> list[list[Record | None]]:
         """The records of a cell's runs, by case."""
         # To say what a run is takes milliseconds, and most of a page's may never have been begun.
-        begun = self._store.begun(self._scale.datasets[cell.column.dataset]["data"], cell.entry.method)
+        begun = self._store.has_runs(self._scale.datasets[cell.column.dataset]["data"], cell.row.method)
         if not begun or self._untuned(cell):
             return [[None] * len(cell.column.seeds or self._seeds) for _ in cell.column.cases]
-        return [[self._store.get(config) for config in case] for case in self.configs(cell)]
+        return [[self._store.find_record(config) for config in case] for case in self.configs(cell)]
 
-    def _untuned(self, cell: Cell) -> bool:
+    def _untuned(self, cell: CellSpec) -> bool:
         """Whether its row is still to be tuned: what has run with its defaults is not its result."""
         entry, column = cell
-        tried = candidates(entry, Tuning.read(column.grid).grid)
-        return tried != [{}] and self._choices.find(Job.of(cell)) is None
+        tried = grid_candidates(entry, TuningPlan.parse(column.grid).grid)
+        return tried != [{}] and self._choices.find_or_inherit(TuningJob.for_cell(cell)) is None
 
-    def fill(self, sheet: Sheet) -> dict[Key, Filled]:
+    def fill(self, sheet: TableSpec) -> dict[Key, Filled]:
         """Every cell of a sheet. A column's best row is one whose runs are all done."""
         numbers = printed(sheet.name) if self._scale.published else {}
         found: dict[Key, Filled] = {}
         for column in sheet.columns:
-            mine = {cell.entry.name: self._cell(cell) for cell in cells(sheet) if cell.column is column}
+            mine = {cell.row.name: self._cell(cell) for cell in list_cells(sheet) if cell.column is column}
             mine = self._tested(sheet, column, mine)
             target = _target([cell for row, cell in mine.items() if row in (sheet.rows[0].name, *OURS)])
             for row, cell in mine.items():
@@ -114,30 +113,30 @@ class Filler:
                 found[row, column.name] = replace(cell, paper=paper, target=target, reach=reach, early=early)
         return found
 
-    def _cell(self, cell: Cell) -> Filled:
+    def _cell(self, cell: CellSpec) -> Filled:
         """What a cell says by itself."""
         cases = self.records(cell)
         flat = [record for case in cases for record in case]
-        done = [record for record in flat if record and record.final]
+        done = [record for record in flat if record and record.final_point]
         stopped = sum(bool(record and record.stopped) for record in flat)
-        auc, precision, validation, selected = (_spread(cases, cell.column.averaged, number) for number in NUMBERS)
+        auc, precision, validation, selected = (_spread(cases, cell.column.average_cases, number) for number in NUMBERS)
         found = Filled(len(flat), len(done), stopped, auc, precision, validation, selected, mean_curve(done))
-        borrowed = bool(cell.column.tuned) and self._choices.get(Job.of(cell)) is None
-        apart = [_spread([case], False, NUMBERS[0]) for case in cases] if cell.column.averaged else []
+        borrowed = bool(cell.column.tuned_case) and self._choices.find_choice(TuningJob.for_cell(cell)) is None
+        apart = [_spread([case], False, NUMBERS[0]) for case in cases] if cell.column.average_cases else []
         return replace(found, borrowed=borrowed, cases=tuple(each.mean if each else None for each in apart))
 
-    def _tested(self, sheet: Sheet, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
+    def _tested(self, sheet: TableSpec, column: Column, mine: Mapping[str, Filled]) -> dict[str, Filled]:
         """With the tests that only a whole column can tell; a figure compares its columns, not its rows."""
         whole = {row: cell.auc.mean for row, cell in mine.items() if cell.whole and cell.auc}
         best = max(whole, key=lambda row: whole[row], default=None)
-        rows = () if sheet.varied else sheet.rows
-        tests = {entry.name: self._wins(Cell(entry, column)) for entry in rows if entry.name in whole}
+        rows = () if sheet.is_figure else sheet.rows
+        tests = {entry.name: self._wins(CellSpec(entry, column)) for entry in rows if entry.name in whole}
 
         def against(row: str, other: str | None) -> float | None:
             one, two = tests.get(row), tests.get(other) if other else None
             if not one or not two or row == other:
                 return None
-            return p_value(one, two, column.overlap, same=column.averaged)
+            return p_value(one, two, column.test_overlap, same=column.average_cases)
 
         return {
             row: replace(
@@ -149,9 +148,9 @@ class Filler:
             for row, cell in mine.items()
         }
 
-    def _wins(self, cell: Cell) -> Test | None:
+    def _wins(self, cell: CellSpec) -> Test | None:
         """Only where every run's ranks are there, and more than one run: nobody knows what another would have given."""
-        found = [[self._store.ranks(config) for config in case] for case in self.configs(cell)]
+        found = [[self._store.load_ranks(config) for config in case] for case in self.configs(cell)]
         if sum(map(len, found)) < 2:
             return None
         whole = [[wins(ranks) for ranks in case if ranks is not None] for case in found]
@@ -164,15 +163,15 @@ Number = Callable[[Record], float | None]
 NUMBERS: tuple[Number, ...] = (
     lambda record: record.auc,
     lambda record: record.average_precision,
-    lambda record: record.final.validation_auc if record.final else None,
-    lambda record: record.selected,
+    lambda record: record.final_point.validation_auc if record.final_point else None,
+    lambda record: record.selected_auc,
 )
 """Test AUC, average precision and validation AUC at the end, and test AUC where validation AUC was highest."""
 
 
 def _spread(cases: Sequence[Sequence[Record | None]], averaged: bool, number: Number) -> Spread | None:
     """Over all runs, or over seeds of the mean over cases; what is missing is left out."""
-    values = [[number(record) if record and record.final else None for record in case] for case in cases]
+    values = [[number(record) if record and record.final_point else None for record in case] for case in cases]
     table = np.array(values, dtype=np.float64)
     kept = table.mean(axis=0) if averaged else table.ravel()
     kept = kept[~np.isnan(kept)]
@@ -212,9 +211,9 @@ def _met(cell: Filled, target: float | None, below: float = 0.0) -> Reach | None
     return reach(cell.curve, target - below) if cell.whole and target is not None else None
 
 
-def wanted(sheets: Sequence[Sheet], filler: Filler, tested: bool) -> list[Config]:
+def wanted(sheets: Sequence[TableSpec], filler: Filler, tested: bool) -> list[Config]:
     """Every run that the sheets need, in columns that are tested or in the others."""
-    mine = [cell for sheet in sheets for cell in cells(sheet) if cell.column.tested == tested]
+    mine = [cell for sheet in sheets for cell in list_cells(sheet) if cell.column.tested == tested]
     return [config for cell in mine for case in filler.configs(cell) for config in case]
 
 

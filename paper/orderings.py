@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from fedauc.reports.tables import format_share
 from paper.filling import SIGNIFICANT, Filled, Key
-from paper.layout import Column, Sheet
-from paper.sheets import ALL_METHODS, OURS, PUBLISHED
+from paper.table_specs import ALL_METHODS, OURS, PUBLISHED, Column, TableSpec
 
 Verdict = Literal["above", "no difference found", "below", "not tested"]
 
@@ -44,7 +43,7 @@ class Ordering(NamedTuple):
 class Shown(NamedTuple):
     """A sheet and what fills it."""
 
-    sheet: Sheet
+    sheet: TableSpec
     filled: Mapping[Key, Filled]
 
 

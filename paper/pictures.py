@@ -13,8 +13,8 @@ import numpy as np
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.reports.curves import COLOURS, STYLES
 from paper.filling import Filled, Key
-from paper.layout import Sheet
 from paper.records import Point
+from paper.table_specs import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,9 +37,9 @@ class Panel(NamedTuple):
     curves: Mapping[str, Sequence[Point]]
 
 
-def panels(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[Panel]:
+def panels(sheet: TableSpec, filled: Mapping[Key, Filled]) -> list[Panel]:
     """Of a figure a panel per dataset and row with a line per column; of a table one per column with a line per row."""
-    if sheet.varied:
+    if sheet.is_figure:
         made = [
             Panel(f"{entry.name}, {dataset}", _varied(sheet, filled, dataset, entry.name))
             for dataset in dict.fromkeys(column.dataset for column in sheet.columns)
@@ -52,7 +52,7 @@ def panels(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[Panel]:
     return [panel for panel in made if any(panel.curves.values())]
 
 
-def _varied(sheet: Sheet, filled: Mapping[Key, Filled], dataset: str, row: str) -> dict[str, Sequence[Point]]:
+def _varied(sheet: TableSpec, filled: Mapping[Key, Filled], dataset: str, row: str) -> dict[str, Sequence[Point]]:
     columns = [column.name for column in sheet.columns if column.dataset == dataset]
     return {name.removeprefix(f"{dataset}-"): filled[row, name].curve for name in columns}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from paper.sheets import METHODS, PUBLISHED
+from paper.table_specs import METHODS, PUBLISHED
 
 
 class Printed(NamedTuple):

@@ -10,16 +10,15 @@ from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from paper import sections
 from paper.filling import Filled, Filler, Key
-from paper.layout import Cell, Sheet, cells
 from paper.orderings import Shown
 from paper.others import others
 from paper.pictures import Panel, panels
-from paper.records import Record, Store
+from paper.records import Record, RecordStore
 from paper.scales import Scale
-from paper.sheets import SHEETS
 from paper.short import short
+from paper.table_specs import TABLES, CellSpec, TableSpec, list_cells
 from paper.tables import CURVES, DRAWN, SMOKE, legend
-from paper.tuning import Choices
+from paper.tuning import ChoiceStore
 
 Runs = Mapping[Config, Record]
 """Finished and stopped runs by configuration."""
@@ -33,16 +32,16 @@ class Page(NamedTuple):
     begun: bool = True
 
 
-def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(SHEETS)) -> Page:
+def page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(TABLES)) -> Page:
     """Every table named that has a finished run, which method is above which, what was tuned, what it ran on."""
     filler = Filler(store, scale, seeds)
-    sheets = [lookup("table", name, SHEETS)(scale) for name in names]
+    sheets = [lookup("table", name, TABLES)(scale) for name in names]
     every = [Shown(sheet, filler.fill(sheet)) for sheet in sheets]
     shown, runs = _begun(every, filler)
     head = [
         "# Results\n",
         sections.prose(
-            f"Written by `python -m paper report` from the records in `{store.path.name}/`. `python -m paper NAME` runs a "
+            "Written by `python -m paper report` from the records in `paper/records/`. `python -m paper NAME` runs a "
             "table or figure; what has not run is listed at the end. The theorems' rates are in `docs/theory.md`."
         ),
     ]
@@ -59,7 +58,7 @@ def page(store: Store, scale: Scale, seeds: Sequence[int], names: Sequence[str] 
     parts += sections.ordered(shown)
     for each in [each for each in shown if each not in tables]:
         parts += sections.section(each, facts, pictured.get(each.sheet.name), scale.published)
-    parts += [*sections.data(facts), *sections.tuned(shown, Choices(store, scale), scale)]
+    parts += [*sections.data(facts), *sections.tuned(shown, ChoiceStore(store, scale), scale)]
     parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
     parts += sections.lacking(every)
     parts += sections.origin(runs.values())
@@ -73,18 +72,18 @@ def _begun(every: Sequence[Shown], filler: Filler) -> tuple[list[Shown], Runs]:
     """
     shown, runs = list[Shown](), dict[Config, Record]()
     for each in every:
-        mine = {found.config: found for cell in cells(each.sheet) for found in _flat(filler, cell)}
+        mine = {found.config: found for cell in list_cells(each.sheet) for found in _flat(filler, cell)}
         if (each.sheet.view == "traffic" or mine.keys() - runs.keys()) and (begun := _narrowed(*each)):
             shown.append(begun)
             runs |= mine
     return shown, runs
 
 
-def _flat(filler: Filler, cell: Cell) -> list[Record]:
+def _flat(filler: Filler, cell: CellSpec) -> list[Record]:
     return [record for case in filler.records(cell) for record in case if record]
 
 
-def _narrowed(sheet: Sheet, filled: Mapping[Key, Filled]) -> Shown | None:
+def _narrowed(sheet: TableSpec, filled: Mapping[Key, Filled]) -> Shown | None:
     """The rows and columns that have a result, if any has."""
     whole = [key for key, cell in filled.items() if cell.auc]
     rows = tuple(entry for entry in sheet.rows if entry.name in {row for row, _ in whole})
@@ -92,12 +91,12 @@ def _narrowed(sheet: Sheet, filled: Mapping[Key, Filled]) -> Shown | None:
     return Shown(replace(sheet, rows=rows, columns=columns), filled) if rows else None
 
 
-def _facts(shown: Sequence[Shown], filler: Filler, store: Store) -> dict[str, sections.Facts]:
+def _facts(shown: Sequence[Shown], filler: Filler, store: RecordStore) -> dict[str, sections.Facts]:
     """What each dataset's first finished run was trained and tested on."""
     found: dict[str, sections.Facts] = {}
-    for cell in [cell for each in shown for cell in cells(each.sheet) if cell.column.dataset not in found]:
+    for cell in [cell for each in shown for cell in list_cells(each.sheet) if cell.column.dataset not in found]:
         done = next((record for record in _flat(filler, cell) if record.data), None)
-        ranks = store.ranks(done.config) if done else None
+        ranks = store.load_ranks(done.config) if done else None
         if done and ranks and cell.column.dataset not in found:
             found[cell.column.dataset] = sections.Facts(done.data, int(ranks.labels.sum()))
     return found
@@ -105,6 +104,6 @@ def _facts(shown: Sequence[Shown], filler: Filler, store: Store) -> dict[str, se
 
 def overview(scale: Scale) -> Iterator[tuple[str, str, str]]:
     """Every sheet: its name, title and columns."""
-    for name, make in SHEETS.items():
+    for name, make in TABLES.items():
         sheet = make(scale)
         yield name, sheet.title, ", ".join(column.name for column in sheet.columns)

@@ -13,7 +13,7 @@ from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build_config
 
-Texts = Mapping[str, str]
+Options = Mapping[str, str]
 """Options of `fedauc run` and their values."""
 
 
@@ -30,32 +30,32 @@ class Scale:
     cycles: int
     local_steps: int
     groups: int
-    common: Texts
-    datasets: Mapping[str, Texts]
+    common: Options
+    datasets: Mapping[str, Options]
     intervals: tuple[int, ...]
     cohorts: tuple[int, ...]
     group_counts: tuple[int, ...]
-    positive: str
-    ways: Mapping[str, Mapping[str, Texts]] = field(default_factory=dict)
+    positive_option: str
+    method_options: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)
 
-    def config(self, dataset: str, method: str, texts: Texts) -> Config:
+    def build_config(self, dataset: str, method: str, texts: Options) -> Config:
         """A run of a method on a dataset; later texts win over the scale's, and another partition drops its numbers."""
         numbers = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
         numbers |= {"participation.groups": str(self.groups)}
-        own = _without("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
-        merged = {**numbers, **self.common, **own, **self.ways.get(dataset, {}).get(method, {}), **texts}
+        own = _drop_prefix("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
+        merged = {**numbers, **self.common, **own, **self.method_options.get(dataset, {}).get(method, {}), **texts}
         if find_methods()[method].participation == "full":
             # Everyone takes part in every round: there are no groups to count.
-            merged = _without("participation.", merged)
-        return _built(method, tuple(merged.items()))
+            merged = _drop_prefix("participation.", merged)
+        return _build_cached(method, tuple(merged.items()))
 
 
-def _without(prefix: str, texts: Texts) -> dict[str, str]:
+def _drop_prefix(prefix: str, texts: Options) -> dict[str, str]:
     return {name: text for name, text in texts.items() if not name.startswith(prefix)}
 
 
 @functools.lru_cache(maxsize=8192)
-def _built(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
+def _build_cached(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
     """Kept, because a report asks for a thousand configurations several times, and each takes milliseconds."""
     return build_config(method, None, dict(texts))
 
@@ -95,7 +95,6 @@ PAPER = Scale(
         "chestmnist": _LUNGS | {"data": "chestmnist"},
         "insurance": _STATES | {"data": "medicare"},
         "chest-stand-in": _LUNGS | {"data": "chest-stand-in", "remove-positives": "0"},
-        "insurance-stand-in": _STATES | {"data": "medicare-stand-in"},
         "insurance-synthetic": _STATES | {"data": "medicare-like", "evaluate-every": "10"},
         "creditcard": _HOURS | {"model": "linear"},
         "creditcard-mlp": _HOURS | {"model": "mlp"},
@@ -103,8 +102,8 @@ PAPER = Scale(
     intervals=(4, 8, 16, 32, 64),
     cohorts=(1, 2, 5, 10),
     group_counts=(1, 5, 10, 20, 50),
-    positive="data.positive",
-    ways=dict.fromkeys(IMAGES, _WAYS),
+    positive_option="data.positive",
+    method_options=dict.fromkeys(IMAGES, _WAYS),
 )
 """The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty.
 
@@ -126,7 +125,7 @@ SMOKE = Scale(
     intervals=(1, 2, 3),
     cohorts=(1, 2, 5),
     group_counts=(1, 2, 4),
-    positive="data-seed",
+    positive_option="data-seed",
 )
 """Drawn rows and a linear scorer in place of every dataset: it shows that an experiment runs, and nothing else."""
 

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from fedauc.experiments.config import Config
 from fedauc.reports.caveats import caveat_sentence, has_caveat
 from paper.claims import CLAIMS, claims
-from paper.halving import candidates
-from paper.layout import Sheet, cells, runs
+from paper.halving import grid_candidates
 from paper.orderings import Shown, gained, gains, matrix, orderings, overview
 from paper.records import Record
 from paper.scales import Scale
-from paper.sheets import PUBLISHED, SHEETS
+from paper.table_specs import PUBLISHED, TABLES, TableSpec, cell_configs, list_cells
 from paper.tables import (
     REACHED,
     borrowed,
@@ -30,7 +29,7 @@ from paper.tables import (
     validation_text,
 )
 from paper.testing import LEAST
-from paper.tuning import Choice, Choices, Job
+from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 
 FIGURES = "figures"
 """The folder of pictures beside the page."""
@@ -59,7 +58,7 @@ def prose(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False) + "\n"
 
 
-def drawn(sheet: Sheet) -> bool:
+def drawn(sheet: TableSpec) -> bool:
     """Whether the sheet's curves are shown."""
     return sheet.name in ("table1", "creditcard", *CLAIMS)
 
@@ -110,7 +109,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None, about
     """A sheet: what it is about at the paper's scale, its table, its differences, what it claims, its curves."""
     sheet = shown.sheet
     yield f"## {sheet.title} (`{sheet.name}`)\n"
-    yield from map(prose, (inspect.getdoc(SHEETS[sheet.name]) or "").split("\n\n") if about else ())
+    yield from map(prose, (inspect.getdoc(TABLES[sheet.name]) or "").split("\n\n") if about else ())
     if sheet.view == "traffic":
         yield prose(REACHED)
     theirs = tuple(column for column in sheet.columns if column.dataset in PUBLISHED)
@@ -122,16 +121,16 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None, about
     if sheet.name.startswith("table") and any(cell.selected for cell in shown.filled.values()):
         yield prose("Test AUC where a run's validation AUC was highest, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, selected_text))
-    if sheet.validation:
+    if sheet.show_validation:
         yield prose("Validation AUC after the last cycle:")
         yield grid(rows(sheet, shown.filled, validation_text))
-    if sheet.precision:
+    if sheet.show_precision:
         yield prose("Average precision after the last cycle, mean ± standard deviation over runs:")
         yield grid(rows(sheet, shown.filled, precision_text))
-    if any(column.averaged for column in sheet.columns):
+    if any(column.average_cases for column in sheet.columns):
         yield prose("By case, mean over runs:")
         yield grid(by_case(sheet, shown.filled))
-    found = list(orderings(shown, own=True)) if sheet.view == "auc" and not sheet.varied else []
+    found = list(orderings(shown, own=True)) if sheet.view == "auc" and not sheet.is_figure else []
     if found:
         paper = "; in brackets the paper's" if any(each.paper is not None for each in found) else ""
         yield prose(f"Differences of mean AUC, CyCp method less baseline{paper}:")
@@ -143,7 +142,7 @@ def section(shown: Shown, facts: Mapping[str, Facts], picture: str | None, about
         yield f"![Test AUC over rounds]({FIGURES}/{picture})\n"
 
 
-def _foreign(sheet: Sheet, facts: Mapping[str, Facts]) -> Iterator[str]:
+def _foreign(sheet: TableSpec, facts: Mapping[str, Facts]) -> Iterator[str]:
     """A warning for each column on rows that only stand in."""
     for column in sheet.columns:
         known = facts.get(column.dataset)
@@ -158,20 +157,20 @@ def data(facts: Mapping[str, Facts]) -> Iterator[str]:
     yield grid([["dataset", "rows", "test positives"], *([name, *map(str, known)] for name, known in facts.items())])
 
 
-def tuned(shown: Sequence[Shown], choices: Choices, scale: Scale) -> Iterator[str]:
+def tuned(shown: Sequence[Shown], choices: ChoiceStore, scale: Scale) -> Iterator[str]:
     """What was chosen, out of how many candidates, at what cost."""
-    jobs = dict.fromkeys(Job.of(cell) for each in shown for cell in cells(each.sheet))
-    chosen = {job: found for job in jobs if (found := choices.get(job))}
-    trained, cycles, seconds = choices.cost(chosen)
+    jobs = dict.fromkeys(TuningJob.for_cell(cell) for each in shown for cell in list_cells(each.sheet))
+    chosen = {job: found for job in jobs if (found := choices.find_choice(job))}
+    trained, cycles, seconds = choices.total_cost(chosen)
     yield "## Tuning\n"
     yield prose(
         "Successive halving on validation AUC, once per dataset and row, on labels as they are; a dataset's rows "
         "that are tuned over one grid have the same cycles to spend, less what their candidates do not divide. The "
-        "grid `steps` has learning rates .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal weights"
-        " .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a step"
-        " size of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
-        "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two learning rates, "
-        "the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
+        "grid `steps` has learning rates .1, .01 and .001, with λ = 1, .1, .01, .001 for the sigmoid loss, proximal "
+        "weights .1, .01, .001 for the minimax methods and amplifications 1.5, 2, 3 where there is one; `wide` has a "
+        "learning rate of 1 too, `wider` also 10 and 100; `fine` has 1, .3, .03 and .003 beside those of "
+        "`steps`, `long` the same less its ends, with the first two of the other values. `full` has two learning "
+        "rates, the method's own and the next smaller, at λ = 1, proximal weight .01 and amplification 1.5, in "
         "runs of full length; `lower` has one that is smaller still, for points of figures, which are tuned one by "
         f"one, on images. In all {trained} runs, {cycles} cycles, {seconds:.0f} seconds. {_ends(chosen)}"
     )
@@ -179,18 +178,23 @@ def tuned(shown: Sequence[Shown], choices: Choices, scale: Scale) -> Iterator[st
     lines = [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]]
     for job, found in chosen.items():
         values = ", ".join(f"{name} {value}" for name, value in found.settings.items()) or "defaults"
-        cost = [str(len(candidates(job.entry, found.grid))), str(found.runs), str(found.cycles), f"{found.seconds:.0f}"]
+        cost = [
+            str(len(grid_candidates(job.entry, found.grid))),
+            str(found.runs),
+            str(found.cycles),
+            f"{found.seconds:.0f}",
+        ]
         lines.append([job.column or job.dataset, job.entry.name, values, found.grid, *cost])
     yield grid(lines)
 
 
 def _searched(shown: Sequence[Shown], scale: Scale) -> Iterator[str]:
-    """How many whole runs each method's settings on images were found with, beside the two of its row's learning rates."""
+    """How many whole runs each method's settings on images were found with, beside its row's two learning rates."""
     found = set[tuple[str, Config]]()
     for sheet, filled in shown:
-        for cell in cells(sheet) if sheet.name in ("schedules", "batches") else ():
-            if filled[cell.entry.name, cell.column.name].done:
-                found |= {(cell.entry.method, config) for case in runs(scale, cell, {}, ()) for config in case}
+        for cell in list_cells(sheet) if sheet.name in ("schedules", "batches") else ():
+            if filled[cell.row.name, cell.column.name].done:
+                found |= {(cell.row.method, config) for case in cell_configs(scale, cell, {}, ()) for config in case}
     if found:
         counted = Counter(method for method, _ in found)
         listed = ", ".join(f"{method} {counted[method]}" for method in sorted(counted))
@@ -202,11 +206,11 @@ def _searched(shown: Sequence[Shown], scale: Scale) -> Iterator[str]:
         )
 
 
-def _ends(chosen: Mapping[Job, Choice]) -> str:
+def _ends(chosen: Mapping[TuningJob, TuningChoice]) -> str:
     """How often the grid may have been too short; of two learning rates each is an end."""
     wide, smallest, largest, lowest, two = 0, 0, dict[str, list[str]](), list[str](), list[bool]()
     for job, found in chosen.items():
-        tried = [each.get("learning-rate") for each in candidates(job.entry, found.grid)]
+        tried = [each.get("learning-rate") for each in grid_candidates(job.entry, found.grid)]
         if len(set(tried)) > 2:
             wide, smallest = wide + 1, smallest + (found.settings.get("learning-rate") == tried[-1])
             if found.settings.get("learning-rate") == tried[0]:

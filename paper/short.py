@@ -8,7 +8,7 @@ from fedauc.reports.tables import format_share
 from paper.claims import ASKED, CLAIMS, Claim, claims
 from paper.filling import EARLY, Filled
 from paper.orderings import Shown, compared, gains, signed
-from paper.sheets import FRAUD, OURS, PUBLISHED
+from paper.table_specs import FRAUD, OURS, PUBLISHED
 
 
 def short(sheets: Sequence[Shown]) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _highest(shown: Shown) -> Iterator[str]:
             best, precise = (_best(whole, read) for read in ("auc", "precision"))
             lacking = ", ".join(name for name in rows if name not in whole)
             told = f"{column.name} {best} of {len(whole)} rows" + (f", without {lacking}" if lacking else "")
-            found.append(told + (f" (average precision: {precise})" if shown.sheet.precision else ""))
+            found.append(told + (f" (average precision: {precise})" if shown.sheet.show_precision else ""))
     if found:
         yield f"Highest test AUC in `{shown.sheet.name}`: {'; '.join(found)}."
 

@@ -12,9 +12,9 @@ from fedauc.data.statistics import PAPER_COUNTS, count_classes
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_bytes, format_share
 from paper.filling import EARLY, Filled, Key, Reach, marks
-from paper.layout import Sheet
 from paper.records import MOST_ROWS
 from paper.scales import Scale
+from paper.table_specs import TableSpec
 
 TESTED = (
     "* is a column's highest mean, of rows whose runs are all done; ~ marks means that the test does not tell from it "
@@ -55,13 +55,13 @@ Text = Callable[[Mapping[Key, Filled], Key], str]
 """How a cell is shown."""
 
 
-def rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -> list[list[str]]:
+def rows(sheet: TableSpec, filled: Mapping[Key, Filled], show: Text | None = None) -> list[list[str]]:
     """A header, then a line per row; a figure's columns, which are many, go down."""
     lines = list(_rows(sheet, filled, show or (auc_text if sheet.view == "auc" else traffic_text)))
-    return [list(line) for line in zip(*lines, strict=True)] if sheet.varied else lines
+    return [list(line) for line in zip(*lines, strict=True)] if sheet.is_figure else lines
 
 
-def _rows(sheet: Sheet, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:
+def _rows(sheet: TableSpec, filled: Mapping[Key, Filled], show: Text) -> Iterator[list[str]]:
     yield ["", *(column.name for column in sheet.columns)]
     if show in BELOW:
         targets = [filled[sheet.rows[0].name, column.name].target for column in sheet.columns]
@@ -134,7 +134,7 @@ BELOW: Mapping[Text, float] = {traffic_text: 0.0, early_text: EARLY}
 """How far below the column's target cells of traffic are told."""
 
 
-def terminal(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = None) -> Table:
+def terminal(sheet: TableSpec, filled: Mapping[Key, Filled], show: Text | None = None) -> Table:
     """The sheet for a terminal."""
     head, *lines = rows(sheet, filled, show)
     table = Table(box=None, padding=(0, 1), pad_edge=False)
@@ -145,16 +145,16 @@ def terminal(sheet: Sheet, filled: Mapping[Key, Filled], show: Text | None = Non
     return table
 
 
-def markdown(sheet: Sheet, filled: Mapping[Key, Filled]) -> str:
+def markdown(sheet: TableSpec, filled: Mapping[Key, Filled]) -> str:
     """The sheet for a document; traffic twice, as cells may be nearly there long before they are."""
     shown = [None, early_text] if sheet.view == "traffic" else [None]
     return "\n".join(grid(rows(sheet, filled, show)) for show in shown)
 
 
-def by_case(sheet: Sheet, filled: Mapping[Key, Filled]) -> list[list[str]]:
+def by_case(sheet: TableSpec, filled: Mapping[Key, Filled]) -> list[list[str]]:
     """The means behind columns that are averaged over cases, a line per case."""
     lines = [["", *(entry.name for entry in sheet.rows)]]
-    for column in [column for column in sheet.columns if column.averaged]:
+    for column in [column for column in sheet.columns if column.average_cases]:
         for place, case in enumerate(column.cases):
             known = [filled[entry.name, column.name].cases[place] for entry in sheet.rows]
             what = ", ".join(f"{name} {value}" for name, value in case.items())

@@ -1,13 +1,14 @@
 """The rates of the paper's two PL theorems, measured: rounds and local steps to a gap ε, and the speed-up in M.
 
-    python -m paper.theory                                  # the record, results/theory/theory.json, and its slopes
+    python -m paper.theory                                  # the record, paper/records/theory.json, and its slopes
     python -m paper.theory_figure                           # the figure, drawn from the record
     python -m paper.theory --seeds 4 --out runs/theory      # a quick look
 
 A linear scorer on the square AUC loss is a quadratic bowl whose optimum is known, flat along the bias: PL, but not
 strongly convex. Both theorems ask for η_s ∝ ε_s, I_s ∝ 1/(K√(Mη_s)) and η_s E_s I_s constant, and promise an expected
 gap of ε_s after stage s: local steps ∝ 1/(Mε), rounds ∝ K/√ε whatever M. The plan fixes what a stage costs; what is
-measured is whether the gap falls with the learning rate although visits, and with them the drift of unlike clients, grow.
+measured is whether the gap falls with the learning rate although visits, and with them
+the drift of unlike clients, grow.
 """
 
 from __future__ import annotations
@@ -346,7 +347,7 @@ def main() -> None:
     """Measure, write the record and print the slopes."""
     parser = argparse.ArgumentParser(description="The rates of the PL theorems, measured.")
     parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=Path("results/theory"))
+    parser.add_argument("--out", type=Path, default=Path("paper/records"))
     arguments = parser.parse_args()
     if arguments.seeds < 2:
         parser.error(f"--seeds is {arguments.seeds}; an interval needs at least 2")

@@ -1,6 +1,6 @@
 """The figure of the theorems' rates, drawn from the record that `paper/theory.py` wrote.
 
-    python -m paper.theory_figure                           # results/theory/theory.png
+    python -m paper.theory_figure                           # docs/figures/theory.png
     python -m paper.theory_figure --folder runs/theory
 
 A row of pictures per method. Every solid line is a fit and says its slope; the dashed line beside it has the theorem's
@@ -158,12 +158,13 @@ def _dress(grid: np.ndarray) -> None:
 
 
 def main() -> None:
-    """Draw a folder's record and print its slopes."""
+    """Draw the figure of a record and print its slopes."""
     parser = argparse.ArgumentParser(description="The figure of the PL theorems' rates.")
-    parser.add_argument("--folder", type=Path, default=Path("results/theory"))
-    folder = parser.parse_args().folder
-    found, trial = read(folder / "theory.json")
-    draw(found, trial, folder / "theory.png")
+    parser.add_argument("--record", type=Path, default=Path("paper/records/theory.json"))
+    parser.add_argument("--out", type=Path, default=Path("docs/figures/theory.png"))
+    arguments = parser.parse_args()
+    found, trial = read(arguments.record)
+    draw(found, trial, arguments.out)
     print("\n".join(markdown(found, trial)))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedauc.experiments.config import Config
-from paper.layout import Cell, runs
-from paper.records import Point, Record, Store, plain
+from paper.records import Point, Record, RecordStore, plain_config
 from paper.scales import PAPER
-from paper.tuning import Choice, Choices, Job
+from paper.table_specs import CellSpec, cell_configs
+from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 
 VERSIONS = {"fedauc": "0", "python": "3", "torch": "2", "numpy": "2", "gpu": None}
 
@@ -26,14 +26,14 @@ def scored(labels: np.ndarray, skill: float, seed: int, shared: float = 0.9) -> 
     return scores
 
 
-def by_default(store: Store, cell: Cell, seeds: Sequence[int]) -> list[list[Config]]:
+def by_default(store: RecordStore, cell: CellSpec, seeds: Sequence[int]) -> list[list[Config]]:
     """A cell's runs with nothing tuned, which is recorded as its choice."""
-    Choices(store, PAPER).put(Job.of(cell), Choice({}, "none", 0))
-    return runs(PAPER, cell, {}, seeds)
+    ChoiceStore(store, PAPER).add_choice(TuningJob.for_cell(cell), TuningChoice({}, "none", 0))
+    return cell_configs(PAPER, cell, {}, seeds)
 
 
 def keep(
-    store: Store,
+    store: RecordStore,
     config: Config,
     aucs: Sequence[float],
     scores: tuple[np.ndarray, np.ndarray] | None,
@@ -46,5 +46,5 @@ def keep(
     """
     pairs = enumerate(zip(aucs, validation or aucs, strict=True))
     curve = tuple(Point(place, 10 * (place + 1), 10_000 * (place + 1), *pair) for place, pair in pairs)
-    record = Record(plain(config), "", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
-    return store.keep(record, scores)
+    record = Record(plain_config(config), "", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
+    return store.add_record(record, scores)

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedauc.algorithms import find_methods
-from paper.halving import Rung, Winner, candidates, check_budget, halve, rungs
-from paper.layout import Cell, Column, Entry, runs
-from paper.scales import PAPER, Texts
-from paper.tuning import Job, _config
+from paper.halving import HalvingResult, Rung, check_budget, grid_candidates, halve_candidates, plan_rungs
+from paper.records import JsonLines
+from paper.scales import PAPER, Options
+from paper.table_specs import CellSpec, Column, Row, cell_configs
+from paper.tuning import TuningJob, candidate_config
 
 
-def play(options: list[Texts], cycles: int, judge: Callable[[Texts, int], float | None]) -> Winner:
+def play(options: list[Options], cycles: int, judge: Callable[[Options, int], float | None]) -> HalvingResult:
     """A halving to its end."""
-    game = halve(options, cycles)
+    game = halve_candidates(options, cycles)
     answer: list[float | None] | None = None
     while True:
         try:
             trial = game.send(answer)  # type: ignore[arg-type]
         except StopIteration as over:
-            found: Winner = over.value
+            found: HalvingResult = over.value
             return found
         answer = [judge(each, trial.cycles) for each in trial.candidates]
 
 
-def named(count: int) -> list[Texts]:
+def named(count: int) -> list[Options]:
     return [{"learning-rate": str(place)} for place in range(count)]
 
 
-def place(settings: Texts) -> int:
+def place(settings: Options) -> int:
     return int(settings["learning-rate"])
 
 
 @pytest.mark.parametrize("count", [2, 3, 9, 12, 27])
 def test_every_method_has_the_same_budget(count: int) -> None:
     """The rungs' cycles add up to the budget but for what division drops, less than a cycle per candidate and rung."""
-    found = rungs(count, 360)
+    found = plan_rungs(count, 360)
     spent = sum(rung.candidates * rung.cycles for rung in found)
     assert 360 - sum(rung.candidates for rung in found) < spent <= 360
     assert [rung.cycles for rung in found] == sorted(rung.cycles for rung in found)
@@ -47,24 +48,24 @@ def test_every_method_has_the_same_budget(count: int) -> None:
 
 def test_rungs_keep_a_third() -> None:
     """9 candidates: 9, then 3, then one is left; each rung has half of 90 cycles."""
-    assert rungs(9, 90) == [Rung(9, 5), Rung(3, 15)]
-    assert rungs(1, 90) == []
+    assert plan_rungs(9, 90) == [Rung(9, 5), Rung(3, 15)]
+    assert plan_rungs(1, 90) == []
 
 
 def test_a_budget_too_small_is_refused() -> None:
     """12 candidates take three rungs, so each needs 12 cycles."""
-    assert rungs(12, 36)[0] == Rung(12, 1)
+    assert plan_rungs(12, 36)[0] == Rung(12, 1)
     with pytest.raises(ValueError, match="tuning has 35 cycles; 12 candidates need at least 36: raise it"):
-        rungs(12, 35)
+        plan_rungs(12, 35)
 
 
 def test_a_grid_too_large_is_refused_with_what_is_enough_for_every_row() -> None:
     """Of these rows FedXL has most candidates: 324 in six rungs (324, 108, 36, 12, 4, 2) take 1944 cycles."""
-    entries = [Entry(method, method) for method in ("cycp-fedavg", "rs-minimax", "fedxl1", "a-scaffold")]
+    entries = [Row(method, method) for method in ("cycp-fedavg", "rs-minimax", "fedxl1", "a-scaffold")]
     with pytest.raises(ValueError, match="324 candidates need at least 1944: use --tuning paper:1944"):
         check_budget("paper", 1943, entries)
     check_budget("paper", 1944, entries)
-    assert [rungs(len(candidates(entry, "paper")), 1944)[0].cycles >= 1 for entry in entries] == [True] * 4
+    assert [plan_rungs(len(grid_candidates(entry, "paper")), 1944)[0].cycles >= 1 for entry in entries] == [True] * 4
     # Nothing to choose takes nothing.
     check_budget("none", 0, entries)
 
@@ -80,22 +81,22 @@ def test_later_rungs_decide_among_those_left() -> None:
     slow = {0: (0.9, 0.5), 5: (0.8, 0.95), 7: (0.7, 0.6), 9: (0.6, 0.55)}
     winner = play(named(12), 120, lambda each, cycles: slow.get(place(each), (0.1, 0.1))[cycles > 3])
     assert place(winner.settings) == 5
-    assert {place(each.settings) for each in winner.judged if each.cycles == 10} == {0, 5, 7, 9}
+    assert {place(each.settings) for each in winner.trials if each.cycles == 10} == {0, 5, 7, 9}
 
 
 def test_one_that_stopped_never_beats_one_that_did_not() -> None:
     winner = play(named(3), 30, lambda each, _: None if place(each) < 2 else 0.1)
     assert place(winner.settings) == 2
-    assert [each.validation_auc for each in winner.judged] == [None, None, 0.1]
+    assert [each.validation_auc for each in winner.trials] == [None, None, 0.1]
 
 
 def test_those_that_stopped_do_not_go_on() -> None:
     """Nine candidates of which one lives: it alone goes to the second rung. Where none lives there is no second."""
     winner = play(named(9), 90, lambda each, _: 0.7 if place(each) == 4 else None)
-    assert [(place(each.settings), each.cycles) for each in winner.judged][9:] == [(4, 15)]
+    assert [(place(each.settings), each.cycles) for each in winner.trials][9:] == [(4, 15)]
     assert place(winner.settings) == 4
     dead = play(named(9), 90, lambda each, _: None)
-    assert (place(dead.settings), len(dead.judged)) == (8, 9)
+    assert (place(dead.settings), len(dead.trials)) == (8, 9)
 
 
 def test_a_tie_goes_to_the_earlier_candidate() -> None:
@@ -107,20 +108,20 @@ def test_a_tie_goes_to_the_earlier_candidate() -> None:
     [("cycp-fedavg", 3, 3), ("a-scaffold", 9, 9), ("coda-plus", 9, 243), ("rs-minimax", 9, 243), ("fedxl1", 12, 324)],
 )
 def test_grids_are_the_papers(method: str, steps: int, paper: int) -> None:
-    """Three learning rates; times four λ, three ρ or three amplifications; times 3·3·3 stages for the stagewise methods."""
-    entry = Entry(method, method)
-    assert candidates(entry, "none") == [{}]
+    """Three learning rates; times four λ, three ρ or three amplifications; times 27 plans for the stagewise methods."""
+    entry = Row(method, method)
+    assert grid_candidates(entry, "none") == [{}]
     for grid, size in {"steps": steps, "paper": paper}.items():
-        found = candidates(entry, grid)
+        found = grid_candidates(entry, grid)
         assert len({tuple(each.items()) for each in found}) == len(found) == size
-        PAPER.config("cifar10", method, found[-1])
+        PAPER.build_config("cifar10", method, found[-1])
 
 
 def test_the_wide_grid_has_a_larger_step() -> None:
     """Four learning rates; times four λ or three ρ."""
     for method, size in {"cycp-fedavg": 4, "cycp-minimax": 12, "cycp-pairwise": 16}.items():
-        found = candidates(Entry(method, method), "wide")
-        wider = candidates(Entry(method, method), "wider")
+        found = grid_candidates(Row(method, method), "wide")
+        wider = grid_candidates(Row(method, method), "wider")
         assert [each["learning-rate"] for each in wider[:1]] == ["100"]
         assert wider[-len(found) :] == found
         assert len(found) == size
@@ -130,62 +131,66 @@ def test_the_wide_grid_has_a_larger_step() -> None:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
 def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
     """Five learning rates by two other values: 240 cycles are rungs of 8, 20 and 40; `fine` has many of 2 or 3."""
-    found = candidates(Entry(method, method), "long")
-    assert rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
-    fine = candidates(Entry(method, method), "fine")
+    found = grid_candidates(Row(method, method), "long")
+    assert plan_rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
+    fine = grid_candidates(Row(method, method), "fine")
     assert {tuple(each.items()) for each in found} < {tuple(each.items()) for each in fine}
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "cycp-fedavg", "a-scaffold"])
 def test_the_full_grid_tries_two_steps_in_whole_runs(method: str) -> None:
     """The method's own step and a smaller; a candidate is evaluated as the table's runs are, whose record it is."""
-    found, usual = candidates(Entry(method, method), "full"), find_methods()[method].learning_rate
+    found, usual = grid_candidates(Row(method, method), "full"), find_methods()[method].learning_rate
     own, smaller = (float(each["learning-rate"]) for each in found)
     assert own == usual
     assert smaller == pytest.approx(0.3 * usual)
     assert len({tuple(each)[1:] for each in found}) == 1
-    assert rungs(len(found), 200) == [Rung(2, 100)]
-    job = Job("cifar10", Entry(method, method))
-    assert _config(PAPER, job, found[1], 100) == PAPER.config("cifar10", method, found[1])
-    assert _config(PAPER, job, found[1], 99).evaluate_every == 99
+    assert plan_rungs(len(found), 200) == [Rung(2, 100)]
+    job = TuningJob("cifar10", Row(method, method))
+    assert candidate_config(PAPER, job, found[1], 100) == PAPER.build_config("cifar10", method, found[1])
+    assert candidate_config(PAPER, job, found[1], 99).evaluate_every == 99
 
 
 def test_a_candidate_changes_what_it_names() -> None:
-    found = PAPER.config("cifar10", "cycp-pairwise", candidates(Entry("x", "cycp-pairwise"), "paper")[-1]).recipe
+    found = PAPER.build_config(
+        "cifar10", "cycp-pairwise", grid_candidates(Row("x", "cycp-pairwise"), "paper")[-1]
+    ).recipe
     assert found.learning_rate == 0.001
     assert getattr(found.algorithm.objective, "scale", None) == 0.001
     assert (found.stages.name, getattr(found.stages, "initial", None)) == ("geometric", 50)
 
 
 def test_what_a_row_settles_is_not_tuned() -> None:
-    fixed = Entry("fixed", "cycp-minimax", {"learning-rate": "0.5"})
-    assert candidates(fixed, "long") == [{"algorithm.prox": "0.1"}, {"algorithm.prox": "0.01"}]
+    fixed = Row("fixed", "cycp-minimax", {"learning-rate": "0.5"})
+    assert grid_candidates(fixed, "long") == [{"algorithm.prox": "0.1"}, {"algorithm.prox": "0.01"}]
     column = Column("cifar10", "cifar10")
-    ((config,),) = runs(PAPER, Cell(fixed, column), {"learning-rate": "0.001"}, (0,))
+    ((config,),) = cell_configs(PAPER, CellSpec(fixed, column), {"learning-rate": "0.001"}, (0,))
     assert config.recipe.learning_rate == 0.5
 
 
 def test_another_surrogate_has_no_lambda() -> None:
-    square = Entry("square", "cycp-pairwise", {"objective": "square"})
-    assert candidates(square, "steps") == [
+    square = Row("square", "cycp-pairwise", {"objective": "square"})
+    assert grid_candidates(square, "steps") == [
         {"learning-rate": "0.1"},
         {"learning-rate": "0.01"},
         {"learning-rate": "0.001"},
     ]
 
 
-RECORDED = sorted((Path(__file__).parents[2] / "results" / "choices").rglob("*.json"))
+RECORDED = [
+    content
+    for _, content in JsonLines(Path(__file__).parents[2] / "paper" / "records" / "paper-choices.jsonl").read_objects()
+]
 
 
-@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
-def test_a_recorded_choice_follows_from_its_rungs(file: Path) -> None:
+@pytest.mark.parametrize("choice", RECORDED, ids=[choice["job"] for choice in RECORDED])
+def test_a_recorded_choice_follows_from_its_rungs(choice: dict[str, Any]) -> None:
     """What is in the repository, replayed."""
-    choice = json.loads(file.read_text())
-    judged = {(tuple(each["settings"].items()), each["cycles"]): each["validation_auc"] for each in choice["judged"]}
+    judged = {(tuple(each["settings"].items()), each["cycles"]): each["validation_auc"] for each in choice["trials"]}
     least = min((cycles for _, cycles in judged), default=0)
-    first: list[Texts] = [dict(settings) for settings, cycles in judged if cycles == least]
+    first: list[Options] = [dict(settings) for settings, cycles in judged if cycles == least]
     winner = play(
         first or [choice["settings"]], choice["budget"], lambda each, cycles: judged[tuple(each.items()), cycles]
     )
     assert winner.settings == choice["settings"]
-    assert len(winner.judged) == len(judged) == choice["runs"]
+    assert len(winner.trials) == len(judged) == choice["runs"]

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
-from paper.layout import cells, runs
-from paper.records import Store, name
-from paper.scales import PAPER
-from paper.sheets import SHEETS
-from paper.tuning import Choices, Job, Tuning, _config
+import numpy as np
 
-RESULTS = Path(__file__).parents[2] / "results"
-JOBS = {Job.of(cell): cell for make in SHEETS.values() for cell in cells(make(PAPER))}
+from fedauc.experiments.config import Config
+from paper.records import JsonLines, RecordStore, run_name
+from paper.scales import PAPER
+from paper.table_specs import TABLES, cell_configs, list_cells
+from paper.tuning import ChoiceStore, TuningJob, TuningPlan, candidate_config
+
+RECORDS = Path(__file__).parents[2] / "paper" / "records"
+JOBS = {TuningJob.for_cell(cell): cell for make in TABLES.values() for cell in list_cells(make(PAPER))}
+
+
+def recorded_runs(path: Path) -> Iterator[str]:
+    for _, content in JsonLines(path).read_objects():
+        yield run_name(Config.from_json(json.dumps(content["config"])))
+
+
+def archived_names(path: Path) -> list[str]:
+    with np.load(path) as archive:
+        return [name for name in archive.files if not name.startswith("labels/")]
 
 
 def test_every_record_belongs_somewhere() -> None:
     """What an older setting has left behind is to be deleted."""
-    choices, used = Choices(Store(RESULTS), PAPER), set[str]()
-    for make in SHEETS.values():
-        for cell in cells(make(PAPER)):
-            settings = choices.settings(Job.of(cell))
-            used |= {name(config) for case in runs(PAPER, cell, settings, (0, 1, 2)) for config in case}
+    choices, used = ChoiceStore(RecordStore(RECORDS), PAPER), set[str]()
+    for make in TABLES.values():
+        for cell in list_cells(make(PAPER)):
+            settings = choices.chosen_settings(TuningJob.for_cell(cell))
+            used |= {run_name(config) for case in cell_configs(PAPER, cell, settings, (0, 1, 2)) for config in case}
     for job in JOBS:
-        choice = choices.get(job)
-        for each in choice.judged if choice else ():
-            used.add(name(_config(PAPER, job, each["settings"], each["cycles"])))
-    kept = {file.stem for folder in ("runs", "ranks") for file in (RESULTS / folder).iterdir()}
-    assert sorted(kept - used) == []
+        choice = choices.find_choice(job)
+        for each in choice.trials if choice else ():
+            used.add(run_name(candidate_config(PAPER, job, each["settings"], each["cycles"])))
+    recorded = {run for path in RECORDS.glob("*.jsonl") if "choices" not in path.name for run in recorded_runs(path)}
+    ranked = {name.partition("/")[2] for path in RECORDS.glob("*.npz") for name in archived_names(path)}
+    assert sorted((recorded | ranked) - used) == []
 
 
 def test_every_choice_is_over_the_grid_that_its_column_has() -> None:
     """A grid that was changed later does not reach what was chosen before: that is to be deleted, and made anew."""
-    choices = Choices(Store(RESULTS), PAPER)
+    choices = ChoiceStore(RecordStore(RECORDS), PAPER)
     for job, cell in JOBS.items():
-        if choice := choices.get(job):
-            asked = Tuning.read(cell.column.grid)
-            assert (job.name, choice.grid, choice.budget) == (job.name, asked.grid, asked.budget(PAPER))
+        if choice := choices.find_choice(job):
+            asked = TuningPlan.parse(cell.column.grid)
+            assert (job.name, choice.grid, choice.budget) == (job.name, asked.grid, asked.row_budget(PAPER))
 
 
 def test_every_choice_stands_and_belongs_to_a_row() -> None:
-    choices = Choices(Store(RESULTS), PAPER)
-    found = {job.name: (job, choice) for job in JOBS if (choice := choices.get(job))}
-    assert sorted(found) == sorted(file.stem for file in (RESULTS / "choices" / "paper").iterdir())
-    assert [key for key, (job, choice) in found.items() if not choices.stands(job, choice)] == []
+    choices = ChoiceStore(RecordStore(RECORDS), PAPER)
+    found = {job.name: (job, choice) for job in JOBS if (choice := choices.find_choice(job))}
+    assert sorted(found) == sorted(choices.list_choices())
+    assert [key for key, (job, choice) in found.items() if not choices.is_current(job, choice)] == []

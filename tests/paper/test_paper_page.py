@@ -12,26 +12,25 @@ import pytest
 from fedauc.metrics import auc
 from paper.claims import claims
 from paper.filling import Filler
-from paper.layout import Cell, Entry, cells, runs
 from paper.orderings import Gain, Ordering, Shown, compared, gained, gains, matrix, orderings, overview
 from paper.pictures import Panel, _labels, draw, panels, picture
-from paper.records import Point, Store
+from paper.records import Point, RecordStore
 from paper.report import page
 from paper.scales import PAPER, SMOKE
-from paper.sheets import SHEETS
 from paper.short import short
+from paper.table_specs import TABLES, CellSpec, Row, cell_configs, list_cells
 from paper.tables import by_case, rows
-from paper.tuning import Choice, Choices, Job
+from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 from paper_records import by_default, keep, labelled, scored
 
 ROOT = Path(__file__).parents[2]
 SEEDS = [0, 1, 2]
 
 
-def store_of(folder: Path, sheet: str, columns: Sequence[str], skill: Callable[[Cell, int], float]) -> Store:
+def store_of(folder: Path, sheet: str, columns: Sequence[str], skill: Callable[[CellSpec, int], float]) -> RecordStore:
     """Finished runs of a sheet's cells at the paper's scale, with so much skill on 1,000 test rows, half positive."""
-    store, labels = Store(folder), labelled(500, 500)
-    for place, cell in enumerate(cells(SHEETS[sheet](PAPER).narrowed(columns, []))):
+    store, labels = RecordStore(folder), labelled(500, 500)
+    for place, cell in enumerate(list_cells(TABLES[sheet](PAPER).select(columns, []))):
         for case in by_default(store, cell, SEEDS):
             for config in case:
                 scores = scored(labels, skill(cell, config.recipe.seed), seed=100 * place + config.recipe.seed)
@@ -40,8 +39,8 @@ def store_of(folder: Path, sheet: str, columns: Sequence[str], skill: Callable[[
     return store
 
 
-def shown(store: Store, sheet: str, columns: Sequence[str]) -> Shown:
-    made = SHEETS[sheet](PAPER).narrowed(columns, [])
+def shown(store: RecordStore, sheet: str, columns: Sequence[str]) -> Shown:
+    made = TABLES[sheet](PAPER).select(columns, [])
     return Shown(made, Filler(store, PAPER, SEEDS).fill(made))
 
 
@@ -50,7 +49,7 @@ def shown(store: Store, sheet: str, columns: Sequence[str]) -> Shown:
 
 def test_the_page_of_results_is_what_the_records_say() -> None:
     """`python -m paper report` writes it; every figure that it links to is there."""
-    made = page(Store(ROOT / "results"), PAPER, SEEDS)
+    made = page(RecordStore(ROOT / "paper" / "records"), PAPER, SEEDS)
     assert (ROOT / "docs" / "results.md").read_text() == made.text, (
         "run `python -m paper report` and look at what changed"
     )
@@ -69,7 +68,7 @@ HIGH, LOW = 1.5, 1.0
 def test_an_ordering_is_said_as_it_is(tmp_path: Path, ours: float, theirs: float, verdict: str) -> None:
     """CyCp-Minimax at one level and the others at another; CyCp-Pairwise is as good as its baselines."""
     store = store_of(
-        tmp_path, "table1", ["cifar10"], lambda cell, _: ours if cell.entry.name == "cycp-minimax" else theirs
+        tmp_path, "table1", ["cifar10"], lambda cell, _: ours if cell.row.name == "cycp-minimax" else theirs
     )
     found = list(orderings(shown(store, "table1", ["cifar10"])))
     said = {(each.method, each.baseline): each.verdict for each in found}
@@ -92,7 +91,7 @@ def test_an_ordering_is_said_as_it_is(tmp_path: Path, ours: float, theirs: float
 def test_the_overview_and_the_comparisons_count_both_ways(tmp_path: Path) -> None:
     """On CIFAR-100 the paper has CyCp-Minimax below RS-Pairwise and above A-FedAvg; these records turn both round."""
     level = {"rs-pairwise": LOW, "a-fedavg": 2.0, "cycp-minimax": HIGH}
-    store = store_of(tmp_path, "table1", ["cifar100"], lambda cell, _: level.get(cell.entry.name, HIGH))
+    store = store_of(tmp_path, "table1", ["cifar100"], lambda cell, _: level.get(cell.row.name, HIGH))
     sheets = [shown(store, "table1", ["cifar100"])]
     assert list(overview(sheets)) == [
         ["table", "method", "above", "no difference found", "below", "not tested"],
@@ -117,10 +116,10 @@ def test_rows_stand_beside_the_papers_numbers(tmp_path: Path) -> None:
 
     A row that lacks a run has no place there.
     """
-    store, level = Store(tmp_path), {"cycp-fedavg": 0.88, "cycp-pairwise": 0.76, "a-fedavg": 0.9}
-    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], list(level))):
-        for config in by_default(store, cell, SEEDS)[0][: 2 if cell.entry.name == "a-fedavg" else 3]:
-            keep(store, config, [level[cell.entry.name]], None)
+    store, level = RecordStore(tmp_path), {"cycp-fedavg": 0.88, "cycp-pairwise": 0.76, "a-fedavg": 0.9}
+    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], list(level))):
+        for config in by_default(store, cell, SEEDS)[0][: 2 if cell.row.name == "a-fedavg" else 3]:
+            keep(store, config, [level[cell.row.name]], None)
     made = shown(store, "table1", ["cifar10"])
     assert gained(gains([made])) == [
         ["AUC less the paper's", "table1 cifar10"],
@@ -142,9 +141,9 @@ def test_a_row_that_only_one_table_has_leaves_the_other_empty() -> None:
 
 
 def test_other_data_than_the_papers_stands_apart(tmp_path: Path) -> None:
-    store = store_of(tmp_path, "table1", ["insurance-stand-in"], lambda cell, _: HIGH)
-    found = [shown(store, "table1", ["insurance-stand-in"])]
-    assert [line[0] for line in list(overview(found))[1:]] == ["table1, insurance-stand-in"] * 2
+    store = store_of(tmp_path, "table1", ["chest-stand-in"], lambda cell, _: HIGH)
+    found = [shown(store, "table1", ["chest-stand-in"])]
+    assert [line[0] for line in list(overview(found))[1:]] == ["table1, chest-stand-in"] * 2
     assert list(compared(found)) == []
     assert gains(found) == []
     # Neither the paper's rows nor its numbers: there is nothing to say in short.
@@ -154,16 +153,17 @@ def test_other_data_than_the_papers_stands_apart(tmp_path: Path) -> None:
 def test_an_unfinished_row_is_not_compared(tmp_path: Path) -> None:
     """CyCp-FedAvg lacks a seed."""
     store_of(tmp_path, "table1", ["cifar10"], lambda cell, _: HIGH)
-    for path in (tmp_path / "runs").glob("cifar10-cycp-fedavg-*.json"):
-        path.unlink()
-        break
-    found = list(orderings(shown(Store(tmp_path), "table1", ["cifar10"])))
+    path = tmp_path / "cifar10.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines.remove(next(line for line in lines if '"method":"cycp-fedavg"' in line))
+    path.write_text("".join(lines))
+    found = list(orderings(shown(RecordStore(tmp_path), "table1", ["cifar10"])))
     assert "cycp-fedavg" not in {each.baseline for each in found}
     assert len(found) == 8
 
 
 def test_without_ranks_nothing_is_tested() -> None:
-    column = SHEETS["table1"](PAPER).columns[0]
+    column = TABLES["table1"](PAPER).columns[0]
     assert Ordering(column, "cycp-minimax", "fedavg", 0.1, None, None).verdict == "not tested"
 
 
@@ -172,8 +172,8 @@ def test_without_ranks_nothing_is_tested() -> None:
 
 def series(folder: Path, sheet: str, dataset: str, curves: dict[str, list[float]]) -> list[str]:
     """What a figure's records say, from the curve of each column."""
-    store, columns = Store(folder), [f"{dataset}-{value}" for value in curves]
-    for cell in cells(SHEETS[sheet](PAPER).narrowed(columns, ["cycp-minimax"])):
+    store, columns = RecordStore(folder), [f"{dataset}-{value}" for value in curves]
+    for cell in list_cells(TABLES[sheet](PAPER).select(columns, ["cycp-minimax"])):
         for case in by_default(store, cell, SEEDS):
             for config in case:
                 keep(store, config, curves[cell.column.name.removeprefix(f"{dataset}-")], None)
@@ -195,7 +195,7 @@ def test_the_interval_is_judged_by_its_largest_fall_from_a_shorter_one(tmp_path:
     """Not by the shortest alone, which has .9."""
     (found,) = series(tmp_path, "figure1", "cifar10", {"I4": [0.9], "I16": [0.91], "I64": [last]})
     assert found.removesuffix(".").removesuffix(" .01") == f"cifar10, cycp-minimax: {said}"
-    (told,) = short([shown(Store(tmp_path), "figure1", ["cifar10-I4", "cifar10-I16", "cifar10-I64"])])
+    (told,) = short([shown(RecordStore(tmp_path), "figure1", ["cifar10-I4", "cifar10-I16", "cifar10-I64"])])
     head, pairs = (
         "A longer interval I costs no more than .01 AUC at equal local steps (`figure1`)",
         "pairs of data and method",
@@ -210,8 +210,8 @@ def test_a_loss_must_be_told_from_the_one_that_is_allowed(tmp_path: Path, apart:
 
     The loss of .018 exceeds .01 by .008, which is more than twice the first, and less than twice the second.
     """
-    store, columns = Store(tmp_path), ["cifar10-I16", "cifar10-I64"]
-    for cell in cells(SHEETS["figure1"](PAPER).narrowed(columns, ["cycp-minimax"])):
+    store, columns = RecordStore(tmp_path), ["cifar10-I16", "cifar10-I64"]
+    for cell in list_cells(TABLES["figure1"](PAPER).select(columns, ["cycp-minimax"])):
         for config in by_default(store, cell, SEEDS)[0]:
             spread = 0.91 if cell.column.name == "cifar10-I16" else 0.892 + apart * (config.recipe.seed - 1)
             keep(store, config, [spread], None)
@@ -229,8 +229,8 @@ def test_a_loss_must_be_told_from_the_one_that_is_allowed(tmp_path: Path, apart:
 def test_points_of_figures_and_single_runs_have_no_marks(tmp_path: Path) -> None:
     """Table 1's runs are told apart in its own columns over three seeds, not with one, and not as a figure's."""
     level = {"cycp-minimax": LOW}
-    store = store_of(tmp_path, "table1", ["cifar10"], lambda cell, _: level.get(cell.entry.name, HIGH))
-    for cell in cells(SHEETS["figure1"](PAPER).narrowed(["cifar10-I16"], [])):
+    store = store_of(tmp_path, "table1", ["cifar10"], lambda cell, _: level.get(cell.row.name, HIGH))
+    for cell in list_cells(TABLES["figure1"](PAPER).select(["cifar10-I16"], [])):
         by_default(store, cell, SEEDS)
     table, figure = shown(store, "table1", ["cifar10"]), shown(store, "figure1", ["cifar10-I16"])
     assert "*" in "".join(cell for line in rows(*table) for cell in line)
@@ -242,10 +242,10 @@ def test_points_of_figures_and_single_runs_have_no_marks(tmp_path: Path) -> None
 
 def test_means_over_classes_show_every_class_beside_the_papers_number(tmp_path: Path) -> None:
     """Class c has .9 less c hundredths, but that the last has not run; their mean needs them all."""
-    store, sheet = Store(tmp_path), SHEETS["classes"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
-    for cell in cells(sheet):
+    store, sheet = RecordStore(tmp_path), TABLES["classes"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    for cell in list_cells(sheet):
         for place, (config,) in enumerate(by_default(store, cell, SEEDS)):
-            if cell.entry.name == "cycp-fedavg" or place < 4:
+            if cell.row.name == "cycp-fedavg" or place < 4:
                 keep(store, config, [0.9 - place / 100], None)
     text = page(store, PAPER, SEEDS, ["classes"]).text
     assert "| cycp-fedavg | .8800 [.7836] |" in text
@@ -260,7 +260,7 @@ def test_means_over_classes_show_every_class_beside_the_papers_number(tmp_path: 
 def test_rounds_must_fall_to_both_targets(tmp_path: Path, early: float, holds: bool) -> None:
     """M = 1 comes to .8 in the third evaluation and M = 2 in the second; to .78 both in the second, or in turn."""
     series(tmp_path, "figure2", "cifar100", {"M1": [0.6, early, 0.8], "M2": [0.6, 0.8, 0.8]})
-    (claim,) = claims(shown(Store(tmp_path), "figure2", ["cifar100-M1", "cifar100-M2"])).values()
+    (claim,) = claims(shown(RecordStore(tmp_path), "figure2", ["cifar100-M1", "cifar100-M2"])).values()
     assert claim.holds is holds
 
 
@@ -308,7 +308,7 @@ def test_an_early_target_has_rounds_of_its_own_unless_all_begin_there(tmp_path: 
 
 def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
     """Table 1's runs are also figure 1's at I = 16: that figure has not begun, while the traffic table is a view."""
-    store = store_of(tmp_path, "table1", ["cifar10", "insurance-stand-in"], lambda cell, _: HIGH)
+    store = store_of(tmp_path, "table1", ["cifar10", "chest-stand-in"], lambda cell, _: HIGH)
     made = page(store, PAPER, SEEDS)
     heads = re.findall(r"^## (.*)$", made.text, flags=re.MULTILINE)
     assert heads == [
@@ -321,7 +321,7 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
         "Not run",
         "Runs",
     ]
-    lacking = "| `python -m paper table1` | cifar100, chestmnist, insurance, chest-stand-in, insurance-synthetic |"
+    lacking = "| `python -m paper table1` | cifar100, chestmnist, insurance, insurance-synthetic |"
     assert lacking in made.text
     # Repeated removal has Table 1's data as the first of three draws: 21 of 63 runs.
     assert "| `python -m paper table9` | cifar10 (21 of 63), cifar100 |" in made.text
@@ -330,24 +330,24 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
     assert "\n42 runs, 42 seconds of training and evaluation, on:\n" in made.text
     assert "| cifar10 | made up; for a test | 500 |" in made.text
     assert list(made.pictures) == ["paper-table1.png"]
-    assert [panel.title for panel in made.pictures["paper-table1.png"]] == ["cifar10", "insurance-stand-in"]
+    assert [panel.title for panel in made.pictures["paper-table1.png"]] == ["cifar10", "chest-stand-in"]
 
 
 def test_stand_ins_are_labelled_and_in_a_table_of_their_own(tmp_path: Path) -> None:
-    store, labels = Store(tmp_path), labelled(20, 30)
-    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10", "insurance-stand-in"], [])):
+    store, labels = RecordStore(tmp_path), labelled(20, 30)
+    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10", "chest-stand-in"], [])):
         note = "STAND-IN for others, rows; and more" if "stand-in" in cell.column.name else "photographs"
         for config in by_default(store, cell, SEEDS)[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
     text = page(store, PAPER, SEEDS, ["table1"]).text
-    warning = "`insurance-stand-in` is not the paper's data: STAND-IN for others, rows, 20 positives to test on.\n"
-    assert text.index("|  | cifar10 |\n") < text.index(warning) < text.index("|  | insurance-stand-in |\n")
+    warning = "`chest-stand-in` is not the paper's data: STAND-IN for others, rows, 20 positives to test on.\n"
+    assert text.index("|  | cifar10 |\n") < text.index(warning) < text.index("|  | chest-stand-in |\n")
     assert "`cifar10` is not" not in text
 
 
 def test_a_single_row_is_shown(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-pairwise"])):
+    store = RecordStore(tmp_path)
+    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], ["cycp-pairwise"])):
         keep(store, by_default(store, cell, [0])[0][0], [0.5], None)
     text = page(store, PAPER, SEEDS, ["table1"]).text
     assert "No run has finished yet." not in text
@@ -359,10 +359,10 @@ def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path)
 
     A run that both tables have counts once: FedAvg's at .1 with a weight decay of 1e-3.
     """
-    store = Store(tmp_path)
-    for cell in cells(SHEETS["batches"](PAPER)):
-        if not ("minimax-16" in cell.entry.name and "pooled" in cell.column.name):
-            keep(store, runs(PAPER, cell, {}, [0])[0][0], [0.5], None)
+    store = RecordStore(tmp_path)
+    for cell in list_cells(TABLES["batches"](PAPER)):
+        if not ("minimax-16" in cell.row.name and "pooled" in cell.column.name):
+            keep(store, cell_configs(PAPER, cell, {}, [0])[0][0], [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1", "batches"]).text.split())
     told = "(`schedules` and `batches`): cycp-fedavg 12, cycp-minimax 12, cycp-pairwise 16;"
     assert told in text
@@ -372,11 +372,11 @@ def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path)
 
 
 def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: Path) -> None:
-    store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
-    tuned, untuned = cells(sheet)
+    store, sheet = RecordStore(tmp_path), TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    tuned, untuned = list_cells(sheet)
     for config in by_default(store, tuned, SEEDS)[0]:
         keep(store, config, [0.9], None)
-    for config in runs(PAPER, untuned, {}, SEEDS)[0]:
+    for config in cell_configs(PAPER, untuned, {}, SEEDS)[0]:
         keep(store, config, [0.9], None)
     filled = Filler(store, PAPER, SEEDS).fill(sheet)
     assert [cell.auc is not None for cell in filled.values()] == [True, False]
@@ -392,7 +392,9 @@ def test_a_point_that_is_not_tuned_by_itself_is_told(tmp_path: Path) -> None:
     assert "| cifar10-M1 | cycp-pairwise | defaults |" in text
     claim = "- cifar10, cycp-pairwise: rounds to AUC"
     assert claim in text
-    (tmp_path / "choices" / "paper" / "cifar10-M1-cycp-pairwise.json").unlink()
+    path = tmp_path / "paper-choices.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"cifar10-M1-cycp-pairwise"' not in line))
     text = page(store, PAPER, SEEDS).text
     assert told in text
     assert listed in text
@@ -403,10 +405,10 @@ def test_a_point_that_is_not_tuned_by_itself_is_told(tmp_path: Path) -> None:
 
 def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
     """The made-up records have half of AUC, which is 1 here and 0.5 there."""
-    store, level = Store(tmp_path), {"cycp-fedavg": 1.0, "cycp-minimax": 0.5}
-    for cell in cells(SHEETS["creditcard"](PAPER).narrowed(["creditcard"], list(level))):
+    store, level = RecordStore(tmp_path), {"cycp-fedavg": 1.0, "cycp-minimax": 0.5}
+    for cell in list_cells(TABLES["creditcard"](PAPER).select(["creditcard"], list(level))):
         for (config,) in by_default(store, cell, SEEDS):
-            keep(store, config, [level[cell.entry.name]], None)
+            keep(store, config, [level[cell.row.name]], None)
     text = page(store, PAPER, SEEDS, ["creditcard"]).text
     table = text[text.index("Average precision") :]
     assert "| cycp-fedavg | .5000 ± .0000 |" in table
@@ -415,11 +417,11 @@ def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
 
 def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
     """Two rows whose test AUC is highest in the second of three cycles; one of them is selected there."""
-    store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    store, sheet = RecordStore(tmp_path), TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
     judged = {"cycp-fedavg": [0.6, 0.7, 0.8], "cycp-pairwise": [0.6, 0.8, 0.8]}
-    for cell in cells(sheet):
+    for cell in list_cells(sheet):
         for config in by_default(store, cell, SEEDS)[0]:
-            keep(store, config, [0.7, 0.9, 0.85], None, validation=judged[cell.entry.name])
+            keep(store, config, [0.7, 0.9, 0.85], None, validation=judged[cell.row.name])
     text = page(store, PAPER, SEEDS, ["table1"]).text
     _, _, selected = text.partition("where a run's validation AUC was highest")
     assert "| cycp-fedavg | .8500 ± .0000 |" in selected
@@ -428,22 +430,25 @@ def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
 
 def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
     """Of three rows, one has the largest learning rate and one the smallest; 6 cycles each."""
-    store = Store(tmp_path)
-    choices = Choices(store, PAPER)
+    store = RecordStore(tmp_path)
+    choices = ChoiceStore(store, PAPER)
     for method, step in (("cycp-fedavg", "0.1"), ("a-fedavg", "0.01"), ("cycp-minimax", "0.001")):
         judged = tuple({"settings": {"learning-rate": each}, "cycles": 2} for each in ("0.1", "0.01", "0.001"))
-        choices.put(
-            Job("cifar10", Entry(method, method)), Choice({"learning-rate": step}, "steps", 6, judged, 3, 6, 1.0)
+        choices.add_choice(
+            TuningJob("cifar10", Row(method, method)),
+            TuningChoice({"learning-rate": step}, "steps", 6, judged, 3, 6, 1.0),
         )
-    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], [])):
-        for config in runs(PAPER, cell, choices.settings(Job("cifar10", cell.entry)), SEEDS)[0]:
+    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], [])):
+        for config in cell_configs(PAPER, cell, choices.chosen_settings(TuningJob("cifar10", cell.row)), SEEDS)[0]:
             keep(store, config, [0.5], None)
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
     assert "In all 9 runs, 18 cycles, 0 seconds." in text
     wide = "Of 3 rows with more than two learning rates, 1 chose the smallest of their grid and 1 the largest"
     assert f"{wide}, so that a larger one might do better: cifar10 (cycp-fedavg)." in text
     # Of two learning rates each is an end, which says nothing.
-    choices.put(Job("cifar10", Entry("cycp-fedavg", "cycp-fedavg")), Choice({"learning-rate": "0.1"}, "full", 200))
+    choices.add_choice(
+        TuningJob("cifar10", Row("cycp-fedavg", "cycp-fedavg")), TuningChoice({"learning-rate": "0.1"}, "full", 200)
+    )
     text = " ".join(page(store, PAPER, SEEDS, ["table1"]).text.split())
     assert "Of 2 rows with more than two learning rates, 1 chose the smallest of their grid and 0 the largest." in text
     assert "| cifar10 | a-fedavg | learning-rate 0.01 | steps | 9 | 3 | 6 | 1 |" in text
@@ -451,14 +456,16 @@ def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
 
 def test_whole_runs_with_settings_that_were_not_chosen_are_told(tmp_path: Path) -> None:
     """FedAvg is shown at .01 and has run at .1 too, with every seed; minimax has done so with one alone."""
-    store, sheet = Store(tmp_path), SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
-    choices = Choices(store, PAPER)
-    for cell in cells(sheet):
-        choices.put(Job("cifar10", cell.entry), Choice({"learning-rate": "0.01"}, "steps", 6, (), 3, 6, 1.0))
-        for config in runs(PAPER, cell, {"learning-rate": "0.01"}, SEEDS)[0]:
+    store, sheet = RecordStore(tmp_path), TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    choices = ChoiceStore(store, PAPER)
+    for cell in list_cells(sheet):
+        choices.add_choice(
+            TuningJob("cifar10", cell.row), TuningChoice({"learning-rate": "0.01"}, "steps", 6, (), 3, 6, 1.0)
+        )
+        for config in cell_configs(PAPER, cell, {"learning-rate": "0.01"}, SEEDS)[0]:
             keep(store, config, [0.8], None)
-        other = {"learning-rate": "0.1"} | ({"algorithm.prox": "0.1"} if cell.entry.name == "cycp-minimax" else {})
-        for config in runs(PAPER, cell, other, SEEDS if cell.entry.name == "cycp-fedavg" else SEEDS[:1])[0]:
+        other = {"learning-rate": "0.1"} | ({"algorithm.prox": "0.1"} if cell.row.name == "cycp-minimax" else {})
+        for config in cell_configs(PAPER, cell, other, SEEDS if cell.row.name == "cycp-fedavg" else SEEDS[:1])[0]:
             keep(store, config, [0.9], None)
     text = page(store, PAPER, SEEDS, ["table1"]).text
     _, _, told = text.partition("Runs of full length with settings that were not chosen")
@@ -473,11 +480,11 @@ def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
     """
     curves = {"cycp-fedavg": [0.6, 0.7, 0.75, 0.8], "cycp-minimax": [0.7, 0.85, 0.8, 0.75]}
     curves |= {"cycp-pairwise": [0.8] * 4, "a-fedavg": [0.7] * 4}
-    store = Store(tmp_path)
-    for cell in cells(SHEETS["traffic"](PAPER).narrowed(["cifar10"], list(curves))):
+    store = RecordStore(tmp_path)
+    for cell in list_cells(TABLES["traffic"](PAPER).select(["cifar10"], list(curves))):
         for config in by_default(store, cell, SEEDS)[0]:
-            apart = 0.05 * (config.recipe.seed - 1) * (1 if cell.entry.name == "cycp-fedavg" else -1)
-            keep(store, config, [value + apart for value in curves[cell.entry.name]], None)
+            apart = 0.05 * (config.recipe.seed - 1) * (1 if cell.row.name == "cycp-fedavg" else -1)
+            keep(store, config, [value + apart for value in curves[cell.row.name]], None)
     text = page(store, PAPER, SEEDS, ["traffic"]).text
     assert "| AUC to reach | .7500 |" in text
     assert "| cycp-fedavg | 30 (1.00), 30 kB |" in text
@@ -559,14 +566,14 @@ def test_a_tables_picture_has_one_legend_for_all_panels(tmp_path: Path) -> None:
 
 
 def test_a_page_of_the_smoke_scale_says_so(tmp_path: Path) -> None:
-    assert "Smoke scale" in page(Store(tmp_path), SMOKE, SEEDS).text
+    assert "Smoke scale" in page(RecordStore(tmp_path), SMOKE, SEEDS).text
 
 
 def test_ranks_of_made_up_records_have_the_auc_of_their_scores(tmp_path: Path) -> None:
     """The helper itself: 500 + 500 rows, noise of one standard deviation, so AUC is Φ(1.5 / √2) = .856."""
     store = store_of(tmp_path, "table1", ["cifar10"], lambda cell, _: HIGH)
-    config = runs(PAPER, next(cells(SHEETS["table1"](PAPER))), {}, [0])[0][0]
-    ranks, record = store.ranks(config), store.get(config)
+    config = cell_configs(PAPER, next(list_cells(TABLES["table1"](PAPER))), {}, [0])[0][0]
+    ranks, record = store.load_ranks(config), store.find_record(config)
     assert ranks is not None
     assert record is not None
     assert auc(ranks.labels, ranks.ranks) == record.auc == pytest.approx(0.856, abs=0.025)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,32 +18,38 @@ from fedauc.experiments.run_group import plan_run_groups
 from fedauc.experiments.run_loop import Observer, Progress
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.metrics import auc, delong_interval
-from paper.layout import Cell, Column, Entry, Sheet, runs
-from paper.records import MOST_ROWS, Record, Store, name
-from paper.running import OutOfTime, Workshop
+from paper.records import MOST_ROWS, JsonLines, Record, RecordStore, run_name
+from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import PAPER, SMOKE
-from paper.tuning import Choice, Choices, Job, Tuning, tune
+from paper.table_specs import CellSpec, Column, Row, TableSpec, cell_configs
+from paper.tuning import ChoiceStore, TuningChoice, TuningJob, TuningPlan, tune_rows
 
-FEDAVG, MINIMAX = (Entry(method, method) for method in ("cycp-fedavg", "cycp-minimax"))
+FEDAVG, MINIMAX = (Row(method, method) for method in ("cycp-fedavg", "cycp-minimax"))
 
 
 def config(method: str = "cycp-fedavg", **changes: str) -> Config:
     """A smoke run; changes are options, with __ for the dot and _ for the dash."""
-    return SMOKE.config("cifar10", method, {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()})
+    return SMOKE.build_config(
+        "cifar10", method, {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}
+    )
 
 
 def silent(place: str) -> Observer:
     return lambda progress: None
 
 
-def shop(folder: Path, observer: object = silent, **changes: float) -> Workshop:
-    return Workshop(Store(folder / "results"), folder / "work", "cpu", observer, **changes)  # type: ignore[arg-type]
+def shop(folder: Path, observer: object = silent, **changes: float) -> RunQueue:
+    return RunQueue(RecordStore(folder / "records"), folder / "work", "cpu", observer, **changes)  # type: ignore[arg-type]
 
 
-def known(store: Store, asked: Config) -> Record:
-    found = store.get(asked)
+def known(store: RecordStore, asked: Config) -> Record:
+    found = store.find_record(asked)
     assert found is not None
     return found
+
+
+def count_records(folder: Path) -> int:
+    return len(list(JsonLines(folder / "synthetic.jsonl").read_objects()))
 
 
 def finished(folder: Path, asked: Config) -> RunFolder:
@@ -58,31 +63,31 @@ def finished(folder: Path, asked: Config) -> RunFolder:
 
 def test_a_record_says_what_the_run_folder_says(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", config("cycp-pairwise"))
-    Store(tmp_path / "results").put(folder)
-    found, last = known(Store(tmp_path / "results"), config("cycp-pairwise")), folder.read_records()[-1]
-    assert found.final is not None
+    RecordStore(tmp_path / "records").add_run(folder)
+    found, last = known(RecordStore(tmp_path / "records"), config("cycp-pairwise")), folder.read_records()[-1]
+    assert found.final_point is not None
     assert (found.auc, found.low, found.high) == (last["auc"], last["low"], last["high"])
-    assert found.final.auc == last["auc"]
-    assert found.final.validation_auc == last["validation_auc"]
-    assert found.final.bytes == last["bytes_up"] + last["bytes_down"]
+    assert found.final_point.auc == last["auc"]
+    assert found.final_point.validation_auc == last["validation_auc"]
+    assert found.final_point.bytes == last["bytes_up"] + last["bytes_down"]
     # Three learning cycles of four rounds, after one that scores.
     assert [(point.cycle, point.rounds) for point in found.curve] == [(1, 8), (2, 12), (3, 16)]
     assert set(found.versions) == {"fedauc", "python", "torch", "numpy", "gpu"}
 
 
 def test_a_record_is_found_whatever_the_engine(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results")
-    store.put(finished(tmp_path / "run", config()))
-    assert store.get(config(engine="loop")) == store.get(config()) is not None
-    assert store.get(config(seed="1")) is None
-    assert store.get(config(learning_rate="0.2")) is None
+    store = RecordStore(tmp_path / "records")
+    store.add_run(finished(tmp_path / "run", config()))
+    assert store.find_record(config(engine="loop")) == store.find_record(config()) is not None
+    assert store.find_record(config(seed="1")) is None
+    assert store.find_record(config(learning_rate="0.2")) is None
 
 
 def test_ranks_keep_auc_and_interval_to_the_last_digit(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run", config())
-    store = Store(tmp_path / "results")
-    store.put(folder)
-    kept, (labels, scores) = store.ranks(config()), folder.read_scores()
+    store = RecordStore(tmp_path / "records")
+    store.add_run(folder)
+    kept, (labels, scores) = store.load_ranks(config()), folder.read_scores()
     assert kept is not None
     assert kept.ranks.dtype == np.uint16
     assert auc(kept.labels, kept.ranks) == auc(labels, scores)
@@ -94,27 +99,17 @@ def test_a_records_files_are_small(tmp_path: Path, rows: int) -> None:
     """22,500 test rows, a little more than ChestMNIST's, or twice that: at most 50 kB, and every positive is kept."""
     data = Synthetic(clients=rows // 100, rows_per_client=100, features=5)
     asked = replace(config(cycles="1", partition__clients="20"), data=data)
-    store, folder = Store(tmp_path / "results"), finished(tmp_path / "run", asked)
-    store.put(folder)
+    store, folder = RecordStore(tmp_path / "records"), finished(tmp_path / "run", asked)
+    store.add_run(folder)
     sizes = [path.stat().st_size for path in store.path.rglob("*.*")]
     assert len(sizes) == 2
     assert max(sizes) < 50_000
-    kept, (labels, scores) = store.ranks(asked), folder.read_scores()
+    kept, (labels, scores) = store.load_ranks(asked), folder.read_scores()
     assert kept is not None
     assert len(kept.labels) == MOST_ROWS
     assert kept.labels.sum() == labels.sum() == rows // 10
     # Half of the negatives move the AUC by less than its standard error, .002 with 4,500 positives.
     assert auc(kept.labels, kept.ranks) == pytest.approx(auc(labels, scores), abs=0.002)
-
-
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.put(finished(tmp_path / "run", config()))
-    path = tmp_path / "runs" / f"{name(config())}.json"
-    for broken in (path.read_text()[:-20], json.dumps({"format": 1})):
-        path.write_text(broken)
-        with pytest.raises(ValueError, match=r"record .*json is damaged .*: delete it|record .*damaged .*; delete it"):
-            Store(tmp_path).get(config())
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -127,9 +122,9 @@ def test_what_has_a_record_does_not_run_again(tmp_path: Path) -> None:
         ran.append(place)
         return lambda progress: None
 
-    shop(tmp_path, observer).run([config(), config(seed="1"), config()])
-    assert ran == [name(config()), name(config(seed="1"))]
-    shop(tmp_path, observer).run([config(), config(seed="1")])
+    shop(tmp_path, observer).run_missing([config(), config(seed="1"), config()])
+    assert ran == [run_name(config()), run_name(config(seed="1"))]
+    shop(tmp_path, observer).run_missing([config(), config(seed="1")])
     assert len(ran) == 2
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -143,8 +138,8 @@ def test_runs_on_the_same_data_come_one_after_another(tmp_path: Path) -> None:
         return lambda progress: None
 
     asked = [config(method, data_seed=split) for method in ("cycp-fedavg", "fedavg") for split in ("0", "1")]
-    shop(tmp_path, observer).run(asked)
-    assert ran == [name(asked[place]) for place in (0, 2, 1, 3)]
+    shop(tmp_path, observer).run_missing(asked)
+    assert ran == [run_name(asked[place]) for place in (0, 2, 1, 3)]
 
 
 def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
@@ -162,21 +157,21 @@ def test_a_run_that_cannot_go_on_has_a_record_too(tmp_path: Path) -> None:
 
     made = shop(tmp_path, observer)
     with pytest.raises(OutOfTime):
-        made.run([bad, config()])
-    assert told == {name(bad): True}
+        made.run_missing([bad, config()])
+    assert told == {run_name(bad): True}
     made.deadline = float("inf")
-    made.run([config()])
-    found = known(Store(tmp_path / "results"), bad)
+    made.run_missing([config()])
+    found = known(RecordStore(tmp_path / "records"), bad)
     assert found.stopped.startswith("stopped in round")
-    assert found.final is None
-    assert made.store.ranks(bad) is None
-    assert known(made.store, config()).final is not None
+    assert found.final_point is None
+    assert made.store.load_ranks(bad) is None
+    assert known(made.store, config()).final_point is not None
 
 
 class Clock:
     """Runs out after so many rounds."""
 
-    def __init__(self, made: Workshop, rounds: int) -> None:
+    def __init__(self, made: RunQueue, rounds: int) -> None:
         self._shop, self._left = made, rounds
 
     def __call__(self, place: str) -> Observer:
@@ -192,21 +187,21 @@ class Clock:
 def test_a_run_out_of_time_goes_on_to_the_same_record(tmp_path: Path, rounds: int) -> None:
     """Two runs of twelve rounds: stopped early, late, at the first's end, in the second."""
     asked = [config(), config(seed="1")]
-    shop(tmp_path / "whole").run(asked)
+    shop(tmp_path / "whole").run_missing(asked)
     made = shop(tmp_path / "parts")
     made.observer = Clock(made, rounds)
     with made, pytest.raises(OutOfTime):
-        made.run(asked)
-    assert sum(made.store.get(each) is not None for each in asked) == (rounds >= 12)
-    shop(tmp_path / "parts").run(asked)
+        made.run_missing(asked)
+    assert sum(made.store.find_record(each) is not None for each in asked) == (rounds >= 12)
+    shop(tmp_path / "parts").run_missing(asked)
     for each in asked:
-        parts, whole = (known(Store(tmp_path / path / "results"), each) for path in ("parts", "whole"))
+        parts, whole = (known(RecordStore(tmp_path / path / "records"), each) for path in ("parts", "whole"))
         assert replace(parts, seconds=0) == replace(whole, seconds=0)
 
 
 def test_nothing_starts_after_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(OutOfTime):
-        shop(tmp_path, deadline=time.monotonic() - 1).run([config()])
+        shop(tmp_path, deadline=time.monotonic() - 1).run_missing([config()])
     assert not (tmp_path / "work").exists()
 
 
@@ -216,23 +211,23 @@ def test_only_a_folder_of_the_same_configuration_is_gone_on_with(tmp_path: Path,
     begun = shop(tmp_path)
     begun.observer = Clock(begun, 6)
     with begun, pytest.raises(OutOfTime):
-        begun.run([config(engine=engine)])
+        begun.run_missing([config(engine=engine)])
     seen: list[int] = []
     made = shop(tmp_path, lambda place: lambda progress: seen.append(progress.done))
-    made.run([config()])
+    made.run_missing([config()])
     assert seen[0] == first
-    assert known(made.store, config()).final is not None
+    assert known(made.store, config()).final_point is not None
 
 
 def test_seeds_and_steps_share_a_graph(tmp_path: Path) -> None:
     """Lanes on a CPU give what the stacked engine gives, up to rounding, and all runs are one group."""
     asked = [config(seed=str(seed), learning_rate=step) for seed in range(2) for step in ("0.1", "0.01")]
     lanes = [config(seed=str(s), learning_rate=step, engine="graphed") for s in range(2) for step in ("0.1", "0.01")]
-    assert len(plan_run_groups({name(each): each for each in lanes}, DataCache())) == 1
-    shop(tmp_path / "alone").run(asked)
-    shop(tmp_path / "lanes").run(lanes)
+    assert len(plan_run_groups({run_name(each): each for each in lanes}, DataCache())) == 1
+    shop(tmp_path / "alone").run_missing(asked)
+    shop(tmp_path / "lanes").run_missing(lanes)
     for each in asked:
-        one, two = (known(Store(tmp_path / path / "results"), each).auc for path in ("alone", "lanes"))
+        one, two = (known(RecordStore(tmp_path / path / "records"), each).auc for path in ("alone", "lanes"))
         assert one == pytest.approx(two, abs=1e-6)
 
 
@@ -245,70 +240,70 @@ def test_the_last_checkpoint_is_left_out(tmp_path: Path) -> None:
         folder = tmp_path / "work" / place / "checkpoints"
         return lambda progress: rounds.append(sorted(path.stem for path in folder.iterdir()))
 
-    shop(tmp_path, observer).run([config()])
+    shop(tmp_path, observer).run_missing([config()])
     assert rounds[-1] == ["round-00000004", "round-00000008"]
 
 
 # -------------------------------------------------------------------------------------------------------------- tuning
 
 
-def sheet(*rows: Entry, datasets: Sequence[str] = ("cifar10",)) -> Sheet:
-    return Sheet("made", "Made up", rows, tuple(Column(each, each) for each in datasets))
+def sheet(*rows: Row, datasets: Sequence[str] = ("cifar10",)) -> TableSpec:
+    return TableSpec("made", "Made up", rows, tuple(Column(each, each) for each in datasets))
 
 
 def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
     """Three learning rates in one rung of 4 cycles each; the record beside each says what it was judged by."""
     made = shop(tmp_path)
-    choices = tune([sheet(FEDAVG)], SMOKE, made, Tuning("steps", 12))
-    found = choices.get(Job("cifar10", FEDAVG))
+    choices = tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan("steps", 12))
+    found = choices.find_choice(TuningJob("cifar10", FEDAVG))
     assert found is not None
     assert (found.runs, found.cycles, found.budget) == (3, 12, 12)
     values = {}
     for step in ("0.1", "0.01", "0.001"):
         record = known(made.store, config(cycles="4", evaluate_every="4", learning_rate=step))
-        assert record.final is not None
-        assert record.final.validation_auc != record.final.auc
-        values[step] = record.final.validation_auc
-    assert {each["settings"]["learning-rate"]: each["validation_auc"] for each in found.judged} == values
+        assert record.final_point is not None
+        assert record.final_point.validation_auc != record.final_point.auc
+        values[step] = record.final_point.validation_auc
+    assert {each["settings"]["learning-rate"]: each["validation_auc"] for each in found.trials} == values
     assert found.settings == {"learning-rate": max(values, key=lambda step: values[step] or 0)}
-    assert list((tmp_path / "results").glob("ranks/*")) == []
+    assert list((tmp_path / "records").glob("*.npz")) == []
 
 
 def test_rows_cost_the_same_and_are_tuned_once(tmp_path: Path) -> None:
     """FedAvg has 3 candidates, minimax 9 in two rungs: 18 cycles each. The other dataset is tuned by itself."""
     jobs = [sheet(FEDAVG, MINIMAX), sheet(FEDAVG, datasets=("cifar100", "cifar10"))]
-    choices = tune(jobs, SMOKE, shop(tmp_path), Tuning("steps", 18))
-    asked = [Job("cifar10", FEDAVG), Job("cifar10", MINIMAX), Job("cifar100", FEDAVG)]
-    found = [choices.get(job) for job in asked]
+    choices = tune_rows(jobs, SMOKE, shop(tmp_path), TuningPlan("steps", 18))
+    asked = [TuningJob("cifar10", FEDAVG), TuningJob("cifar10", MINIMAX), TuningJob("cifar100", FEDAVG)]
+    found = [choices.find_choice(job) for job in asked]
     assert [each and (each.runs, each.cycles) for each in found] == [(3, 18), (12, 18), (3, 18)]
-    count = len(list((tmp_path / "results" / "runs").iterdir()))
+    count = count_records(tmp_path / "records")
     assert count == 3 + 12 + 3
-    again = tune(jobs, SMOKE, shop(tmp_path), None)
-    assert [again.get(job) for job in asked] == found
-    assert len(list((tmp_path / "results" / "runs").iterdir())) == count
+    again = tune_rows(jobs, SMOKE, shop(tmp_path), None)
+    assert [again.find_choice(job) for job in asked] == found
+    assert count_records(tmp_path / "records") == count
 
 
 def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Path) -> None:
     """Four learning rates in the wide grid, of which two go on; three in the other."""
-    made, job = shop(tmp_path), Job("cifar10", FEDAVG)
-    wide = Sheet("made", "Made up", (FEDAVG,), (Column("cifar10", "cifar10", grid="wide"),))
-    for asked, grid, count in ((None, "wide", 6), (Tuning("steps", 9), "steps", 3)):
-        found = tune([wide], SMOKE, made, asked).get(job)
+    made, job = shop(tmp_path), TuningJob("cifar10", FEDAVG)
+    wide = TableSpec("made", "Made up", (FEDAVG,), (Column("cifar10", "cifar10", grid="wide"),))
+    for asked, grid, count in ((None, "wide", 6), (TuningPlan("steps", 9), "steps", 3)):
+        found = tune_rows([wide], SMOKE, made, asked).find_choice(job)
         assert found is not None
         assert (found.grid, found.runs) == (grid, count)
 
 
 def test_another_tuning_replaces_a_choice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made, job = shop(tmp_path), Job("cifar10", FEDAVG)
+    made, job = shop(tmp_path), TuningJob("cifar10", FEDAVG)
     with caplog.at_level("INFO", "fedauc"):
         for words in ("none", "steps:9", "full"):
-            tune([sheet(FEDAVG)], SMOKE, made, Tuning.read(words))
-            chosen = Choices(made.store, SMOKE).settings(job)
+            tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan.parse(words))
+            chosen = ChoiceStore(made.store, SMOKE).chosen_settings(job)
             assert (chosen == {}) == (words == "none")
     assert caplog.messages == ["cifar10-cycp-fedavg was tuned over steps:9; from now on over full"]
     # To tune nothing is no reason to forget what was found, which every table has.
-    tune([sheet(FEDAVG)], SMOKE, made, Tuning("none"))
-    assert Choices(made.store, SMOKE).settings(job) == chosen
+    tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan("none"))
+    assert ChoiceStore(made.store, SMOKE).chosen_settings(job) == chosen
 
 
 def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
@@ -316,122 +311,127 @@ def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
     bare = {"data": "creditcard", "partition": "natural", "model": "linear"}
     scale = replace(SMOKE, datasets={"cifar10": bare}, groups=8)
     with pytest.raises(ValueError, match="creditcard has no validation part to tune on: use --tuning none"):
-        tune([sheet(FEDAVG)], scale, shop(tmp_path), Tuning("steps", 3))
+        tune_rows([sheet(FEDAVG)], scale, shop(tmp_path), TuningPlan("steps", 3))
 
 
 def test_a_tuning_is_read_from_a_word() -> None:
-    assert Tuning.read("paper") == Tuning("paper")
-    assert {word: Tuning.read(word).budget(PAPER) for word in ("paper", "full", "full:90")} == {
+    assert TuningPlan.parse("paper") == TuningPlan("paper")
+    assert {word: TuningPlan.parse(word).row_budget(PAPER) for word in ("paper", "full", "full:90")} == {
         "paper": 120,
         "full": 200,
         "full:90": 90,
     }
     with pytest.raises(ValueError, match="tuning is 'steps:0'; it needs at least a cycle"):
-        Tuning.read("steps:0")
+        TuningPlan.parse("steps:0")
     with pytest.raises(ValueError, match="unknown grid 'step': did you mean 'steps'"):
-        Tuning.read("step:3")
+        TuningPlan.parse("step:3")
     with pytest.raises(ValueError, match="tuning is 'steps:x'; it must be a grid and cycles"):
-        Tuning.read("steps:x")
+        TuningPlan.parse("steps:x")
 
 
 def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
     """The minimax methods have sigmoid scores by default, so that a row which asks for them has the same run."""
-    plain, same = Entry("plain", "cycp-minimax"), Entry("same", "cycp-minimax", {"objective.score": "sigmoid"})
+    plain, same = Row("plain", "cycp-minimax"), Row("same", "cycp-minimax", {"objective.score": "sigmoid"})
     judged = ({"settings": {"learning-rate": "0.01"}, "cycles": 2}, {"settings": {"learning-rate": "0.1"}, "cycles": 2})
-    chosen = {Job("cifar10", each): Choice({}, "steps", 4, judged) for each in (plain, same)}
-    assert Choices(Store(tmp_path), PAPER).cost(chosen) == (2, 4, 0.0)
+    chosen = {TuningJob("cifar10", each): TuningChoice({}, "steps", 4, judged) for each in (plain, same)}
+    assert ChoiceStore(RecordStore(tmp_path), PAPER).total_cost(chosen) == (2, 4, 0.0)
 
 
 def test_a_choice_is_made_anew_where_its_runs_would_be_others_today(tmp_path: Path) -> None:
     """Over the grid it was made over, whatever the column's own is."""
-    place, job, tuning = shop(tmp_path), Job("cifar10", FEDAVG), Tuning("full")
-    before = tune([sheet(FEDAVG)], SMOKE, place, tuning).get(job)
-    other = replace(SMOKE, ways={"cifar10": {"cycp-fedavg": {"negatives": "9"}}})
+    place, job, tuning = shop(tmp_path), TuningJob("cifar10", FEDAVG), TuningPlan("full")
+    before = tune_rows([sheet(FEDAVG)], SMOKE, place, tuning).find_choice(job)
+    other = replace(SMOKE, method_options={"cifar10": {"cycp-fedavg": {"negatives": "9"}}})
     assert before is not None
-    assert Choices(place.store, SMOKE).stands(job, before)
-    assert not Choices(place.store, other).stands(job, before)
-    after = tune([sheet(FEDAVG)], other, place, None).get(job)
+    assert ChoiceStore(place.store, SMOKE).is_current(job, before)
+    assert not ChoiceStore(place.store, other).is_current(job, before)
+    after = tune_rows([sheet(FEDAVG)], other, place, None).find_choice(job)
     assert after is not None
-    assert Choices(place.store, other).stands(job, after)
+    assert ChoiceStore(place.store, other).is_current(job, after)
     assert (after.grid, after.budget) == (before.grid, before.budget) == ("full", 2 * SMOKE.cycles)
-    assert [each["validation_auc"] for each in after.judged] != [each["validation_auc"] for each in before.judged]
+    assert [each["validation_auc"] for each in after.trials] != [each["validation_auc"] for each in before.trials]
 
 
 def test_a_damaged_choice_is_named(tmp_path: Path) -> None:
-    choices, job = Choices(Store(tmp_path), PAPER), Job("cifar10", FEDAVG)
-    choices.put(job, Choice({}, "none", 0))
-    (path,) = tmp_path.rglob("*.json")
-    for damaged in ("{", "[]", '{"other": 1}', "\xff"):
-        path.write_bytes(damaged.encode("latin-1"))
-        with pytest.raises(ValueError, match=rf"choice {path} is damaged \(.*\); delete it, and it is made again"):
-            choices.get(job)
+    ChoiceStore(RecordStore(tmp_path), PAPER).add_choice(TuningJob("cifar10", FEDAVG), TuningChoice({}, "none", 0))
+    path = tmp_path / "paper-choices.jsonl"
+    for damaged in ("{", "[]", '{"format": 1, "other": 1}', "\xff"):
+        path.write_bytes(damaged.encode("latin-1") + b"\n")
+        with pytest.raises(ValueError, match=rf"^line 1 of {path} is damaged \(.*\); delete that line"):
+            ChoiceStore(RecordStore(tmp_path), PAPER).find_choice(TuningJob("cifar10", FEDAVG))
 
 
 def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None:
     """With its ranks, without which it would not be tested; those of short rungs have none."""
-    for tuning, kept in (Tuning("full"), True), (Tuning("steps", 3), False):
+    for tuning, kept in (TuningPlan("full"), True), (TuningPlan("steps", 3), False):
         place = shop(tmp_path / tuning.grid)
-        choices = tune([sheet(FEDAVG)], SMOKE, place, tuning)
-        choice = choices.get(Job("cifar10", FEDAVG))
+        choices = tune_rows([sheet(FEDAVG)], SMOKE, place, tuning)
+        choice = choices.find_choice(TuningJob("cifar10", FEDAVG))
         assert choice is not None
-        cycles = {each["cycles"] for each in choice.judged}
+        cycles = {each["cycles"] for each in choice.trials}
         assert cycles == ({SMOKE.cycles} if kept else {1})
-        tried = [SMOKE.config("cifar10", "cycp-fedavg", each["settings"]) for each in choice.judged]
-        assert all((place.store.ranks(each) is not None) == kept for each in tried)
+        tried = [SMOKE.build_config("cifar10", "cycp-fedavg", each["settings"]) for each in choice.trials]
+        assert all((place.store.load_ranks(each) is not None) == kept for each in tried)
 
 
 def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> None:
     """One local step in twice the cycles; until then the point has what its dataset has."""
     place, case = shop(tmp_path), {"local-steps": "1", "cycles": "6"}
-    base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
-    whole, mine = Job("cifar10", FEDAVG), Job.of(Cell(FEDAVG, replace(point, tested=False)))
-    choices = Choices(place.store, SMOKE)
-    choices.put(whole, Choice({"learning-rate": "0.7"}, "none", 0))
-    assert (choices.get(mine), choices.settings(mine)) == (None, {"learning-rate": "0.7"})
-    made = Sheet("made", "Made up", (FEDAVG,), (point,))
-    found = tune([made], SMOKE, place, None).get(mine)
+    base, point = Column("cifar10", "cifar10"), Column("cifar10-I1", "cifar10", (case,), tuned_case=case, grid="lower")
+    whole, mine = TuningJob("cifar10", FEDAVG), TuningJob.for_cell(CellSpec(FEDAVG, replace(point, tested=False)))
+    choices = ChoiceStore(place.store, SMOKE)
+    choices.add_choice(whole, TuningChoice({"learning-rate": "0.7"}, "none", 0))
+    assert (choices.find_choice(mine), choices.chosen_settings(mine)) == (None, {"learning-rate": "0.7"})
+    made = TableSpec("made", "Made up", (FEDAVG,), (point,))
+    found = tune_rows([made], SMOKE, place, None).find_choice(mine)
     assert found is not None
     assert (found.grid, found.runs, found.cycles, found.budget) == ("lower", 3, 18, 3 * SMOKE.cycles)
     tried = [config(learning_rate=step, local_steps="1", cycles="6") for step in ("0.1", "0.03", "0.01")]
-    aucs = [known(place.store, each).final for each in tried]
-    assert [each["validation_auc"] for each in found.judged] == [each and each.validation_auc for each in aucs]
-    assert choices.stands(mine, found)
-    assert choices.settings(mine) == found.settings
+    aucs = [known(place.store, each).final_point for each in tried]
+    assert [each["validation_auc"] for each in found.trials] == [each and each.validation_auc for each in aucs]
+    assert choices.is_current(mine, found)
+    assert choices.chosen_settings(mine) == found.settings
     # Its runs are its cell's, and nobody else's: the dataset's choice stays.
-    assert runs(SMOKE, Cell(FEDAVG, point), found.settings, (0,))[0][0] in tried
-    assert choices.settings(Job.of(Cell(FEDAVG, base))) == {"learning-rate": "0.7"}
-    assert all(place.store.ranks(each) is None for each in tried)
+    assert cell_configs(SMOKE, CellSpec(FEDAVG, point), found.settings, (0,))[0][0] in tried
+    assert choices.chosen_settings(TuningJob.for_cell(CellSpec(FEDAVG, base))) == {"learning-rate": "0.7"}
+    assert all(place.store.load_ranks(each) is None for each in tried)
 
 
 def test_the_candidates_of_a_point_are_no_tables_runs(tmp_path: Path) -> None:
     """One client per round in as many cycles as a table's runs have: they keep no ranks."""
     place, case = shop(tmp_path), {"participation.per-round": "1"}
-    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned=case, grid="lower")
-    tune([Sheet("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, None)
-    assert len(list((tmp_path / "results" / "runs").iterdir())) == 3
-    assert list((tmp_path / "results").glob("ranks/*")) == []
+    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned_case=case, grid="lower")
+    tune_rows([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, None)
+    assert count_records(tmp_path / "records") == 3
+    assert list((tmp_path / "records").glob("*.npz")) == []
 
 
 def test_a_points_short_rungs_have_its_share_of_cycles(tmp_path: Path) -> None:
     """Twice the cycles of the scale: rungs of one cycle are two of its own, and the choice counts those."""
     place, case = shop(tmp_path), {"local-steps": "1", "cycles": str(2 * SMOKE.cycles)}
-    point = Column("cifar10-I1", "cifar10", (case,), tuned=case, grid="lower")
-    found = tune([Sheet("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, Tuning("steps", 3))
-    choice = found.get(Job.of(Cell(FEDAVG, point)))
+    point = Column("cifar10-I1", "cifar10", (case,), tuned_case=case, grid="lower")
+    found = tune_rows([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, TuningPlan("steps", 3))
+    choice = found.find_choice(TuningJob.for_cell(CellSpec(FEDAVG, point)))
     assert choice is not None
     assert (choice.runs, choice.cycles) == (3, 6)
-    assert place.store.get(config(learning_rate="0.1", local_steps="1", cycles="2", evaluate_every="2")) is not None
+    assert (
+        place.store.find_record(config(learning_rate="0.1", local_steps="1", cycles="2", evaluate_every="2"))
+        is not None
+    )
 
 
 def test_a_tuning_asked_for_is_for_points_where_a_sheet_has_some(tmp_path: Path) -> None:
     """The dataset's choice is all tables': a figure makes it over its column's grid, if there is none, and keeps it."""
     place, case = shop(tmp_path), {"participation.per-round": "1"}
-    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned=case, grid="lower")
-    made = Sheet("made", "Made up", (FEDAVG,), (point, Column("cifar10-M5", "cifar10", grid="full")))
+    point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned_case=case, grid="lower")
+    made = TableSpec("made", "Made up", (FEDAVG,), (point, Column("cifar10-M5", "cifar10", grid="full")))
     for _ in range(2):
-        found = tune([made], SMOKE, place, Tuning("steps", 3))
-        grids = [each and each.grid for each in (found.get(Job.of(Cell(FEDAVG, column))) for column in made.columns)]
+        found = tune_rows([made], SMOKE, place, TuningPlan("steps", 3))
+        grids = [
+            each and each.grid
+            for each in (found.find_choice(TuningJob.for_cell(CellSpec(FEDAVG, column))) for column in made.columns)
+        ]
         assert grids == ["steps", "full"]
-    again = tune([sheet(FEDAVG)], SMOKE, place, Tuning("steps", 3)).get(Job("cifar10", FEDAVG))
+    again = tune_rows([sheet(FEDAVG)], SMOKE, place, TuningPlan("steps", 3)).find_choice(TuningJob("cifar10", FEDAVG))
     assert again is not None
     assert again.grid == "steps"

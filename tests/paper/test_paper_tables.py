@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,16 +12,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from cli_helpers import fedauc, paper_command
+from cli_helpers import paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_share
 from paper.filling import Filled, Filler, Reach, marks
-from paper.layout import cells
 from paper.printed import printed
-from paper.records import Ranks, Store
+from paper.records import JsonLines, Ranks, RecordStore
 from paper.scales import PAPER, SMOKE
-from paper.sheets import METHODS, SHEETS
+from paper.table_specs import METHODS, TABLES, list_cells
 from paper.tables import auc_text, rows, traffic_text
 from paper.testing import Wins, p_value, two_sided, wins
 from paper_records import by_default, keep, labelled, scored
@@ -32,7 +30,7 @@ from paper_records import by_default, keep, labelled, scored
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4", "table5", "table8", "table9"])
 def test_every_usual_cell_of_the_papers_tables_has_its_number(name: str) -> None:
-    sheet = SHEETS[name](PAPER).narrowed([], [])
+    sheet = TABLES[name](PAPER).select([], [])
     assert set(printed(name)) == {(row.name, column.name) for row in sheet.rows for column in sheet.columns}
 
 
@@ -236,8 +234,8 @@ def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
 
 
 def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
-    sheet = SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg"])
-    filled = Filler(Store(tmp_path), PAPER, [0, 1, 2]).fill(sheet)
+    sheet = TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])
+    filled = Filler(RecordStore(tmp_path), PAPER, [0, 1, 2]).fill(sheet)
     assert rows(sheet, filled) == [["", "cifar10"], ["cycp-fedavg", "- [.7836]"]]
 
 
@@ -250,17 +248,17 @@ SMOKED = ("--scale", "smoke", "--columns", "cifar10", "--tuning", "steps:36")
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("FEDAUC_RESULTS", raising=False)
+    monkeypatch.delenv("FEDAUC_RECORDS", raising=False)
     return tmp_path
 
 
 def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("paper", "table1", *SMOKED, "--methods", "cycp-fedavg,cycp-pairwise", "--seeds", "0,1")
-    first = fedauc(capsys, *asked)
+    asked = ("table1", *SMOKED, "--methods", "cycp-fedavg,cycp-pairwise", "--seeds", "0,1")
+    first = paper_command(capsys, *asked)
     assert first.code == 0, first.err
-    files = {path: path.stat().st_mtime_ns for path in (inside / "results").rglob("*.json")}
-    sheet = SHEETS["table1"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
-    store = Store(inside / "results")
+    files = {path: path.stat().st_mtime_ns for path in (inside / "paper" / "records").rglob("*.jsonl")}
+    sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    store = RecordStore(inside / "paper" / "records")
     filler = Filler(store, SMOKE, [0, 1])
     for cell, row in zip(filler.fill(sheet).items(), ("cycp-fedavg", "cycp-pairwise"), strict=True):
         (name, _), found = cell
@@ -270,17 +268,17 @@ def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.C
         assert f"{found.auc.mean:.4f}".removeprefix("0") in line
         assert "[" not in line, "smoke results do not stand beside the paper's"
     assert first.out.count("*") == 2, "one best row, and the legend"
-    again = fedauc(capsys, *asked)
+    again = paper_command(capsys, *asked)
     assert again.out == first.out
-    assert {path: path.stat().st_mtime_ns for path in (inside / "results").rglob("*.json")} == files
+    assert {path: path.stat().st_mtime_ns for path in (inside / "paper" / "records").rglob("*.jsonl")} == files
 
 
 def test_a_table_out_of_time_says_so_and_goes_on(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("paper", "run", "table2", *SMOKED, "--methods", "cycp-fedavg", "--seeds", "0")
-    late = fedauc(capsys, *asked, "--budget-minutes", "1e-6")
+    asked = ("run", "table2", *SMOKED, "--methods", "cycp-fedavg", "--seeds", "0")
+    late = paper_command(capsys, *asked, "--budget-minutes", "1e-6")
     assert late.code == 0
     assert "stopped after 1e-06 minutes; go on by the same command" in late.out
-    told = fedauc(capsys, *asked).out
+    told = paper_command(capsys, *asked).out
     assert "stopped after" not in told
     assert any(line.startswith("cycp-fedavg  .") for line in told.splitlines())
 
@@ -291,16 +289,19 @@ def test_a_figure_and_the_traffic_table_come_from_records(
     options = ("--scale", "smoke", "--seeds", "0", "--tuning", "none")
     figure = paper_command(capsys, "figure1", *options, "--columns", "cifar10-I1,cifar10-I3")
     assert figure.code == 0, figure.err
-    assert (inside / "results" / "figures" / "smoke-figure1.png").read_bytes().startswith(b"\x89PNG")
-    (inside / "results" / "figures" / "smoke-figure1.png").unlink()
+    assert (inside / "paper" / "records" / "figures" / "smoke-figure1.png").read_bytes().startswith(b"\x89PNG")
+    (inside / "paper" / "records" / "figures" / "smoke-figure1.png").unlink()
     with monkeypatch.context() as sealed:
         # What cannot be written is shown without its curves.
         sealed.setattr("fedauc.data.io.stored.os.access", lambda path, mode: False)
         shown = paper_command(capsys, "show", "figure1", *options[:4], "--columns", "cifar10-I1,cifar10-I3")
     assert (shown.code, "Curves" in figure.out, "Curves" in shown.out) == (0, True, False)
-    assert not list((inside / "results" / "figures").iterdir())
+    assert not list((inside / "paper" / "records" / "figures").iterdir())
     told = paper_command(capsys, "traffic", *options, "--columns", "cifar10", "--methods", "cycp-fedavg,cycp-minimax")
-    store, sheet = Store(inside / "results"), SHEETS["traffic"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg"])
+    store, sheet = (
+        RecordStore(inside / "paper" / "records"),
+        TABLES["traffic"](SMOKE).select(["cifar10"], ["cycp-fedavg"]),
+    )
     ((_, found),) = Filler(store, SMOKE, [0]).fill(sheet).items()
     assert found.reach is not None
     # FedAvg reaches its own last AUC in its last round of twelve, or before.
@@ -310,43 +311,46 @@ def test_a_figure_and_the_traffic_table_come_from_records(
 
 
 def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("paper", "report", "--scale", "smoke", "--seeds", "0", "--tables", "table2,classes")
+    asked = ("report", "--scale", "smoke", "--seeds", "0", "--tables", "table2,classes")
     # A page from another folder is not overwritten by an empty one.
-    told = fedauc(capsys, *asked)
+    told = paper_command(capsys, *asked)
     assert (told.code, list(inside.iterdir())) == (2, [])
-    assert told.err == "error: results has no records: name their folder in FEDAUC_RESULTS, or run a table first\n"
+    assert (
+        told.err == "error: paper/records has no records: name their folder in FEDAUC_RECORDS, or run a table first\n"
+    )
     paper_command(capsys, "classes", *SMOKED, "--methods", "cycp-fedavg,cycp-minimax", "--seeds", "0")
-    told = fedauc(capsys, *asked[:-1], "table2")
+    told = paper_command(capsys, *asked[:-1], "table2")
     assert told.code == 2
-    missing = "no run of table2 at scale smoke has finished in results: docs/smoke.md is as it was"
+    missing = "no run of table2 at scale smoke has finished in paper/records: docs/smoke.md is as it was"
     assert (told.err, (inside / "docs").exists()) == (f"error: {missing}\n", False)
     # The smoke scale's page does not take the place of the paper's.
-    assert fedauc(capsys, *asked).out.startswith("wrote docs/smoke.md")
-    assert fedauc(capsys, *asked, "--out", "page.md").code == 0
+    assert paper_command(capsys, *asked).out.startswith("wrote docs/smoke.md")
+    assert paper_command(capsys, *asked, "--out", "page.md").code == 0
     page = (inside / "page.md").read_text()
     assert "## Table 1 as the mean over positive classes 0-4" in page
     assert "## Table 2" not in page
     # What it says of the paper's scale is not true of this one.
     assert "the settings that Table 1 tuned for" not in page
-    choice = json.loads((inside / "results" / "choices" / "smoke" / "cifar10-cycp-minimax.json").read_text())
+    choices = JsonLines(inside / "paper" / "records" / "smoke-choices.jsonl").read_objects()
+    (choice,) = [content for _, content in choices if content["job"] == "cifar10-cycp-minimax"]
     chosen = ", ".join(f"{key} {value}" for key, value in choice["settings"].items())
     # 9 candidates for 2 cycles, then 3 for 6.
     assert f"| cifar10 | cycp-minimax | {chosen} | steps | 9 | 12 | 36 |" in page
     # Two rows on five data seeds.
     assert "\n10 runs, " in page
-    sheet = SHEETS["classes"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
-    store = Store(inside / "results")
-    for cell in cells(sheet):
-        aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.get(case))]
+    sheet = TABLES["classes"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    store = RecordStore(inside / "paper" / "records")
+    for cell in list_cells(sheet):
+        aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.find_record(case))]
         assert len(aucs) == 5
-        assert f"| {cell.entry.name} | {format_share(float(np.mean(np.array(aucs, float))), 4)}" in page
+        assert f"| {cell.row.name} | {format_share(float(np.mean(np.array(aucs, float))), 4)}" in page
 
 
 def test_a_table_is_shown_from_records_alone(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rows tuned in two ways, which is said; of rows that have not run there is nothing to show."""
     for row, tuning in (("cycp-fedavg", "steps:9"), ("cycp-minimax", "none")):
         paper_command(capsys, "table1", *SMOKED[:4], "--tuning", tuning, "--methods", row, "--seeds", "0")
-    files = sorted((inside / "results").rglob("*"))
+    files = sorted((inside / "paper" / "records").rglob("*"))
     told = paper_command(capsys, "show", "table1", *SMOKED[:4], "--seeds", "0")
     assert told.code == 0, told.err
     shown = {line.split()[0]: line.split()[1] for line in told.out.splitlines() if line.startswith(("cycp-", "rs-"))}
@@ -354,7 +358,7 @@ def test_a_table_is_shown_from_records_alone(inside: Path, capsys: pytest.Captur
     assert shown["rs-pairwise"] == shown["cycp-pairwise"] == "-"
     assert shown["cycp-fedavg"].startswith(".")
     assert "cifar10: tuned over steps:9 cycp-fedavg; over nothing cycp-minimax." in told.out
-    assert sorted((inside / "results").rglob("*")) == files
+    assert sorted((inside / "paper" / "records").rglob("*")) == files
 
 
 def test_numbers_beside_auc_are_printed_too(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,8 +376,8 @@ def test_data_that_is_not_there_hides_no_record(
 ) -> None:
     """CIFAR-10 has run; ChestMNIST is not there."""
     monkeypatch.setenv("FEDAUC_DATA", str(inside / "nothing"))
-    store = Store(inside / "results")
-    for cell in cells(SHEETS["table1"](PAPER).narrowed(["cifar10"], ["cycp-fedavg"])):
+    store = RecordStore(inside / "paper" / "records")
+    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])):
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.9], (labelled(30, 30), scored(labelled(30, 30), 1.0, 0)))
     asked = ("--columns", "cifar10,chestmnist", "--methods", "cycp-fedavg", "--seeds", "0", "--tuning", "none")
@@ -392,11 +396,11 @@ def test_a_folder_that_cannot_hold_records_is_named_before_anything_runs(
     inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (inside / "file").write_text("")
-    monkeypatch.setenv("FEDAUC_RESULTS", str(inside / "file" / "results"))
+    monkeypatch.setenv("FEDAUC_RECORDS", str(inside / "file" / "results"))
     told = paper_command(capsys, "table1", *SMOKED, "--methods", "cycp-fedavg")
     assert told.code == 2
     where = inside / "file" / "results"
-    remedy = "name another folder for records in FEDAUC_RESULTS, or look at these with `python -m paper show`"
+    remedy = "name another folder for records in FEDAUC_RECORDS, or look at these with `python -m paper show`"
     assert told.err == f"error: {where} cannot be written: {remedy}\n"
     assert [path.name for path in inside.iterdir()] == ["file"]
 
@@ -418,9 +422,9 @@ def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.Captur
     options = ("--scale", "smoke", "--columns", "cifar10", "--tuning", "none")
     for row, seeds in (("cycp-fedavg", "0"), ("cycp-minimax", "0,1")):
         paper_command(capsys, "table1", *options, "--methods", row, "--seeds", seeds)
-    sheet = SHEETS["table1"](SMOKE).narrowed(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     for ran, whole in (([0], 2), ([0, 1], 1)):
-        found = Filler(Store(inside / "results"), SMOKE, ran).fill(sheet)
+        found = Filler(RecordStore(inside / "paper" / "records"), SMOKE, ran).fill(sheet)
         assert [cell.done == cell.asked for cell in found.values()].count(True) == whole
         (best,) = [cell for cell in found.values() if cell.best]
         others = [cell for cell in found.values() if not cell.best and cell.done == cell.asked]
@@ -430,7 +434,7 @@ def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.Captur
 
 def test_the_list_and_the_counts_run_nothing(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listed = paper_command(capsys, "list").out
-    assert all(name in listed for name in (*SHEETS, "table7"))
+    assert all(name in listed for name in (*TABLES, "table7"))
     counted = paper_command(capsys, "table7", "--scale", "smoke", "--columns", "cifar10")
     # Synthetic's own 20 clients of 100 rows, a tenth of them positive.
     assert "200 / 1,800" in counted.out
@@ -447,7 +451,7 @@ def test_the_list_and_the_counts_run_nothing(inside: Path, capsys: pytest.Captur
         (("table1", "--scale", "smoke", "--columns", "cifar10", "--tuning", "steps:2"), "candidates need at least 3"),
         (("table7", "--columns", "cifar"), "unknown column of table7 'cifar'"),
         (("run", "table7"), "table7 is counted, not run: use `python -m paper table7`"),
-        (("show", "table1"), "results has no records"),
+        (("show", "table1"), "paper/records has no records"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -150,7 +150,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def kept() -> tuple[Findings, Trial]:
     """The record that docs/theory.md tells of."""
-    return theory.read(ROOT / "results/theory/theory.json")
+    return theory.read(ROOT / "paper/records/theory.json")
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,10 @@ from fedauc.reports.summary import MethodSummary, Spread
 from fedauc.reports.tables import comparison_caption, comparison_headers
 from fedauc.version import VERSION
 from paper.filling import Filled, Filler
-from paper.layout import cells
-from paper.records import Store
+from paper.records import RecordStore
 from paper.report import page
 from paper.scales import PAPER
-from paper.sheets import METHODS, SHEETS
+from paper.table_specs import METHODS, TABLES, list_cells
 from paper.tables import SMOKE
 from paper.terminal import show, warnings
 from paper_records import by_default, keep, labelled, scored
@@ -128,7 +127,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder without records, at a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("FEDAUC_RESULTS", raising=False)
+    monkeypatch.delenv("FEDAUC_RECORDS", raising=False)
     return tmp_path
 
 
@@ -139,7 +138,7 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
     """Seven columns of a table, and a figure's columns, which go down, beside its rows."""
     monkeypatch.setenv("COLUMNS", str(width))
     for name in ("table1", "figure1"):
-        sheet = SHEETS[name](PAPER)
+        sheet = TABLES[name](PAPER)
         columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
         across, down = (rows, columns) if name == "figure1" else (columns, rows)
         show(sheet, {(row, column): DONE for row in rows for column in columns})
@@ -157,8 +156,8 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
 
 def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
-    first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-stand-in"]
-    sheet = SHEETS["table1"](PAPER).narrowed([*first, *last], [])
+    first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["chest-stand-in"]
+    sheet = TABLES["table1"](PAPER).select([*first, *last], [])
     show(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})
     heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
     assert heads == [first, last]
@@ -167,30 +166,35 @@ def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.Capt
 def test_the_table_says_below_what_the_page_says_of_stand_ins(
     inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, rows, columns = Store(inside / "results"), ["cycp-fedavg", "cycp-minimax"], ["cifar10", "insurance-stand-in"]
+    store, rows, columns = (
+        RecordStore(inside / "paper" / "records"),
+        ["cycp-fedavg", "cycp-minimax"],
+        ["cifar10", "chest-stand-in"],
+    )
     labels = labelled(7, 30)
-    sheet = SHEETS["table1"](PAPER).narrowed(columns, rows)
-    for cell in cells(sheet):
+    sheet = TABLES["table1"](PAPER).select(columns, rows)
+    for cell in list_cells(sheet):
         note = "STAND-IN for others: rows; and more" if "stand-in" in cell.column.name else "photographs"
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
     asked = ("--columns", ",".join(columns), "--methods", ",".join(rows), "--seeds", "0")
     told = paper_command(capsys, "table1", *asked)
     assert told.code == 0, told.err
-    warning = "`insurance-stand-in` is not the paper's data: STAND-IN for others: rows, 7 positives to test on."
+    warning = "`chest-stand-in` is not the paper's data: STAND-IN for others: rows, 7 positives to test on."
     assert warning in page(store, PAPER, [0], ["table1"]).text
     text = " ".join(told.out.split())
-    assert text.index("insurance-stand-in") < text.index(warning) < text.index("Test AUC after")
+    assert text.index("chest-stand-in") < text.index(warning) < text.index("Test AUC after")
     assert text.count("is not the paper's data") == 1
     monkeypatch.setenv("COLUMNS", "40")
     # A name of 12 places, `.5000 [.7836]` of 13 and the other column's name of 18, two between, are 47.
     narrow = paper_command(capsys, "table1", *asked).out.splitlines()
     assert sum(line.startswith("cycp-minimax ") for line in narrow) == 2
     # Without the scores that count them, what is known is still said.
-    for file in (inside / "results" / "ranks").iterdir():
+    for file in (inside / "paper" / "records").glob("*-ranks.npz"):
         file.unlink()
-    (less,) = warnings(sheet, Filler(store, PAPER, [0]), store)
-    assert less == "`insurance-stand-in` is not the paper's data: STAND-IN for others: rows."
+    fresh = RecordStore(inside / "paper" / "records")
+    (less,) = warnings(sheet, Filler(fresh, PAPER, [0]), fresh)
+    assert less == "`chest-stand-in` is not the paper's data: STAND-IN for others: rows."
 
 
 def test_counts_say_whose_they_are_not(

@@ -1,0 +1,479 @@
+"""What a table or figure is before anything has run: rows, columns, and the run behind every cell."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from fedauc.data.datasets.creditcard import HOURS
+from fedauc.discovery import lookup
+from fedauc.experiments.config import Config
+from paper.scales import IMAGES, Options, Scale
+
+View = Literal["auc", "traffic"]
+"""What cells show: test AUC, or what it takes to reach a common one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: a method, and what it changes from its defaults. It is tuned once per dataset."""
+
+    name: str
+    method: str
+    settings: Options = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: a dataset, and the options it changes. Several `cases` repeat the runs on other data.
+
+    With `average_cases`, the mean over the cases is one result per seed; otherwise every case and seed is a result.
+    Columns that are not `by_default` run only when they are named. `seeds` replace the seeds asked for where the cases
+    repeat a run already. `test_overlap` is the share of test rows that two cases with different test parts have in
+    common. `grid` is what the rows are tuned over, with their cycles after a colon where those are not the usual ones.
+    Runs of columns that are not `tested` store no ranks: the points of a figure are compared with each other, not its
+    rows. A column with a `tuned_case` has settings of its own, which are tuned in that case; until then it has those of
+    its dataset.
+    """
+
+    name: str
+    dataset: str
+    cases: tuple[Options, ...] = ({},)
+    average_cases: bool = False
+    by_default: bool = True
+    seeds: tuple[int, ...] = ()
+    test_overlap: float = 0.0
+    grid: str = "steps"
+    tested: bool = True
+    tuned_case: Options = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table or figure before anything has run; `precision` and `validation` ask for more numbers beside test AUC.
+
+    Where something is `varied`, columns are its values, and are shown one below the other.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    view: View = "auc"
+    show_precision: bool = False
+    show_validation: bool = False
+    is_figure: bool = False
+
+    def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
+        """Only the columns (the usual ones, if none is named) and rows named."""
+        mine, entries = {each.name: each for each in self.columns}, {each.name: each for each in self.rows}
+        kept = [lookup(f"column of {self.name}", name, mine) for name in columns]
+        chosen = [lookup(f"method of {self.name}", name, entries) for name in rows]
+        usual = tuple(column for column in self.columns if column.by_default)
+        return replace(self, columns=tuple(kept) or usual, rows=tuple(chosen) or self.rows)
+
+
+class CellSpec(NamedTuple):
+    """One row in one column of a sheet."""
+
+    row: Row
+    column: Column
+
+
+def list_cells(sheet: TableSpec) -> Iterator[CellSpec]:
+    """Every cell, column by column: runs on the same data come one after another."""
+    for column in sheet.columns:
+        for entry in sheet.rows:
+            yield CellSpec(entry, column)
+
+
+def cell_configs(scale: Scale, cell: CellSpec, tuned: Options, seeds: Sequence[int]) -> list[list[Config]]:
+    """A cell's configurations: per case, one per seed. The column wins over the row, the row over what was tuned."""
+    entry, column = cell
+    made = [
+        scale.build_config(column.dataset, entry.method, {**tuned, **entry.settings, **case}) for case in column.cases
+    ]
+    return [[with_seed(config, seed) for seed in column.seeds or seeds] for config in made]
+
+
+@functools.lru_cache(maxsize=8192)
+def with_seed(config: Config, seed: int) -> Config:
+    """A configuration with another seed of training."""
+    return replace(config, recipe=replace(config.recipe, seed=seed))
+
+
+# ------------------------------------------------------------------------------------------------- the paper's tables
+
+METHODS = ("cycp-fedavg", "a-fedavg", "a-scaffold", "rs-minimax", "rs-pairwise", "cycp-minimax", "cycp-pairwise")
+"""The rows of every table of the paper, in its order."""
+
+OURS = ("cycp-minimax", "cycp-pairwise")
+"""The rows of its figures."""
+
+PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
+STAND_INS = ("chest-stand-in",)
+SYNTHETIC = "insurance-synthetic"
+
+FRAUD = {"creditcard": "wide", "creditcard-mlp": "wider:480"}
+"""Card fraud with a linear scorer and with a hidden layer, and what they are tuned over: logistic loss and a hidden
+layer want large steps. In 120 cycles the wider grid's many candidates have one or two each, which chooses worse."""
+
+FRAUD_COHORTS = (1, 2, 4, 6)
+"""Clients of 48 in 8 groups that come in a round; six are a whole group."""
+
+FRAUD_GROUPS = (1, 2, 4, 8, 16)
+"""Groups that the 48 clients are put into; eight are the data's own number."""
+
+ALL_METHODS = (*METHODS, "fedavg", "scaffold", "coda-plus", "codasca", "fedxl1")
+"""Those of the paper's rows, and those beyond."""
+
+
+def table1(scale: Scale) -> TableSpec:
+    """The labels as they are. Images are dealt to 100 clients by Dirichlet draws, insurance data by state.
+
+    100 cycles of 10 groups, which take part whole, with 16 local steps on 32 rows: ResNet-18 with the ImageNet stem and
+    GroupNorm on CIFAR, DenseNet-121 on chest images, a linear scorer on insurance data. On images, a batch's classes,
+    weighting and weight decay differ by method: see `batches`. There a-fedavg and a-scaffold have CyCp-FedAvg's, and
+    rs-minimax and rs-pairwise those of the cyclic methods. There, two learning rates are tuned by row; λ, the proximal
+    weight and the amplification are fixed.
+    """
+    columns = (*_dataset_columns(), Column(SYNTHETIC, SYNTHETIC, by_default=False, grid="wider:480"))
+    return TableSpec("table1", "Table 1: original labels, dir = 0.5", _method_rows(METHODS), columns)
+
+
+def table2(scale: Scale) -> TableSpec:
+    """As Table 1, with 20 % of the training positives turned into negatives."""
+    columns = _dataset_columns({"flip-positives": "0.2"})
+    return TableSpec("table2", "Table 2: flipped labels, dir = 0.5, flip = 20 %", _method_rows(METHODS), columns)
+
+
+def table3(scale: Scale) -> TableSpec:
+    """Heterogeneity and label noise on CIFAR-10."""
+    return _skew_table("table3", "cifar10", "CIFAR-10")
+
+
+def table4(scale: Scale) -> TableSpec:
+    """Heterogeneity and label noise on CIFAR-100."""
+    return _skew_table("table4", "cifar100", "CIFAR-100")
+
+
+def table5(scale: Scale) -> TableSpec:
+    """Heterogeneity and label noise on ChestMNIST."""
+    return _skew_table("table5", "chestmnist", "ChestMNIST")
+
+
+def table8(scale: Scale) -> TableSpec:
+    """50 and 200 clients. Groups of 5 take part whole; of those of 20, ten clients at a time."""
+    sizes: dict[str, Options] = {"50": {}, "200": {"participation.per-round": "10"}}
+    columns = tuple(
+        _dataset_column(f"{name}-{count}", name, {**_skew_case("0.1"), "partition.clients": count, **cohort})
+        for name in PUBLISHED[:2]
+        for count, cohort in sizes.items()
+    )
+    return TableSpec("table8", "Table 8: number of clients, dir = 0.1, flip = 0", _method_rows(METHODS), columns)
+
+
+def table9(scale: Scale) -> TableSpec:
+    """The data drawn three times: split, removal and partition."""
+    draws = tuple({"data-seed": str(seed)} for seed in range(3))
+    columns = tuple(replace(_dataset_column(name, name), cases=draws) for name in PUBLISHED[:2])
+    return TableSpec("table9", "Table 9: repeated random removal, dir = 0.5", _method_rows(METHODS), columns)
+
+
+# ------------------------------------------------------------------------------------------------ the paper's figures
+
+
+def figure1(scale: Scale) -> TableSpec:
+    """The communication interval I, at the same number of local steps in all. The paper finds no loss with a long one.
+
+    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their
+    batches, weighting and weight decay are the table's.
+    """
+    columns = []
+    for dataset in (*PUBLISHED, *FRAUD):
+        for steps in scale.intervals:
+            columns.append(
+                _figure_point(dataset, f"I{steps}", _interval_case(scale, steps), steps == scale.local_steps)
+            )
+    title = "Figure 1: communication interval I, equal local steps"
+    return TableSpec("figure1", title, _method_rows(OURS), tuple(columns), is_figure=True)
+
+
+def figure2(scale: Scale) -> TableSpec:
+    """Clients per round M, out of the same groups; the largest M is the whole group. The paper finds more to be faster.
+
+    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their
+    batches, weighting and weight decay are the table's. The AUC to reach is the lowest that a point ends with,
+    and .02 less.
+    """
+    columns = []
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        cohorts = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
+        for size in cohorts:
+            whole = size == cohorts[-1]
+            columns.append(
+                _figure_point(dataset, f"M{size}", {} if whole else {"participation.per-round": str(size)}, whole)
+            )
+    return TableSpec(
+        "figure2", "Figure 2: clients per round M, flip = 0", _method_rows(OURS), tuple(columns), is_figure=True
+    )
+
+
+def figure3(scale: Scale) -> TableSpec:
+    """The number of groups K with one client per round, at the same number of rounds; the groups are drawn.
+
+    The paper (its appendix) finds more groups to be faster in general. CyCp-Pairwise has a cycle of K rounds that only
+    score beside those rounds, at the start and after each stage whose mean goes on. Points are tuned one by one, as in
+    Figure 2, and the AUC to reach is the lowest that one ends with: a K that collapses makes it easy for the others.
+    """
+    columns = []
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        own = dataset in FRAUD and scale.published
+        rounds = scale.cycles * (FRAUD_GROUPS[-2] if own else scale.groups)
+        for groups in FRAUD_GROUPS if own else scale.group_counts:
+            cycles = rounds // groups
+            case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
+            case |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
+            columns.append(_figure_point(dataset, f"K{groups}", case))
+    title = "Figure 3: number of groups K, M = 1, equal rounds"
+    return TableSpec("figure3", title, _method_rows(OURS), tuple(columns), is_figure=True)
+
+
+# --------------------------------------------------------------------------------------------------- beyond the paper
+
+
+def intervals(scale: Scale) -> TableSpec:
+    """Figure 1 at the same number of rounds, so that a longer interval has more local steps in all.
+
+    Points have the settings of Figure 1.
+    """
+    columns = []
+    for dataset in (*PUBLISHED[:2], *FRAUD):
+        for steps in (scale.intervals[0], scale.local_steps, scale.intervals[-1]):
+            point = _figure_point(dataset, f"I{steps}", _interval_case(scale, steps), steps == scale.local_steps)
+            cases = tuple(_drop_length(case) for case in point.cases)
+            columns.append(replace(point, cases=cases))
+    title = "Communication interval I, equal rounds"
+    return TableSpec("intervals", title, _method_rows(OURS), tuple(columns), is_figure=True)
+
+
+def classes(scale: Scale) -> TableSpec:
+    """Table 1's image columns as the mean over five positive classes, since the paper does not name its one.
+
+    Each class has one run per method, so that there is no deviation over runs, with the settings that Table 1 tuned for
+    class 0. In brackets is what the paper's Table 1 has for its class.
+    """
+    cases = tuple({scale.positive_option: str(positive)} for positive in range(5))
+    columns = tuple(
+        replace(_dataset_column(name, name), cases=cases, average_cases=True, seeds=(0,)) for name in PUBLISHED[:2]
+    )
+    return TableSpec("classes", "Table 1 as the mean over positive classes 0-4", _method_rows(METHODS), columns)
+
+
+def ablation(scale: Scale) -> TableSpec:
+    """How raw outputs become scores, and whose data counts how much."""
+    rows = tuple(
+        Row(f"{method}-{score}-{weighting}", method, {"objective.score": score, "weighting": weighting})
+        for method in OURS
+        for score in ("identity", "sigmoid")
+        for weighting in ("clients", "pooled", "paper")
+    )
+    return TableSpec("ablation", "Scores and weighting", rows, (*_dataset_columns()[:2], *map(_fraud_column, FRAUD)))
+
+
+def traffic(scale: Scale) -> TableSpec:
+    """Rounds and bytes to an AUC that all CyCp methods reach; the runs are those of Table 1 and of card fraud.
+
+    Stand-ins have too few positives for that.
+    """
+    fraud = tuple(replace(column, by_default=False) for column in creditcard(scale).columns)
+    known = tuple(column for column in table1(scale).columns if column.dataset not in STAND_INS)
+    columns = (*known, *fraud)
+    return TableSpec("traffic", "Rounds and bytes to a common AUC", _method_rows(METHODS), columns, "traffic")
+
+
+def noise(scale: Scale) -> TableSpec:
+    """Labels flipped both ways; the sigmoid and the barrier hinge are the symmetric losses.
+
+    A column's number is the share of each class that is flipped; `cycp-pairwise` has the sigmoid loss.
+    """
+    cases = {share: {"flip-positives": share, "flip-negatives": share} for share in ("0.01", "0.05", "0.1")}
+    columns = tuple(
+        _dataset_column(f"{name}-{share}", name, case) for name in PUBLISHED[:2] for share, case in cases.items()
+    )
+    columns += tuple(_fraud_column(name, f"-{share}", case) for name in FRAUD for share, case in cases.items())
+    rows = (*_method_rows(("cycp-fedavg", *OURS)), *(_surrogate_row(name) for name in ("square", "barrier-hinge")))
+    return TableSpec("noise", "Two-sided label noise", rows, columns)
+
+
+def schedules(scale: Scale) -> TableSpec:
+    """Steps that fall tenfold after half and three quarters of the cycles, or stay; last models or stage means; decay.
+
+    It decided the image columns' schedule, by validation AUC: `constant-mean-1e-3` is where `batches` starts from.
+    Nothing is tuned here. Batches have 16 positives and 16 negatives, and clients count alike. A mean is over the
+    rounds of a stage, and its next stage starts from there.
+    """
+    even = {"positives": "16", "negatives": "16", "weighting": "clients"}
+    fixed: dict[str, tuple[str, Options]] = {
+        "cycp-fedavg-0.1": ("cycp-fedavg", {"learning-rate": "0.1"}),
+        "cycp-minimax-0.01": ("cycp-minimax", {"learning-rate": "0.01", "algorithm.prox": "0.1"} | even),
+        "cycp-pairwise-0.03": ("cycp-pairwise", {"learning-rate": "0.03"} | even),
+        "cycp-pairwise-0.1": ("cycp-pairwise", {"learning-rate": "0.1"} | even),
+    }
+    rows = tuple(Row(name, method, settings) for name, (method, settings) in fixed.items())
+    ways = {
+        "falling": ("0.1", "last", "0.0001"),
+        "falling-mean": ("0.1", "round_mean", "0.0001"),
+        "constant-mean": ("1", "round_mean", "0.0001"),
+        "constant-mean-1e-3": ("1", "round_mean", "0.001"),
+    }
+    columns = []
+    for name, (decay, output, weight_decay) in ways.items():
+        case = {"stages.decay": decay, "stage-output": output, "algorithm.weight-decay": weight_decay}
+        columns.append(Column(f"cifar10-{name}", "cifar10", (case,), seeds=(0,), grid="none"))
+    title = "Learning rates, stage means and weight decay, dir = 0.5"
+    return TableSpec("schedules", title, rows, tuple(columns), show_validation=True)
+
+
+def batches(scale: Scale) -> TableSpec:
+    """A batch's positives and negatives, whose data counts how much, and weight decay, at two learning rates or three.
+
+    It decided the rest of the image columns' settings, by validation AUC: each method has what is highest in its rows.
+    FedAvg draws rows of any class, 32 at a time. Nothing is tuned here; what has no number was not tried. The search
+    began after `alike`, whose test AUCs were known by then.
+    """
+    rows = [Row(f"cycp-fedavg-{step}", "cycp-fedavg", {"learning-rate": step}) for step in ("0.3", "0.1", "0.03")]
+    own: dict[str, tuple[Options, tuple[str, str]]] = {
+        "cycp-minimax": ({"algorithm.prox": "0.01"}, ("0.01", "0.003")),
+        "cycp-pairwise": ({}, ("0.1", "0.03")),
+    }
+    for method, (settings, steps) in own.items():
+        for positives, negatives in ("16", "16"), ("4", "28"):
+            batch = {**settings, "positives": positives, "negatives": negatives}
+            name = f"{method}-{positives}-{negatives}"
+            rows += [Row(f"{name}-{step}", method, batch | {"learning-rate": step}) for step in steps]
+    columns = []
+    for weighting in ("clients", "pooled"):
+        for label, weight_decay in ("1e-3", "0.001"), ("3e-3", "0.003"):
+            case = {"weighting": weighting, "algorithm.weight-decay": weight_decay}
+            columns.append(Column(f"cifar10-{weighting}-{label}", "cifar10", (case,), seeds=(0,), grid="none"))
+    title = "Batches, weighting and weight decay, dir = 0.5"
+    return TableSpec("batches", title, tuple(rows), tuple(columns), show_validation=True)
+
+
+def alike(scale: Scale) -> TableSpec:
+    """CyCp rows on CIFAR-10 with 16 positives and 16 negatives, clients that count alike and weight decay 1e-3 for all.
+
+    Their learning rates are those that were best on validation rows. This is what Table 1 would have without `batches`.
+    """
+    kept = ("cycp-fedavg-0.1", "cycp-minimax-16-16-0.01", "cycp-pairwise-16-16-0.03")
+    rows = tuple(row for row in batches(scale).rows if row.name in kept)
+    case = {"weighting": "clients", "algorithm.weight-decay": "0.001"}
+    column = Column("cifar10-alike", "cifar10", (case,), grid="none")
+    return TableSpec("alike", "CyCp rows with the same batches, dir = 0.5", rows, (column,))
+
+
+def surrogates(scale: Scale) -> TableSpec:
+    """The seven losses of the paper's Table 10; `cycp-pairwise` has the sigmoid loss, `cycp-minimax` its own form."""
+    pairwise = ("square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge")
+    rows = (Row("cycp-minimax", "cycp-minimax"), *map(_surrogate_row, pairwise))
+    return TableSpec(
+        "surrogates", "The seven surrogates of Table 10", rows, (*_dataset_columns(), *map(_fraud_column, FRAUD))
+    )
+
+
+def creditcard(scale: Scale) -> TableSpec:
+    """Every method on 284,807 card transactions, at 48 hourly clients in 8 groups by time of day.
+
+    Each of five runs has a split of its own: 30 % to test on, 20 % of the rest for validation. `creditcard` is a linear
+    scorer, `creditcard-mlp` has a hidden layer of 64. `central` is logistic regression by SGD at one client that holds
+    every row, with as many local steps as all clients have together. Methods in which all clients take part in every
+    round have one round a cycle, the others eight. Tuning sees the first split alone, whose rows are
+    in the test parts of the others too. Two test parts share 30 % of their rows, which the test allows for. Other
+    tables and figures have the first three of the splits.
+    """
+    columns = tuple(replace(_fraud_column(name, splits=5), by_default=True) for name in FRAUD)
+    rows = (*_method_rows(ALL_METHODS), central_row(scale, HOURS))
+    return TableSpec("creditcard", "Card fraud over five splits", rows, columns, show_precision=True)
+
+
+def central_row(scale: Scale, clients: int) -> Row:
+    """Logistic regression by SGD at one client that holds every row, with the local steps of them all."""
+    steps = {"local-steps": str(clients * scale.local_steps)}
+    return Row("central", "fedavg", {"partition": "iid", "partition.clients": "1", "participation.groups": "1"} | steps)
+
+
+TABLES: Mapping[str, Callable[[Scale], TableSpec]] = {
+    made.__name__: made
+    for made in (
+        *(table1, table2, table3, table4, table5, table8, table9),
+        *(figure1, figure2, figure3),
+        *(intervals, classes, creditcard, traffic, schedules, batches, alike, ablation, noise, surrogates),
+    )
+}
+"""Every table and figure that comes from runs, by name."""
+
+
+def _method_rows(methods: Sequence[str]) -> tuple[Row, ...]:
+    return tuple(Row(method, method) for method in methods)
+
+
+def _surrogate_row(objective: str) -> Row:
+    if objective == "sigmoid":
+        return Row("cycp-pairwise", "cycp-pairwise")
+    return Row(objective, "cycp-pairwise", {"objective": objective})
+
+
+def _dataset_columns(case: Options | None = None) -> tuple[Column, ...]:
+    """Every dataset; stand-ins come only when named."""
+    names = (*PUBLISHED, *STAND_INS)
+    return tuple(replace(_dataset_column(name, name, case), by_default=name in PUBLISHED) for name in names)
+
+
+def _dataset_column(name: str, dataset: str, case: Options | None = None) -> Column:
+    """Image models are tuned in whole runs: short ones put their learning rates in another order."""
+    return Column(name, dataset, (case or {},), grid="full" if dataset in IMAGES else "steps")
+
+
+def _fraud_column(dataset: str, suffix: str = "", case: Options | None = None, splits: int = 3) -> Column:
+    """Card fraud over several splits; it comes only when named."""
+    cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
+    return Column(dataset + suffix, dataset, cases, by_default=False, seeds=(0,), test_overlap=0.3, grid=FRAUD[dataset])
+
+
+def _figure_point(dataset: str, value: str, case: Options, tested: bool = False) -> Column:
+    """A figure's point. Those that are a table's runs too keep their ranks; the others are tuned by themselves."""
+    made = (
+        _fraud_column(dataset, f"-{value}", case)
+        if dataset in FRAUD
+        else _dataset_column(f"{dataset}-{value}", dataset, case)
+    )
+    if tested:
+        return made
+    return replace(made, tested=False, tuned_case=made.cases[0], grid="lower" if dataset in IMAGES else made.grid)
+
+
+def _interval_case(scale: Scale, steps: int) -> dict[str, str]:
+    """So many local steps a round, in fewer cycles the more they are."""
+    cycles = scale.cycles * scale.local_steps // steps
+    return {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
+
+
+def _drop_length(case: Options) -> dict[str, str]:
+    return {name: value for name, value in case.items() if name not in ("cycles", "evaluate-every")}
+
+
+def _skew_table(name: str, dataset: str, title: str) -> TableSpec:
+    columns = tuple(
+        _dataset_column(f"dir{skew}-flip{flip}", dataset, {**_skew_case(skew), "flip-positives": flip})
+        for skew in ("0.1", "10")
+        for flip in ("0", "0.2")
+    )
+    label = f"Table {name[-1]}: dir and flip on {title}"
+    return TableSpec(name, label, _method_rows(METHODS), columns)
+
+
+def _skew_case(concentration: str) -> dict[str, str]:
+    return {"partition.concentration": concentration}
