@@ -16,67 +16,68 @@ from pathlib import Path
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, write_demo_sites
+from fedauc.federation.server import ATTENDANCE_FILE
 
-HIDDEN = {"1e4": "322", "1e6": "985,985", "1.1e7": "3300,3300"}
-"""Layers of a perceptron on 29 features with about so many parameters."""
+HIDDEN_LAYERS = {"1e4": "322", "1e6": "985,985", "1.1e7": "3300,3300"}
+"""Layers of perceptrons on 29 features, by their approximate number of parameters."""
 
 SITES = {f"site-{number}": "all" for number in range(4)}
 
-TICK = os.sysconf("SC_CLK_TCK")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Meter:
-    """CPU seconds of every process of a trial and all they start, by looking at them often."""
+class CpuMeter:
+    """CPU seconds of all processes of a federation, from frequent readings of /proc."""
 
-    def __init__(self, trial: LocalFederation) -> None:
-        self._trial, self._spent, self._over = trial, dict[int, float](), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def __init__(self, federation: LocalFederation) -> None:
+        self._federation, self._seconds, self._stopped = federation, dict[int, float](), threading.Event()
+        self._thread = threading.Thread(target=self._read_processes, daemon=True)
         self._thread.start()
 
-    def seconds(self) -> float:
-        """What has been spent so far."""
-        return sum(self._spent.values())
+    def total_seconds(self) -> float:
+        """CPU seconds so far."""
+        return sum(self._seconds.values())
 
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
+    def stop_reading(self) -> None:
+        """End the thread that reads."""
+        self._stopped.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._over.wait(0.1):
-            for number in self._trial.process_ids():
+    def _read_processes(self) -> None:
+        while not self._stopped.wait(0.1):
+            for pid in self._federation.process_ids():
                 try:
-                    fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 except OSError:
                     continue
-                self._spent[number] = (int(fields[11]) + int(fields[12])) / TICK
+                self._seconds[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
-def measure(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
-    """The mean over the rounds after the first of a full-participation run."""
+def measure_rounds(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
+    """The mean over the rounds after the first of a run with full participation."""
     folder = home / f"app-{parameters}"
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
-    with LocalFederation(folder) as trial:
-        meter = Meter(trial)
-        trial.start_superlink()
+    with LocalFederation(folder) as federation:
+        meter = CpuMeter(federation)
+        federation.start_superlink()
         for name in SITES:
-            trial.register_site(name)
-            trial.start_site(name)
-        options = f"model.hidden={HIDDEN[parameters]} local-steps=4 participation=full"
-        trial.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
-        marks: list[tuple[float, float]] = []
-        while trial.is_running("run"):
-            if len(RunFolder(folder / "run").read_lines("attendance.jsonl")) > len(marks):
-                marks.append((time.perf_counter(), meter.seconds()))
+            federation.register_site(name)
+            federation.start_site(name)
+        options = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full"
+        federation.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
+        run, readings = RunFolder(folder / "run"), list[tuple[float, float]]()
+        while federation.is_running("run"):
+            if len(run.read_lines(ATTENDANCE_FILE)) > len(readings):
+                readings.append((time.perf_counter(), meter.total_seconds()))
             time.sleep(0.05)
-        meter.stop()
-    final = json.loads((folder / "run" / "result.json").read_text())["final"]
-    count = len(marks) - 1
+        meter.stop_reading()
+    final = run.read_result()["final"]
+    (first_time, first_cpu), (last_time, last_cpu) = readings[0], readings[-1]
     return {
         "parameters": parameters,
-        "seconds": round((marks[-1][0] - marks[0][0]) / count, 1),
-        "cpu_seconds": round((marks[-1][1] - marks[0][1]) / count, 1),
+        "seconds": round((last_time - first_time) / (len(readings) - 1), 1),
+        "cpu_seconds": round((last_cpu - first_cpu) / (len(readings) - 1), 1),
         "megabytes": round((final["bytes_up"] + final["bytes_down"]) / rounds / 1e6, 2),
     }
 
@@ -87,8 +88,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as home:
-        for parameters in HIDDEN:
-            print(json.dumps(measure(parameters, rounds, Path(home))), flush=True)
+        for parameters in HIDDEN_LAYERS:
+            print(json.dumps(measure_rounds(parameters, rounds, Path(home))), flush=True)
 
 
 if __name__ == "__main__":

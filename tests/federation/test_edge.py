@@ -1,4 +1,4 @@
-"""The edge to Flower, with Flower's own records: what goes in comes out. Run with `make test-federation`."""
+"""The adapter to Flower, tested with Flower's own records. Run with `make test-federation`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_flower_message() -> Any:
 
 def test_a_payload_survives_flowers_records() -> None:
     payload = pack_payload({"kind": "visit"}, {"mean": (torch.randn(7), torch.zeros(0))})
-    found = flower.payload_from_records(flower.payload_to_records(payload))
-    assert found.header_text == payload.header_text
-    assert np.array_equal(found.body, payload.body)
+    restored = flower.payload_from_records(flower.payload_to_records(payload))
+    assert restored.header_text == payload.header_text
+    assert np.array_equal(restored.body, payload.body)
     assert len(flower.payload_to_records(payload).array_records["body"]) == 1
 
 
@@ -43,13 +43,13 @@ def test_flowers_context_stores_payloads() -> None:
     from flwr.app import RecordDict
 
     state = RecordDict()
-    store, other = flower.ContextSiteState(state, "one"), flower.ContextSiteState(state, "two")
+    store, other_run_store = flower.ContextSiteState(state, "one"), flower.ContextSiteState(state, "two")
     store.save_payload("client-state-3", pack_payload({}, {"client_state": torch.arange(4.0)}))
     assert store.list_names() == ["client-state-3"]
-    assert other.list_names() == []
-    found = flower.ContextSiteState(state, "one").load_payload("client-state-3")
-    assert found is not None
-    assert unpack_tensors(found)["client_state"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert other_run_store.list_names() == []
+    restored = flower.ContextSiteState(state, "one").load_payload("client-state-3")
+    assert restored is not None
+    assert unpack_tensors(restored)["client_state"][0].tolist() == [0.0, 1.0, 2.0, 3.0]
     store.delete_payload("client-state-3")
     assert store.load_payload("client-state-3") is None
 

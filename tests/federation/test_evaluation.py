@@ -1,4 +1,4 @@
-"""The AUC from histograms: exact where no pair shares a bin, half a win where one does, bounded in between."""
+"""The AUC from histograms: exact where no pair shares a bin; a pair in one bin counts one half; the bounds hold."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedauc.metrics import auc
 def test_without_shared_bins_the_auc_is_exact() -> None:
     """Scores 0.1 apart near 0 are 0.1 * 4096 / 2 bins apart."""
     scores, labels = torch.tensor([0.1, 0.4, 0.3, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0])
-    found = auc_from_histograms(count_score_bins(scores, labels))
-    assert (found.auc, found.low, found.high) == (0.75, 0.75, 0.75)  # 3 of 4 pairs are won
-    assert (found.positives, found.negatives) == (2, 2)
+    pooled = auc_from_histograms(count_score_bins(scores, labels))
+    assert (pooled.auc, pooled.low, pooled.high) == (0.75, 0.75, 0.75)  # 3 of 4 pairs are won
+    assert (pooled.positives, pooled.negatives) == (2, 2)
 
 
 def test_a_pair_in_one_bin_is_half_won() -> None:
     """One positive; it beats one negative and shares a bin with the other: 1.5 of 2, between 1 and 2 of 2."""
     scores, labels = torch.tensor([0.0, 0.5, 0.5000001]), torch.tensor([0.0, 0.0, 1.0])
-    found = auc_from_histograms(count_score_bins(scores, labels))
-    assert (found.auc, found.low, found.high) == (0.75, 0.5, 1.0)
+    pooled = auc_from_histograms(count_score_bins(scores, labels))
+    assert (pooled.auc, pooled.low, pooled.high) == (0.75, 0.5, 1.0)
 
 
 def test_sites_add_up_and_the_bounds_hold_the_exact_auc() -> None:
@@ -29,14 +29,14 @@ def test_sites_add_up_and_the_bounds_hold_the_exact_auc() -> None:
     labels = torch.from_numpy((rng.random(5000) < 0.1).astype(float))
     scores = torch.from_numpy(rng.normal(size=5000) * 3) + labels
     parts = [count_score_bins(scores[k::4], labels[k::4]) for k in range(4)]
-    found, exact = auc_from_histograms(torch.stack(parts).sum(0)), auc(labels, scores)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.auc is not None
-    assert found.low < exact < found.high
+    pooled, exact = auc_from_histograms(torch.stack(parts).sum(0)), auc(labels, scores)
+    assert pooled.low is not None
+    assert pooled.high is not None
+    assert pooled.auc is not None
+    assert pooled.low < exact < pooled.high
     # Normal scores of width 3 spread over some 1000 bins: about a thousandth of the pairs share one.
-    assert found.high - found.low < 2e-3
-    assert abs(found.auc - exact) < 1e-4
+    assert pooled.high - pooled.low < 2e-3
+    assert abs(pooled.auc - exact) < 1e-4
     assert auc_from_scores(scores, labels).auc == exact
 
 

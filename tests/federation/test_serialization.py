@@ -29,9 +29,9 @@ def test_trees_of_every_dtype_come_back_bit_by_bit() -> None:
     payload = pack_payload({"kind": "test"}, {"one": tree, "two": ()})
     assert payload.body.dtype == np.uint8
     assert payload.body.ndim == 1
-    found = unpack_tensors(Payload(payload.header_text, payload.body.copy()))
-    assert found["two"] == []
-    assert same_bits(rebuild_tree(found["one"], tree, "tree"), tree)
+    restored = unpack_tensors(Payload(payload.header_text, payload.body.copy()))
+    assert restored["two"] == []
+    assert same_bits(rebuild_tree(restored["one"], tree, "tree"), tree)
     assert payload.read_header()["kind"] == "test"
 
 
@@ -40,16 +40,16 @@ def test_named_tuples_are_rebuilt_from_the_receivers_structure() -> None:
     payload = pack_payload({}, {"shared": point})
     assert "minimax" not in payload.header_text
     assert "Shared" not in payload.header_text
-    found = rebuild_tree(unpack_tensors(payload)["shared"], point, "shared")
-    assert isinstance(found, Shared)
-    assert same_bits(found, point)
+    restored = rebuild_tree(unpack_tensors(payload)["shared"], point, "shared")
+    assert isinstance(restored, Shared)
+    assert same_bits(restored, point)
 
 
 def test_nan_and_infinity_travel_as_they_are() -> None:
     """Serialization does not check values; the reader of an answer does."""
     tree = torch.tensor([torch.nan, torch.inf, -0.0])
-    (found,) = unpack_tensors(pack_payload({}, {"a": tree}))["a"]
-    assert torch.equal(found.view(torch.int32), tree.view(torch.int32))
+    (restored,) = unpack_tensors(pack_payload({}, {"a": tree}))["a"]
+    assert torch.equal(restored.view(torch.int32), tree.view(torch.int32))
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ class Exchange:
         """Send every client its message and read the answers.
 
         A message is built when it is sent, because a site that has lost its state needs another one:
-        `on_missing_state` is told what was lost. `read_payload` raises `AnswerRefused` for an answer that must not be
-        used; any other exception that it raises counts as a refusal too.
+        `on_missing_state` is called with what was lost. `read_payload` raises `AnswerRefused` for an answer that must
+        not be used; any other exception that it raises counts as a refusal too.
         """
         collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state)
         return collection.collect_until_deadline(seconds or self.policy.deadline)

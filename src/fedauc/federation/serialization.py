@@ -95,7 +95,7 @@ def unpack_tensors(payload: Payload, max_bytes: int | None = None) -> dict[str, 
 
 
 def rebuild_tree(tensors: list[Tensor], template: Tree, name: str, check_shapes: bool = True) -> Tree:
-    """A tree with the template's structure and devices; dtypes and, unless told otherwise, shapes must match it."""
+    """A tree with the template's structure and devices. Dtypes must match the template's; shapes may be unchecked."""
     received, expected = tensor_layouts(tuple(tensors)), tensor_layouts(template)
     if not check_shapes:
         received, expected = [entry[:1] for entry in received], [entry[:1] for entry in expected]

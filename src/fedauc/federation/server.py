@@ -91,10 +91,10 @@ class FederatedRun:
         # A site's number is its row in the site table, so the names and their order must not change; keys may.
         before, now = ([site.name for site in sites] for sites in (agreement.sites, exchange.sites))
         if before != now:
-            change = (
-                f"the site table has changed since the run began ({sorted(set(before) ^ set(now)) or 'their order'})"
+            changed = sorted(set(before) ^ set(now)) or "their order"
+            raise ValueError(
+                f"the site table has changed since the run began ({changed}); restore it, or start a new run"
             )
-            raise ValueError(f"{change}; restore it, or start a new run")
         assembly, folder = _assemble_federation(agreement, exchange, registered, build_model), RunFolder(out)
         checkpoint = folder.rewind_to_checkpoint("cpu")
         assembly.training.engine.restore_client_states(checkpoint.client_states)

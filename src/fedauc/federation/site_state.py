@@ -1,6 +1,6 @@
 """What a site keeps between messages: its client state after each visit, and the anchor of the current stage.
 
-Every message is handled by a process of its own, so whatever the next message needs is stored.
+Every message is handled by a new process, so whatever the next message needs is stored.
 
 Client states are stored by round. The server names the visit whose upload it last accepted, so a visit that was too
 late, was refused, or is repeated after a crash leaves no trace: the next one starts from the state of the named visit.
@@ -107,8 +107,9 @@ def load_anchor(store: SiteState, stage: int, template: Tree) -> Tree:
     return rebuild_tree(unpack_tensors(stored)["anchor"], template, "anchor")
 
 
-def _delete_others(store: SiteState, prefix: str, kept: set[int]) -> None:
-    names = {f"{prefix}{number}" for number in kept}
+def _delete_others(store: SiteState, prefix: str, numbers: set[int]) -> None:
+    """Delete all payloads with this prefix, except those with these numbers."""
+    names = {f"{prefix}{number}" for number in numbers}
     for name in store.list_names():
         if name.startswith(prefix) and name not in names:
             store.delete_payload(name)
