@@ -1,4 +1,4 @@
-"""Runs that no longer learn are stopped, and told why, in which round, and what to try."""
+"""Runs that no longer learn are stopped; the error says why, in which round, and what to try."""
 
 from __future__ import annotations
 
@@ -13,86 +13,85 @@ from fedauc.objectives.minimax import Minimax
 from fedauc.trees import Tree
 
 DUAL_LIMIT = 1e3
-"""At the saddle α is minus the gap between the classes' mean scores, about the margin; far beyond, it has run away."""
-
+"""At the saddle α is minus the gap between the classes' mean scores, about the margin; far beyond, it diverges."""
 
 SATURATED = 1e-10
-"""A link whose slope is below this everywhere passes no gradient on: float32 sigmoid scores are then 0 or 1."""
+"""A link whose slope is below this everywhere passes no gradient: float32 sigmoid scores are then 0 or 1."""
 
 
 class TrainingStopped(RuntimeError):
-    """A run that cannot go on. The message says what happened, where, and what to try."""
+    """Training cannot go on. The message says what happened, in which round, and what to try."""
 
 
 class PendingCheck(NamedTuple):
-    """What a round's end is judged by: how many weights are broken, of how many, and the vitals."""
+    """What a round is judged by: how many of its weights are not finite, out of how many, and the diagnostics."""
 
     phase: Phase
-    broken: Tensor
+    nonfinite: Tensor
     weights: int
-    vitals: dict[str, Tensor]
+    diagnostics: dict[str, Tensor]
 
 
 class DivergenceMonitor:
-    """Looks at every round; on an accelerator it judges a cycle at once, so that no round waits for the device."""
+    """Checks every round; on an accelerator it checks a whole cycle at once, so that no round waits for the device."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._seen: list[PendingCheck] = []
+        self._pending: list[PendingCheck] = []
 
-    def check_round(self, phase: Phase, shared: Tree, vitals: dict[str, Tensor]) -> None:
-        """Stop on the first round that diverged (buffers are not looked at: one may hold a mask of -inf)."""
+    def check_round(self, phase: Phase, shared: Tree, diagnostics: dict[str, Tensor]) -> None:
+        """Stop on the first round that diverged. Buffers are not checked, since one may hold a mask of -inf."""
         weights = self._algorithm.extract_model(shared).weights
-        self._seen.append(PendingCheck(phase, _count_nonfinite(weights), len(weights), vitals))
+        self._pending.append(PendingCheck(phase, _count_nonfinite(weights), len(weights), diagnostics))
         if weights.device.type == "cpu" or phase.ends_cycle:
-            seen, self._seen = self._seen, []
-            for each in seen:
-                values = {name: float(value) for name, value in each.vitals.items()}
-                check_values(self._algorithm, each.phase, int(each.broken), each.weights, values)
+            checks, self._pending = self._pending, []
+            for check in checks:
+                values = {name: float(value) for name, value in check.diagnostics.items()}
+                check_values(self._algorithm, check.phase, int(check.nonfinite), check.weights, values)
 
 
-def check_values(algorithm: Algorithm, phase: Phase, broken: int, weights: int, vitals: dict[str, float]) -> None:
+def check_values(
+    algorithm: Algorithm, phase: Phase, nonfinite: int, weights: int, diagnostics: dict[str, float]
+) -> None:
     """Stop on a diverging dual, then on weights or duals that are not finite."""
-    alpha = vitals.get("alpha", 0.0)
+    alpha = diagnostics.get("alpha", 0.0)
     if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
-        limit = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}"
-        raise TrainingStopped(f"{_describe_phase(phase)}: {limit}: it diverges; {_suggest_remedy(algorithm, phase)}")
-    broken += sum(not math.isfinite(value) for value in vitals.values())
-    if broken:
-        what = f"{broken} of the {weights + len(vitals)} trained values are NaN or infinite"
-        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
+        raise _stop_training(algorithm, phase, f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}: it diverges")
+    nonfinite += sum(not math.isfinite(value) for value in diagnostics.values())
+    if nonfinite:
+        total = weights + len(diagnostics)
+        raise _stop_training(algorithm, phase, f"{nonfinite} of the {total} trained values are NaN or infinite")
 
 
 def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
-    """Stop on scores that are all the same: a dead scorer ranks nothing and gets no gradient."""
-    if not bool(torch.isfinite(outputs).all()):
-        broken = int((~torch.isfinite(outputs)).sum())
-        what = f"{broken} of {outputs.numel()} evaluation scores are NaN or infinite"
-        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
+    """Stop on scores that are all the same or saturated: such a scorer ranks nothing and gets no gradient."""
+    nonfinite = int((~torch.isfinite(outputs)).sum())
+    if nonfinite:
+        what = f"{nonfinite} of {outputs.numel()} evaluation scores are NaN or infinite"
+        raise _stop_training(algorithm, phase, what)
     scores = algorithm.objective.to_scores(outputs)
     slopes = algorithm.objective.to_output_slopes(scores, torch.ones_like(scores))
+    dead = f"the scorer is dead: all {len(scores)} evaluation scores"
     if bool((scores == scores[:1]).all()):
-        what = f"the scorer is dead: all {len(scores)} evaluation scores equal {float(scores.flatten()[0]):.6g}"
-        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
+        raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}")
     if float(slopes.max()) < SATURATED:
-        what = f"the scorer is dead: all {len(scores)} evaluation scores are saturated, so no gradient flows"
-        raise TrainingStopped(f"{_describe_phase(phase)}: {what}; {_suggest_remedy(algorithm, phase)}")
+        raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows")
 
 
 def _count_nonfinite(weights: Tensor) -> Tensor:
-    """How many are not finite. A finite sum says none, in one pass; only a sum that is not needs counting."""
-    total = weights.sum()
-    if weights.device.type == "cpu" and math.isfinite(total):
+    """How many weights are not finite. On a CPU a finite sum says none in one pass, and only another is counted."""
+    if weights.device.type == "cpu" and math.isfinite(weights.sum()):
         return torch.zeros(())
     return (~torch.isfinite(weights)).sum()
 
 
-def _describe_phase(phase: Phase) -> str:
-    return f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
-
-
-def _suggest_remedy(algorithm: Algorithm, phase: Phase) -> str:
-    smaller = f"try a smaller learning rate (now {phase.learning_rate:g}, say {phase.learning_rate / 10:g})"
+def _stop_training(algorithm: Algorithm, phase: Phase, what: str) -> TrainingStopped:
+    """The error that says where training stopped, why, and what to try."""
+    rate = phase.learning_rate
+    remedy = f"try a smaller learning rate (now {rate:g}, say {rate / 10:g})"
     if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
-        return f"{smaller} or score='sigmoid', which bounds the scores"
-    return f"{smaller}, another initialisation, or weighting='clients'"
+        remedy += " or score='sigmoid', which bounds the scores"
+    else:
+        remedy += ", another initialisation, or weighting='clients'"
+    where = f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
+    return TrainingStopped(f"{where}: {what}; {remedy}")

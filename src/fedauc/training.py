@@ -1,4 +1,4 @@
-"""The round loop: one generator that knows no client data. The caller evaluates, logs, saves and stops."""
+"""The rounds of a training: one generator that sees no client data. Its caller evaluates, logs, saves and stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Average(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything a run needs to go on from a round, besides the engine's memories and the ledger."""
+    """Everything that training needs to continue after a round, besides the engine's client states and the ledger."""
 
     round: int
     server: Server
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 class PendingRound(NamedTuple):
-    """A round that is under way: who was sent what. There is no order in a round that nobody comes to."""
+    """A round that is under way: which clients were sent what. Without clients there is no download."""
 
     phase: Phase
     cohort: Cohort
@@ -54,7 +54,7 @@ class PendingRound(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A finished round: what happened, and the state after it. `loss` and `marks` stay on the device."""
+    """A finished round: what happened, and the state after it. `loss` and `diagnostics` stay on the device."""
 
     phase: Phase
     cohort: Cohort
@@ -70,13 +70,13 @@ class Round(NamedTuple):
 
     @property
     def diagnostic_values(self) -> dict[str, float]:
-        """The algorithm's small numbers."""
-        return {name: float(mark) for name, mark in self.diagnostics.items()}
+        """The algorithm's diagnostics as plain numbers."""
+        return {name: float(value) for name, value in self.diagnostics.items()}
 
 
 @dataclass(frozen=True)
 class Training:
-    """A run's parts, put together. `start` gives the first state; `rounds` goes on from any state."""
+    """The parts of a training. `initial_state` gives the first state; `rounds` continues from any state."""
 
     algorithm: Algorithm
     engine: Engine
@@ -92,12 +92,12 @@ class Training:
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
-        watch = DivergenceMonitor(self.algorithm)
+        monitor = DivergenceMonitor(self.algorithm)
         for _ in range(state.round, self.plan.total_rounds):
-            opened = self.open_round(state)
-            visits = None if opened.download is None else self.engine.visit(opened.download, opened.cohort)
-            finished = self.close_round(opened, visits)
-            watch.check_round(finished.phase, finished.state.server.shared, finished.diagnostics)
+            pending = self.open_round(state)
+            visits = None if pending.download is None else self.engine.visit(pending.download, pending.cohort)
+            finished = self.close_round(pending, visits)
+            monitor.check_round(finished.phase, finished.state.server.shared, finished.diagnostics)
             state = finished.state
             yield finished
 
@@ -109,22 +109,22 @@ class Training:
         download = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
         return PendingRound(phase, cohort, server, state.average, download)
 
-    def close_round(self, opened: PendingRound, visits: Visits | None) -> Round:
-        """The server's second half: count what travelled, and merge what came back (None: nobody came)."""
-        phase, cohort, server, average, download = opened
-        reduced, loss, came = visits or Visits(Upload(), None)
-        cohort = came or cohort
+    def close_round(self, pending: PendingRound, visits: Visits | None) -> Round:
+        """The server's second half: count the traffic, and merge the uploads (`visits` is None without clients)."""
+        phase, cohort, server, average, download = pending
+        reduced, loss, present = visits or Visits(Upload(), None)
+        cohort = present or cohort
         if download is None or not cohort.clients:
             self.ledger.record_empty_round(cohort)
         else:
             self.ledger.record_round(download, reduced, cohort)
         server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
         server, average = self._update_average(phase, server, average)
-        marks = self.algorithm.diagnostics(server.shared)
-        return Round(phase, cohort, loss, marks, self.ledger.traffic, State(phase.round + 1, server, average))
+        diagnostics = self.algorithm.diagnostics(server.shared)
+        return Round(phase, cohort, loss, diagnostics, self.ledger.traffic, State(phase.round + 1, server, average))
 
     def _update_average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
-        """Collect what the stage's output needs, and put it in place of the last model when the stage ends."""
+        """Add the model to the stage's mean, which replaces the last model when the stage ends."""
         if self.stage_output == "last" or phase.scoring:
             return server, average
         if self.stage_output == "round_mean" or phase.ends_cycle:
@@ -137,7 +137,7 @@ class Training:
 
 def _add_to_average(average: Tree, shared: Tree) -> Average:
     one = torch.ones((), dtype=torch.int64)
-    # In float64: a running sum in bfloat16 stands still after 256 rounds.
+    # In float64: a running sum in bfloat16 no longer changes after 256 rounds.
     shared = tree_map(torch.Tensor.double, shared)
     if isinstance(average, Average):
         return Average(tree_map(torch.add, average.total, shared), average.models + one)

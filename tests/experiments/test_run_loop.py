@@ -53,7 +53,7 @@ def send_signal(number: int) -> None:
     time.sleep(0.01)
 
 
-# ------------------------------------------------------------------------------------------------------ the checkpointer
+# ----------------------------------------------------------------------------------------------------- the checkpointer
 
 
 def test_a_checkpoint_is_due_when_its_share_of_the_time_pays_for_it() -> None:

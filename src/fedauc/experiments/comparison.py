@@ -1,4 +1,4 @@
-"""Several runs in one folder, each in a run folder of its own. Runs of one shape go together, in one graph."""
+"""A comparison or a sweep: several runs, each in its run folder, in one folder. Runs of one shape share a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import FORMAT, Config, to_plain
-from fedauc.experiments.folder import RunFolder, refuse_existing
+from fedauc.experiments.folder import RunFolder, encode_json, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.runner import DataCache, Run
@@ -20,31 +20,32 @@ from fedauc.experiments.sweep import setting_of
 
 NAME = "comparison.json"
 
-Groups = list[list[str]]
-
 
 class Comparison:
-    """A folder of runs: `comparison.json` holds every configuration, so that an interrupted one can be finished."""
+    """A folder of runs: `comparison.json` holds all configurations, so that an interrupted comparison can be resumed.
 
-    def __init__(self, path: Path, load: DataCache | None = None, groups: Groups | None = None) -> None:
+    A run's name is the path of its folder in this one, such as `cycp-fedavg/seed-0`. `groups` are the names of runs
+    that share a graph, where they are known already.
+    """
+
+    def __init__(self, path: Path, cache: DataCache | None = None, groups: list[list[str]] | None = None) -> None:
         self.path = path
-        self._load = load or DataCache()
+        self._cache = cache or DataCache()
         self._groups = groups
 
     @staticmethod
     def create(path: Path, runs: Mapping[str, Config], sweep: bool = False) -> Comparison:
-        """Check every run, then make the folder. Runs are named by their place in it, such as `method/seed-0`."""
+        """Check every run, then make the folder."""
         refuse_existing(path)
-        load = DataCache()
-        groups = plan_run_groups(runs, load)
-        encoded = {place: {"format": FORMAT, **to_plain(config)} for place, config in runs.items()}
+        cache = DataCache()
+        groups = plan_run_groups(runs, cache)
+        configs = {name: {"format": FORMAT, **to_plain(config)} for name, config in runs.items()}
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        content = json.dumps({"sweep": sweep, "runs": encoded}, indent=2) + "\n"
-        write_atomically(part / NAME, content.encode())
+        write_atomically(part / NAME, encode_json({"sweep": sweep, "runs": configs}).encode())
         part.rename(path)
-        return Comparison(path, load, groups)
+        return Comparison(path, cache, groups)
 
     @staticmethod
     def is_comparison(path: Path) -> bool:
@@ -53,42 +54,44 @@ class Comparison:
 
     @property
     def sweep(self) -> bool:
-        """Whether its settings are to be ranked, rather than its methods tested against each other."""
-        return bool(self._read().get("sweep"))
+        """Whether the settings are to be ranked, rather than the methods tested against each other."""
+        return bool(self._read_file().get("sweep"))
 
     def read_configs(self) -> dict[str, Config]:
-        """Every run's configuration, by its place in the folder."""
-        where, runs = self.path / NAME, self._read()["runs"]
-        return {place: Config.from_json(json.dumps(tree), f"{where}: {place}") for place, tree in runs.items()}
+        """Every run's configuration, by name."""
+        runs = self._read_file()["runs"]
+        return {
+            name: Config.from_json(json.dumps(config), f"{self.path / NAME}: {name}") for name, config in runs.items()
+        }
 
     def seeds_per_setting(self) -> dict[str, int]:
-        """What runs differ in besides the seed, and with how many seeds each runs."""
-        return dict(Counter(map(setting_of, self._read()["runs"])))
+        """How many seeds each setting runs with."""
+        return dict(Counter(map(setting_of, self._read_file()["runs"])))
 
     def run_folders(self) -> Iterator[tuple[str, RunFolder]]:
         """The run folders that exist, by setting."""
-        for place in self._read()["runs"]:
-            if (self.path / place).is_dir():
-                yield setting_of(place), RunFolder.open(self.path / place)
+        for name in self._read_file()["runs"]:
+            if (self.path / name).is_dir():
+                yield setting_of(name), RunFolder.open(self.path / name)
 
     def train_runs(self, observer: Callable[[str], Observer]) -> dict[str, str]:
-        """Run what has not run yet, go on with what was interrupted; say which runs could not go on, and why."""
+        """Train all runs, new or interrupted, to their ends; return why training was stopped, by the run's name."""
         configs, stopped = self.read_configs(), dict[str, str]()
-        for group in self._groups or plan_run_groups(configs, self._load):
-            stopped |= train_run_group({place: self._run(place, configs[place]) for place in group}, observer)
+        for group in self._groups or plan_run_groups(configs, self._cache):
+            stopped |= train_run_group({name: self._open_run(name, configs[name]) for name in group}, observer)
             # An engine and its lanes refer to each other: the next group may need their memory at once.
             gc.collect()
         return stopped
 
-    def _run(self, place: str, config: Config) -> Run:
-        path = self.path / place
-        return Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
+    def _open_run(self, name: str, config: Config) -> Run:
+        path = self.path / name
+        return Run.resume(path, self._cache) if path.is_dir() else Run.create(config, path, self._cache)
 
-    def _read(self) -> dict[str, Any]:
+    def _read_file(self) -> dict[str, Any]:
         path = self.path / NAME
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
-            found["runs"].keys()
+            content: dict[str, Any] = json.loads(path.read_text())
+            content["runs"].keys()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged ({error}); resume its runs one by one") from error
-        return found
+        return content

@@ -1,4 +1,4 @@
-"""The library's front door: train a model of your own on arrays of your own."""
+"""`fit`: train your own model on your own arrays, without a run folder."""
 
 from __future__ import annotations
 

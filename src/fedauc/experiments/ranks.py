@@ -1,4 +1,4 @@
-"""The command line under `torchrun`: every rank trains, rank 0 alone writes and speaks."""
+"""Several processes under `torchrun`: every rank trains, but only rank 0 writes to the run folder and prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 @contextmanager
 def join_process_group() -> Iterator[None]:
-    """Join the process group that `torchrun` names, if it started us; other ranks than 0 stay silent."""
+    """Join the process group if `torchrun` started this process; only rank 0 prints."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
@@ -38,13 +38,13 @@ def rank_folder(path: Path) -> Iterator[Path]:
     if not dist.is_initialized():
         yield path
         return
-    with tempfile.TemporaryDirectory() as spare:
-        mine = path if dist.get_rank() == 0 else Path(spare) / path.name
-        if mine != path and path.is_dir():
-            shutil.copytree(path, mine)
-        # Nobody writes before everybody has read.
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = path if dist.get_rank() == 0 else Path(scratch) / path.name
+        if folder != path and path.is_dir():
+            shutil.copytree(path, folder)
+        # No rank writes before all have read.
         dist.barrier()
-        yield mine
+        yield folder
 
 
 def is_distributed() -> bool:
@@ -71,6 +71,6 @@ def _silence_other_ranks() -> Iterator[None]:
     if dist.get_rank() == 0:
         yield
         return
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
         yield
     sys.stdout.flush()

@@ -68,19 +68,18 @@ class Recipe:
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
         """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule."""
-        found = lookup("method", method, find_methods())
-        own = {field.name for field in fields(Recipe)}
-        recipe = {name: settings.pop(name) for name in own & set(settings)}
+        defaults = lookup("method", method, find_methods())
+        recipe_fields = _field_names(Recipe)
+        recipe = {name: settings.pop(name) for name in recipe_fields & set(settings)}
         _resolve_member_names(recipe, settings)
-        participation = recipe.pop("participation", None) or find_participations()[found.participation]()
+        participation = recipe.pop("participation", None) or find_participations()[defaults.participation]()
         participation = _replace_fields(participation, settings)
-        algorithm = recipe.pop("algorithm", None) or found.algorithm(**dict(found.parameters))
+        algorithm = recipe.pop("algorithm", None) or defaults.algorithm(**dict(defaults.parameters))
         algorithm = _replace_fields(algorithm, settings)
         if settings:
-            name = next(iter(settings))
-            known = own | _field_names(algorithm) | _field_names(participation)
-            lookup(f"setting of {method}", name, dict.fromkeys(known))
-        learning_rate = recipe.pop("learning_rate", found.learning_rate)
+            known = recipe_fields | _field_names(algorithm) | _field_names(participation)
+            lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known))
+        learning_rate = recipe.pop("learning_rate", defaults.learning_rate)
         return Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
         )
@@ -92,7 +91,7 @@ class Recipe:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
+    """Refuse a device that does not exist on this machine."""
     kind = device.split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}; use 'cpu', 'cuda' or 'cuda:0'")
@@ -101,16 +100,16 @@ def check_device(device: str) -> None:
 
 
 def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Members given by name become members with their defaults."""
-    folders: dict[str, Mapping[str, type]] = {
+    """Replace names of members, such as `objective="sigmoid"`, by the members with their defaults."""
+    families: dict[str, Mapping[str, type]] = {
         "participation": find_participations(),
         "stages": STAGE_RULES,
         "objective": find_objectives(),
     }
-    for name, members in folders.items():
-        for given in (recipe, settings):
-            if isinstance(given.get(name), str):
-                given[name] = lookup(name, given[name], members)()
+    for family, members in families.items():
+        for values in (recipe, settings):
+            if isinstance(values.get(family), str):
+                values[family] = lookup(family, values[family], members)()
 
 
 def _field_names(member: Any) -> set[str]:
@@ -118,8 +117,8 @@ def _field_names(member: Any) -> set[str]:
 
 
 def _replace_fields(member: Any, settings: dict[str, Any]) -> Any:
-    """The member with those settings that are its fields, which are taken off the list."""
+    """The member with those settings that are its fields; they are removed from `settings`."""
     if not dataclasses.is_dataclass(member) or isinstance(member, type):
         return member
-    mine = {name: settings.pop(name) for name in _field_names(member) & set(settings)}
-    return dataclasses.replace(member, **mine)
+    changes = {name: settings.pop(name) for name in _field_names(member) & set(settings)}
+    return dataclasses.replace(member, **changes)
