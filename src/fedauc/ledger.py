@@ -9,7 +9,7 @@ from fedauc.trees import Tree, tree_leaves
 
 
 class Traffic(NamedTuple):
-    """Totals of a run so far. `down` is server to clients, `up` is back; `absences` count expected but absent clients."""
+    """Totals of a run so far. `down` is server to clients, `up` is back; `absences` count absent clients."""
 
     rounds: int = 0
     visits: int = 0
@@ -21,7 +21,7 @@ class Traffic(NamedTuple):
 
 
 class Ledger:
-    """Adds up the traffic of rounds. A stage's anchor counts once per stage and client, all else each time it is sent."""
+    """Adds up the traffic of rounds. A stage's anchor counts once per stage and client, all else each time."""
 
     def __init__(self, traffic: Traffic | None = None, stage: int = -1, anchored: set[int] | None = None) -> None:
         self.traffic = traffic or Traffic()
