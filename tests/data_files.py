@@ -17,7 +17,6 @@ from fedauc.data.datasets.chestmnist import ChestMNIST
 from fedauc.data.datasets.cifar import Cifar, Cifar10, Cifar100, Distribution
 from fedauc.data.datasets.creditcard_full import CreditCardFull
 from fedauc.data.datasets.medicare import AMOUNTS, ENTITY, MEANS, NPI, STATE, STATES, Medicare
-from fedauc.data.datasets.medicare_stand_in import MedicareStandIn
 from fedauc.data.io.stored import StoredDataset, file_digest
 
 
@@ -187,21 +186,3 @@ def make_medicare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Medicare:
         write_csv(folder / f"MUP_PHY_R24_P07_V10_DY{year % 100}_Prov.csv", make_providers(year))
     write_csv(folder / "UPDATED.csv", LISTED)
     return Medicare(folder=str(folder), min_rows=100)
-
-
-def medicare_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MedicareStandIn:
-    """100 rows a year from 2016 to 2023, every tenth positive, one in Puerto Rico."""
-    import pandas as pd
-
-    rows = np.arange(800)
-    draw = np.random.default_rng(0)
-    frame = pd.DataFrame({"provider": rows, "year": 2016 + rows // 100, "state": np.array(STATES)[rows % 50]})
-    frame.loc[rows % 100 == 1, "state"] = "PR"
-    for name in ("total_payments", "total_services", "total_beneficiaries", "avg_submitted", "avg_paid"):
-        frame[name] = draw.gamma(2, 100, len(rows))
-    frame.loc[::9, "avg_paid"] = np.nan
-    frame["entity_type"] = np.where(rows % 4 == 0, "Organization", "Individual")
-    frame["fraud"] = (rows % 10 == 0).astype(np.int8)
-    frame.to_parquet(folder / "medicare_provider_years.parquet")
-    publish_files(monkeypatch, MedicareStandIn, folder)
-    return MedicareStandIn(folder=str(folder))

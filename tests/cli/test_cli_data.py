@@ -179,8 +179,8 @@ def test_verify_of_nothing_is_no_success(
 
 
 def test_a_wrong_stand_in_is_not_called_published(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "medicare_provider_years.parquet").write_bytes(b"short")
-    result = fedauc(capsys, "data", "verify", "medicare-stand-in", "--folder", str(tmp_path))
+    (tmp_path / "nih_chest28.npz").write_bytes(b"short")
+    result = fedauc(capsys, "data", "verify", "chest-stand-in", "--folder", str(tmp_path))
     assert result.code == 2
     assert "is that of the file this dataset was made from, not published; delete it, or put the" in result.out
     assert "published one" not in result.out

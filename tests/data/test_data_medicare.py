@@ -12,7 +12,6 @@ import data_files
 from fedauc.data import Preparation, prepare_table
 from fedauc.data.datasets.creditcard_full import CreditCardFull
 from fedauc.data.datasets.medicare import FEATURES, FRAUD, STATES, Medicare, read_exclusions, read_provider_year
-from fedauc.data.datasets.medicare_stand_in import MedicareStandIn
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 
 
@@ -143,18 +142,7 @@ def test_every_missing_table_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
         dataset.load(0)
 
 
-def test_the_stand_in_says_so_and_has_the_same_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = data_files.medicare_stand_in(tmp_path, monkeypatch).load(0)
-    assert table.note.startswith("STAND-IN")
-    assert "stand-in" in MedicareStandIn.name
-    assert table.validation is not None
-    # 100 rows a year less one in Puerto Rico, every tenth positive.
-    parts = (table.train, table.validation, table.test)
-    assert [(int(rows.labels.sum()), len(rows.labels)) for rows in parts] == [(40, 396), (10, 99), (10, 99)]
-    assert table.train.inputs.shape[1] == 6  # five amounts and whether it is an organisation
-
-
-def test_the_synthetic_twin_has_the_shape_of_the_real_data() -> None:
+def test_the_synthetic_rows_have_the_shape_of_the_real_data() -> None:
     dataset = SyntheticMedicare(rows=40_000, positive_rate=0.01)
     table = dataset.load(0)
     assert table.note.startswith("SYNTHETIC")

@@ -283,7 +283,7 @@ def test_years_are_written_one_after_the_other(tmp_path: Path) -> None:
     years = [ProviderYear(draw.standard_normal((100, 32), dtype=np.float32), codes % 2, codes) for _ in range(6)]
     counts = write_years(years, tmp_path)
     arrays = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "states")}
-    read = read_years(arrays, counts, "")
+    read = read_years(arrays, counts)
     assert read.validation is not None
     train = np.concatenate([year.inputs for year in years[:4]]).astype(np.float64)
     for rows, year in ((read.validation, years[4]), (read.test, years[5])):

@@ -292,7 +292,7 @@ def test_official_addresses_and_checksums_are_well_formed() -> None:
     for kind in find_datasets().values():
         if issubclass(kind, StoredDataset):
             sources += kind.sources
-    assert len(sources) == 13  # CIFAR 2, chests 1, cards 1, Medicare 7, stand-ins 2
+    assert len(sources) == 12  # CIFAR 2, chests 1, cards 1, Medicare 7, stand-in 1
     for source in sources:
         algorithm, _, value = source.checksum.partition(":")
         assert len(value) == {"md5": 32, "sha256": 64, "": 0}[algorithm]

@@ -203,7 +203,7 @@ class Medicare(StoredDataset):
 
     def load(self, seed: int) -> Table:
         """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
-        return read_years(*self.load_parsed(), "Medicare Part B by provider and LEIE")
+        return read_years(*self.load_parsed())
 
 
 class ProviderYear(NamedTuple):
@@ -242,12 +242,13 @@ def write_years(years: list[ProviderYear], into: Path) -> dict[str, int]:
     return {name: len(part.labels) for name, part in parts.items()}
 
 
-def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int], note: str) -> Table:
+def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int]) -> Table:
     """The parts as slices of the memory-mapped arrays, with the state as the client."""
     rows = Rows(arrays["inputs"], np.array(arrays["labels"]), np.array(STATES)[arrays["states"]])
     first, second = counts["train"], counts["train"] + counts["validation"]
     parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
-    return Table(*parts, f"{note}, {first} provider-years of {len(STATES)} states to train on")
+    note = f"Medicare Part B by provider and LEIE, {first} provider-years of {len(STATES)} states to train on"
+    return Table(*parts, note)
 
 
 def _find_releases(folder: Path, year: int) -> list[Path]:
