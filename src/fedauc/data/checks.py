@@ -176,12 +176,10 @@ def _as_numbers(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind in "fiub":
         return labels
     try:
-        return labels.astype(np.float64) if labels.dtype.kind == "O" else _refuse_text_labels(labels)
+        if labels.dtype.kind == "O":
+            return labels.astype(np.float64)
     except (TypeError, ValueError):
-        return _refuse_text_labels(labels)
-
-
-def _refuse_text_labels(labels: np.ndarray) -> np.ndarray:
+        pass
     values = np.unique(labels.astype(str)).tolist()
     shown = ", ".join(map(repr, values[:SHOWN]))
     raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use labels == {values[0]!r} or the like")

@@ -159,10 +159,10 @@ class Medicare(StoredDataset):
         """Refuse a file that cannot be read to its end or is too short."""
         super().check_content(source, path)
         if source.name == LEIE.name:
-            self._check_list_length(path, read_exclusions(path, None).entries)
+            self._check_length(path, read_exclusions(path, None).entries)
         else:
             year = YEARS[self.sources.index(source)]
-            self._check_year_length(path, len(read_provider_year(path, year, NO_EXCLUSIONS).labels))
+            self._check_length(path, len(read_provider_year(path, year, NO_EXCLUSIONS).labels))
 
     def parse_files(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """Standardised features, labels and states of all years in order; the rows of each year and of each part."""
@@ -181,24 +181,17 @@ class Medicare(StoredDataset):
         return parsed
 
     def _check_lengths(self, files: tuple[File, ...], counts: dict[str, int]) -> None:
-        *tables, exclusion_list = (file.path for file in files)
-        for path, year in zip(tables, YEARS, strict=True):
-            self._check_year_length(path, counts[str(year)])
-        self._check_list_length(exclusion_list, counts["listed"])
+        for file, count in zip(files, [*(counts[str(year)] for year in YEARS), counts["listed"]], strict=True):
+            self._check_length(file.path, count)
 
-    def _check_year_length(self, path: Path, rows: int) -> None:
-        if rows < self.min_rows:
+    def _check_length(self, path: Path, count: int) -> None:
+        bound, items, bound_text = self.min_rows, "rows of the 50 states", "min_rows"
+        if path.name == LEIE.name:
+            bound, items, bound_text = bound // ROWS_PER_ENTRY, "entries", f"min_rows / {ROWS_PER_ENTRY}"
+        if count < bound:
             raise ValueError(
-                f"{path} has {rows} rows of the 50 states; it must have at least min_rows, "
-                f"{self.min_rows}: fetch it again, or lower min_rows for a sample"
-            )
-
-    def _check_list_length(self, path: Path, entries: int) -> None:
-        bound = self.min_rows // ROWS_PER_ENTRY
-        if entries < bound:
-            raise ValueError(
-                f"{path} has {entries} entries; it must have at least min_rows / {ROWS_PER_ENTRY}, "
-                f"{bound}: fetch it again, or lower min_rows for a sample"
+                f"{path} has {count} {items}; it must have at least {bound_text}, {bound}: fetch it again, or lower "
+                "min_rows for a sample"
             )
 
     def load(self, seed: int) -> Table:

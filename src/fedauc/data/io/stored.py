@@ -9,7 +9,6 @@ import shutil
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -268,31 +267,25 @@ def _damage_error(file: Path) -> ValueError:
 
 
 def _build_folder(folder: Path, build: Callable[[Path], dict[str, int]], sources: Callable[[], dict[str, str]]) -> None:
-    with _temporary_folder(folder) as part:
-        checksums = sources()
-        counts = build(part)
-        arrays = {file.stem: _array_digest(file) for file in sorted(part.glob("*.npy"))}
-        manifest = {"arrays": arrays, "counts": counts, "sources": checksums}
-        (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        try:
-            part.rename(folder)
-        except OSError:
-            # Another process may have finished first, and its folder holds the same arrays.
-            if not folder.is_dir():
-                raise
-
-
-@contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, removed afterwards. Its lock, taken before the folder is made, shows that it is in use."""
-    part = folder.with_name(f"{PART}{uuid.uuid4().hex}")
+    """Fill a temporary folder and rename it. Its lock, taken before it is made, shows that it is in use."""
+    temporary = folder.with_name(f"{PART}{uuid.uuid4().hex}")
+    part = temporary / folder.name
     # The name is unique, but another process may hold the lock for a moment to see whether the folder is abandoned.
-    with hold_lock(part.with_name(part.name + LOCK), f"{part} is in use", seconds=60):
-        (part / folder.name).mkdir(parents=True)
+    with hold_lock(temporary.with_name(temporary.name + LOCK), f"{temporary} is in use", seconds=60):
+        part.mkdir(parents=True)
         try:
-            yield part / folder.name
+            checksums, counts = sources(), build(part)
+            arrays = {file.stem: _array_digest(file) for file in sorted(part.glob("*.npy"))}
+            manifest = {"arrays": arrays, "counts": counts, "sources": checksums}
+            (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+            try:
+                part.rename(folder)
+            except OSError:
+                # Another process may have finished first, and its folder holds the same arrays.
+                if not folder.is_dir():
+                    raise
         finally:
-            shutil.rmtree(part)
+            shutil.rmtree(temporary)
 
 
 def _remove_abandoned(home: Path) -> None:
