@@ -113,11 +113,11 @@ def record_exchanges(
     return list(replace(training, engine=engine).rounds(state)), engine.exchanges
 
 
-def same_bits(one: Tree, two: Tree) -> bool:
+def same_bits(left: Tree, right: Tree) -> bool:
     """Whether two trees have the same structure and, leaf by leaf, the same type, shape and bits."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
-    return type(one) is type(two) and len(one) == len(two) and all(map(same_bits, one, two))
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    return type(left) is type(right) and len(left) == len(right) and all(map(same_bits, left, right))
 
 
 def all_finite(tree: Tree) -> bool:

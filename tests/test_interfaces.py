@@ -26,7 +26,7 @@ class Pair(NamedTuple):
     rest: Tree
 
 
-def pair(value: float) -> Pair:
+def make_pair(value: float) -> Pair:
     return Pair(torch.tensor([value]), (torch.tensor([[value, value + 1]]), (), Pair(torch.tensor(value), ())))
 
 
@@ -39,7 +39,7 @@ def test_clients_of_a_setting_are_those_that_hold_data() -> None:
 
 
 def test_tree_map_keeps_the_structure_and_reaches_every_leaf() -> None:
-    doubled = tree_map(lambda leaf: 2 * leaf, pair(3.0))
+    doubled = tree_map(lambda leaf: 2 * leaf, make_pair(3.0))
     assert type(doubled) is Pair
     assert type(doubled.rest[2]) is Pair
     assert [leaf.tolist() for leaf in tree_leaves(doubled)] == [[6.0], [[6.0, 8.0]], 6.0]
@@ -47,13 +47,13 @@ def test_tree_map_keeps_the_structure_and_reaches_every_leaf() -> None:
 
 
 def test_tree_map_takes_trees_side_by_side_and_refuses_another_shape() -> None:
-    assert same_bits(tree_map(torch.add, pair(1.0), pair(2.0)).rest[2], Pair(torch.tensor(3.0), ()))
+    assert same_bits(tree_map(torch.add, make_pair(1.0), make_pair(2.0)).rest[2], Pair(torch.tensor(3.0), ()))
     with pytest.raises(ValueError, match="zip"):
         tree_map(torch.add, (torch.ones(1), torch.ones(1)), (torch.ones(1),))
 
 
 def test_stacking_and_picking_are_inverse() -> None:
-    trees = [pair(float(value)) for value in range(3)]
+    trees = [make_pair(float(value)) for value in range(3)]
     stacked = tree_stack(trees)
     assert [leaf.shape[0] for leaf in tree_leaves(stacked)] == [3, 3, 3]
     assert all(same_bits(tree_at(stacked, index), tree) for index, tree in enumerate(trees))
@@ -62,7 +62,7 @@ def test_stacking_and_picking_are_inverse() -> None:
 def test_only_the_empty_tuple_is_empty() -> None:
     assert is_empty(())
     assert not is_empty(torch.zeros(0))
-    assert not is_empty(pair(0.0))
+    assert not is_empty(make_pair(0.0))
 
 
 def test_mean_of_nothing_is_zero() -> None:
@@ -127,8 +127,8 @@ def test_an_objective_of_another_kind_is_refused(name: str) -> None:
     kind = find_algorithms()[name]
     # Each algorithm takes one of the three kinds of objective: that of its default.
     families = (PointObjective, PairObjective, Minimax)
-    (family,) = (each for each in families if isinstance(kind().objective, each))  # type: ignore[call-arg]
-    for objective in (each() for each in find_objectives().values()):
+    (family,) = (choice for choice in families if isinstance(kind().objective, choice))  # type: ignore[call-arg]
+    for objective in (member() for member in find_objectives().values()):
         if isinstance(objective, family):
             assert kind(objective=objective).objective is objective
         else:

@@ -84,8 +84,8 @@ def test_different_keys_name_different_streams(other: tuple[Hashable, ...]) -> N
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
 def test_numpy_integers_and_words_name_the_same_stream_as_python_ones(kind: type[np.integer]) -> None:
-    mine = keys.random_words(4, kind(3), np.str_("batch"), kind(5))
-    assert mine.tolist() == keys.random_words(4, 3, "batch", 5).tolist()
+    words = keys.random_words(4, kind(3), np.str_("batch"), kind(5))
+    assert words.tolist() == keys.random_words(4, 3, "batch", 5).tolist()
 
 
 def test_a_longer_draw_extends_a_shorter_one() -> None:
@@ -137,14 +137,14 @@ def test_sample_from_nothing_is_refused_in_one_line(size: int) -> None:
 def test_every_ordered_pair_is_equally_likely(size: int) -> None:
     pairs = list(itertools.permutations(range(size), 2))
     draws = 100 * len(pairs)
-    seen = Counter(tuple(keys.sample_indices(size, 2, "pairs", draw).tolist()) for draw in range(draws))
-    counts = [seen[pair] for pair in pairs]
+    tally = Counter(tuple(keys.sample_indices(size, 2, "pairs", draw).tolist()) for draw in range(draws))
+    counts = [tally[pair] for pair in pairs]
     # All draws are among the distinct pairs, and no pair is favoured: chi-square with (pairs - 1) degrees of freedom.
     assert sum(counts) == draws
     assert stats.chisquare(counts).pvalue > RARE
 
 
-def splitmix(counter: int, first: int, second: int) -> int:
+def splitmix_twin(counter: int, first: int, second: int) -> int:
     """SplitMix64 (Steele et al. 2014) in Python integers, with the second half of the key added between its rounds."""
     word = (counter * 0x9E3779B97F4A7C15 + first) % WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
@@ -156,8 +156,8 @@ def splitmix(counter: int, first: int, second: int) -> int:
 def twin_stream(count: int, name: str, client: int) -> list[int]:
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     first, second = (int.from_bytes(digest[half : half + 8], "little") for half in (0, 8))
-    key = splitmix(client, first, second), splitmix(client, second, first)
-    return [splitmix(counter, *key) for counter in range(count)]
+    key = splitmix_twin(client, first, second), splitmix_twin(client, second, first)
+    return [splitmix_twin(counter, *key) for counter in range(count)]
 
 
 def test_a_cohorts_dense_rows_sort_the_words_of_each_pass() -> None:
@@ -193,11 +193,13 @@ def test_a_row_does_not_depend_on_the_company_and_uses_every_index_once_a_pass(c
     rows = keys.sample_client_indices(sizes, count, clients, "company")
     assert rows.shape == (11, count)
     assert rows.dtype == np.int64
-    for place, size in enumerate(sizes.tolist()):
-        alone = keys.sample_client_indices(sizes[place : place + 1], count, clients[place : place + 1], "company")
-        assert rows[place].tolist() == alone[0].tolist()
+    for position, size in enumerate(sizes.tolist()):
+        alone = keys.sample_client_indices(
+            sizes[position : position + 1], count, clients[position : position + 1], "company"
+        )
+        assert rows[position].tolist() == alone[0].tolist()
         for start in range(0, count, size):
-            part = rows[place, start : start + size].tolist()
+            part = rows[position, start : start + size].tolist()
             assert len(set(part)) == len(part)
             assert set(part) <= set(range(size))
 
@@ -224,19 +226,19 @@ def test_every_ordered_pair_is_equally_likely_for_a_cohort(size: int, vary: str)
         rows = np.concatenate(
             [keys.sample_client_indices(np.full(20, size), 2, range(20), "pairs", r) for r in range(draws // 20)]
         )
-    seen = Counter(map(tuple, rows.tolist()))
-    assert stats.chisquare([seen[pair] for pair in pairs]).pvalue > RARE
+    tally = Counter(map(tuple, rows.tolist()))
+    assert stats.chisquare([tally[pair] for pair in pairs]).pvalue > RARE
 
 
 def test_clients_side_by_side_and_their_later_words_are_independent() -> None:
     # 2^31 of which one is wanted: the index is the first word's upper 31 bits.
     clients = 20_000
     words = keys.sample_client_indices(np.full(clients, 2**31), 3, range(clients), "bits")
-    for one, other in ((words[1:, 0], words[:-1, 0]), (words[:, 0], words[:, 1]), (words[:, 1], words[:, 2])):
-        flips = (one ^ other)[:, None] >> np.arange(31) & 1
+    for left, other in ((words[1:, 0], words[:-1, 0]), (words[:, 0], words[:, 1]), (words[:, 1], words[:, 2])):
+        flips = (left ^ other)[:, None] >> np.arange(31) & 1
         # Every bit differs half of the time: 31 means with standard error 1/2 / sqrt(20,000), one of them in 6 sigma.
         np.testing.assert_allclose(flips.mean(axis=0), 0.5, atol=6 * 0.5 / np.sqrt(clients))
-        cells = np.bincount((one >> 28) * 8 + (other >> 28), minlength=64)
+        cells = np.bincount((left >> 28) * 8 + (other >> 28), minlength=64)
         assert stats.chisquare(cells).pvalue > RARE
 
 
@@ -247,9 +249,9 @@ def test_a_cohort_that_draws_from_nothing_is_refused_in_one_line(sizes: list[int
 
 
 def test_global_generators_are_untouched() -> None:
-    before = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
+    states = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
     keys.sample_indices(10, 5, "quiet")
     keys.sample_indices(1000, 5, "quiet")
     keys.sample_client_indices(np.array([10, 1000]), 5, (0, 1), "quiet")
     keys.numpy_generator("quiet").random()
-    assert before == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
+    assert states == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002

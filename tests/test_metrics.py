@@ -18,7 +18,7 @@ from fedauc import metrics
 CASES = [(200, 0.5, None), (2000, 0.01, None), (300, 0.97, None), (12, 0.4, None), (200, 0.5, 5), (2000, 0.01, 3)]
 
 
-def draw(rows: int, share: float, levels: int | None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw_rows(rows: int, share: float, levels: int | None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Labels with two or more of each class, and scores that lean the right way, cut into `levels` if given."""
     generator = np.random.default_rng([seed, rows])
     labels = (generator.random(rows) < share).astype(np.int64)
@@ -54,7 +54,7 @@ def twin_logit_interval(area: float, error: float) -> list[float]:
 @pytest.mark.parametrize(("rows", "share", "levels"), CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_agrees_with_scikit_learn(rows: int, share: float, levels: int | None, seed: int) -> None:
-    labels, scores = draw(rows, share, levels, seed)
+    labels, scores = draw_rows(rows, share, levels, seed)
     assert metrics.auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
     assert metrics.average_precision(labels, scores) == pytest.approx(
         average_precision_score(labels, scores), abs=1e-12
@@ -67,7 +67,7 @@ def test_agrees_with_scikit_learn(rows: int, share: float, levels: int | None, s
 
 @pytest.mark.parametrize(("rows", "share", "levels"), CASES)
 def test_auc_by_ranks_is_auc_by_pairs(rows: int, share: float, levels: int | None) -> None:
-    labels, scores = draw(rows, share, levels)
+    labels, scores = draw_rows(rows, share, levels)
     # Both count whole halves exactly; only the last division rounds.
     assert metrics.auc(labels, scores) == pytest.approx(twin_wins(labels, scores).mean(), rel=1e-15)
 
@@ -77,7 +77,7 @@ def test_auc_by_ranks_is_auc_by_pairs(rows: int, share: float, levels: int | Non
 def test_rising_maps_change_nothing(
     rows: int, share: float, levels: int | None, rising: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    labels, scores = draw(rows, share, levels)
+    labels, scores = draw_rows(rows, share, levels)
     mapped = rising(scores)
     assert metrics.auc(labels, mapped) == metrics.auc(labels, scores)
     assert metrics.delong_interval(labels, mapped) == metrics.delong_interval(labels, scores)
@@ -126,21 +126,21 @@ def test_takes_tensors_of_any_type_with_gradients(dtype: torch.dtype, kind: torc
 @pytest.mark.parametrize("levels", [None, 4])
 @pytest.mark.parametrize("as_key", [int, lambda group: f"state {group:02d}"])
 def test_group_auc_is_the_auc_of_each_group(levels: int | None, as_key: Callable[[int], Any]) -> None:
-    labels, scores = draw(400, 0.2, levels)
+    labels, scores = draw_rows(400, 0.2, levels)
     # 60 groups of about 7 rows with 1/5 positives: some groups lack a class.
     groups = np.array([as_key(int(group)) for group in np.random.default_rng(1).integers(0, 60, size=400)])
-    found = metrics.group_auc(labels, scores, groups)
-    assert list(found) == sorted(set(groups.tolist()))
-    assert {type(key) for key in found} == {type(as_key(0))}
-    assert None in found.values()
-    for key, area in found.items():
+    result = metrics.group_auc(labels, scores, groups)
+    assert list(result) == sorted(set(groups.tolist()))
+    assert {type(key) for key in result} == {type(as_key(0))}
+    assert None in result.values()
+    for key, area in result.items():
         inside = groups == key
         wins = twin_wins(labels[inside], scores[inside])
         assert area == (pytest.approx(wins.mean(), rel=1e-15) if wins.size else None)
 
 
 def test_one_group_is_the_auc_and_no_rows_are_no_groups() -> None:
-    labels, scores = draw(200, 0.5, 5)
+    labels, scores = draw_rows(200, 0.5, 5)
     assert metrics.group_auc(labels, scores, np.full(200, -3)) == {-3: metrics.auc(labels, scores)}
     assert metrics.group_auc([], [], []) == {}
 
@@ -150,18 +150,18 @@ def test_one_group_is_the_auc_and_no_rows_are_no_groups() -> None:
 
 @pytest.mark.parametrize(("rows", "share", "levels"), CASES)
 def test_delong_interval_is_the_one_from_placements(rows: int, share: float, levels: int | None) -> None:
-    labels, scores = draw(rows, share, levels)
-    found = metrics.delong_interval(labels, scores)
+    labels, scores = draw_rows(rows, share, levels)
+    result = metrics.delong_interval(labels, scores)
     error = math.sqrt(twin_covariance(labels, scores).item())
-    assert found.estimate == metrics.auc(labels, scores)
-    assert found.error == pytest.approx(error, rel=1e-12)
-    assert [found.low, found.high] == pytest.approx(twin_logit_interval(found.estimate, error), rel=1e-10)
+    assert result.estimate == metrics.auc(labels, scores)
+    assert result.error == pytest.approx(error, rel=1e-12)
+    assert [result.low, result.high] == pytest.approx(twin_logit_interval(result.estimate, error), rel=1e-10)
     wide = metrics.delong_interval(labels, scores, level=0.999999)
-    assert 0 <= wide.low < found.low < found.estimate < found.high < wide.high <= 1
+    assert 0 <= wide.low < result.low < result.estimate < result.high < wide.high <= 1
 
 
 def test_delong_error_is_the_bootstrap_error() -> None:
-    labels, scores = draw(500, 0.4, None)
+    labels, scores = draw_rows(500, 0.4, None)
     wins = twin_wins(labels, scores)
     generator = np.random.default_rng(2)
     # How often each row is drawn, 4,000 times over: the bootstrap error is then known to 1 / sqrt(2 * 4000) = 1.1 %.
@@ -176,24 +176,24 @@ def test_interval_covers_the_true_auc(shift: float, positives: int, negatives: i
     truth = stats.norm.cdf(shift / math.sqrt(2))
     labels = np.repeat([1, 0], [positives, negatives])
     scores = np.random.default_rng(3).normal(size=(2000, len(labels))) + shift * labels
-    found = [metrics.delong_interval(labels, row) for row in scores]
-    covered = np.mean([interval.low <= truth <= interval.high for interval in found])
+    result = [metrics.delong_interval(labels, row) for row in scores]
+    covered = np.mean([interval.low <= truth <= interval.high for interval in result])
     # 2,000 sets know a coverage of 95 % to a standard error of 0.5 %.
     assert 0.93 <= covered <= 0.97
-    assert np.mean([interval.error for interval in found]) == pytest.approx(
-        np.std([interval.estimate for interval in found]), rel=0.06
+    assert np.mean([interval.error for interval in result]) == pytest.approx(
+        np.std([interval.estimate for interval in result]), rel=0.06
     )
 
 
 @pytest.mark.parametrize(("scores", "area"), [(lambda y: y, 1.0), (lambda y: -y, 0.0), (lambda y: 0 * y, 0.5)])
 def test_zero_variance_is_not_certainty(scores: Callable[[np.ndarray], np.ndarray], area: float) -> None:
     labels = np.repeat([0, 1], [7, 5])
-    found = metrics.delong_interval(labels, scores(labels))
+    result = metrics.delong_interval(labels, scores(labels))
     # Five disjoint pairs of one outcome: at 97.5 % its probability is at least the binomial bound for 5 out of 5.
     sure = stats.binomtest(5, 5).proportion_ci(0.95).low
-    assert found.estimate == area
-    assert found[1:3] == pytest.approx((sure * area, 1 - sure * (1 - area)), rel=1e-12)
-    assert found.error == pytest.approx((found.high - found.low) / 2 / stats.norm.ppf(0.975), rel=1e-12)
+    assert result.estimate == area
+    assert result[1:3] == pytest.approx((sure * area, 1 - sure * (1 - area)), rel=1e-12)
+    assert result.error == pytest.approx((result.high - result.low) / 2 / stats.norm.ppf(0.975), rel=1e-12)
 
 
 def test_separated_classes_cover_the_true_auc() -> None:
@@ -201,26 +201,26 @@ def test_separated_classes_cover_the_true_auc() -> None:
     truth = stats.norm.cdf(2.4 / math.sqrt(2))
     labels = np.repeat([0, 1], 4)
     scores = np.random.default_rng(4).normal(size=(1000, 8)) + 2.4 * labels
-    found = [metrics.delong_interval(labels, row) for row in scores]
-    separated = [interval for interval in found if interval.estimate == 1]
+    result = [metrics.delong_interval(labels, row) for row in scores]
+    separated = [interval for interval in result if interval.estimate == 1]
     assert len(separated) > 500
     assert all(interval.low <= truth <= interval.high for interval in separated)
 
 
 @pytest.mark.parametrize(("rows", "share", "levels"), CASES)
 def test_paired_test_is_the_one_from_the_covariance(rows: int, share: float, levels: int | None) -> None:
-    labels, first = draw(rows, share, levels)
+    labels, first = draw_rows(rows, share, levels)
     second = first + np.random.default_rng(5).normal(size=rows)
-    found = metrics.delong_test(labels, first, second)
+    result = metrics.delong_test(labels, first, second)
     contrast = np.array([1, -1])
     error = math.sqrt(contrast @ twin_covariance(labels, first, second) @ contrast)
     difference = twin_wins(labels, first).mean() - twin_wins(labels, second).mean()
-    assert found.difference == pytest.approx(difference, abs=1e-14)
-    assert found.error == pytest.approx(error, rel=1e-10)
-    assert found.z == pytest.approx(difference / error, rel=1e-9)
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(abs(difference / error)), rel=1e-8)
+    assert result.difference == pytest.approx(difference, abs=1e-14)
+    assert result.error == pytest.approx(error, rel=1e-10)
+    assert result.z == pytest.approx(difference / error, rel=1e-9)
+    assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(difference / error)), rel=1e-8)
     other = metrics.delong_test(labels, second, first)
-    assert (other.difference, other.p_value) == (-found.difference, found.p_value)
+    assert (other.difference, other.p_value) == (-result.difference, result.p_value)
 
 
 def test_p_values_are_uniform_under_the_null() -> None:
@@ -238,7 +238,7 @@ def test_p_values_are_uniform_under_the_null() -> None:
 
 @pytest.mark.parametrize(("rows", "share", "levels"), CASES)
 def test_equal_rankings_do_not_differ(rows: int, share: float, levels: int | None) -> None:
-    labels, scores = draw(rows, share, levels)
+    labels, scores = draw_rows(rows, share, levels)
     assert metrics.delong_test(labels, scores, scores) == (0.0, 0.0, 0.0, 1.0)
     assert metrics.delong_test(labels, scores, np.exp(scores)) == (0.0, 0.0, 0.0, 1.0)
 
@@ -246,18 +246,18 @@ def test_equal_rankings_do_not_differ(rows: int, share: float, levels: int | Non
 @pytest.mark.parametrize(("scale", "difference"), [(0, 0.5), (-1, 1.0)])
 def test_separation_against_a_constant_or_its_reverse_is_not_certain(scale: int, difference: float) -> None:
     labels = np.repeat([0, 1], [16, 9])
-    found = metrics.delong_test(labels, labels, scale * labels)
+    result = metrics.delong_test(labels, labels, scale * labels)
     # Nine disjoint pairs, differences of at most 1: an error of at most 1 / 3.
-    assert found[:3] == pytest.approx((difference, 1 / 3, 3 * difference), rel=1e-15)
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(3 * difference), rel=1e-12)
+    assert result[:3] == pytest.approx((difference, 1 / 3, 3 * difference), rel=1e-15)
+    assert result.p_value == pytest.approx(2 * stats.norm.sf(3 * difference), rel=1e-12)
 
 
 def test_tail_p_values_keep_their_digits() -> None:
-    labels, scores = draw(2000, 0.5, None)
-    found = metrics.delong_test(labels, scores, -scores)
+    labels, scores = draw_rows(2000, 0.5, None)
+    result = metrics.delong_test(labels, scores, -scores)
     # A score against its reverse puts z near 25, where 1 - cdf(z) is 0 in float64.
-    assert 0 < found.p_value < 1e-100
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(found.z), rel=1e-9, abs=0)
+    assert 0 < result.p_value < 1e-100
+    assert result.p_value == pytest.approx(2 * stats.norm.sf(result.z), rel=1e-9, abs=0)
 
 
 # -------------------------------------------------------------------------------------------------------- embeddings

@@ -25,7 +25,7 @@ RULES: list[StageRule] = [
 ]
 
 
-def budget(cycles: int = 20, learning_rate: float = 0.1, local_steps: int = 4) -> Budget:
+def make_budget(cycles: int = 20, learning_rate: float = 0.1, local_steps: int = 4) -> Budget:
     """K = 8 rounds per cycle, M = 6 clients per round."""
     return Budget(cycles, learning_rate, local_steps, cycle_length=8, per_round=6)
 
@@ -38,19 +38,19 @@ def test_rules_are_found_by_their_names() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("cycles", [1, 2, 3, 7, 100])
 def test_stages_fill_the_budget_exactly(rule: StageRule, cycles: int) -> None:
-    stages = rule.divide_budget(budget(cycles))
+    stages = rule.divide_budget(make_budget(cycles))
     assert sum(stage.cycles for stage in stages) == cycles
     assert all(stage.cycles >= 1 and stage.local_steps >= 1 for stage in stages)
-    assert all(one.learning_rate >= two.learning_rate > 0 for one, two in pairwise(stages))
+    assert all(earlier.learning_rate >= later.learning_rate > 0 for earlier, later in pairwise(stages))
 
 
 def test_constant_is_one_stage() -> None:
-    assert Constant().divide_budget(budget(20)) == [Stage(20, 0.1, 4)]
+    assert Constant().divide_budget(make_budget(20)) == [Stage(20, 0.1, 4)]
 
 
 @pytest.mark.parametrize(("initial", "decay", "scale"), [(2, 0.5, 2.0), (3, 0.1, 3.0), (1, 0.7, 1.0), (5, 1.0, 1.5)])
 def test_geometric_lengths_and_steps_are_powers(initial: int, decay: float, scale: float) -> None:
-    stages = Geometric(initial=initial, decay=decay, scale=scale).divide_budget(budget(cycles=60))
+    stages = Geometric(initial=initial, decay=decay, scale=scale).divide_budget(make_budget(cycles=60))
     expected = [round(initial * scale**s) for s in range(len(stages))]
     # The last stage is cut to what is left of the 60 cycles.
     assert [stage.cycles for stage in stages[:-1]] == expected[:-1]
@@ -64,7 +64,8 @@ def test_geometric_lengths_and_steps_are_powers(initial: int, decay: float, scal
 def test_reciprocal_factors_keep_step_times_length_constant() -> None:
     # 2 + 8 + 32 cycles: no stage is cut.
     products = [
-        s.learning_rate * s.cycles for s in Geometric(initial=2, decay=0.25, scale=4).divide_budget(budget(cycles=42))
+        s.learning_rate * s.cycles
+        for s in Geometric(initial=2, decay=0.25, scale=4).divide_budget(make_budget(cycles=42))
     ]
     np.testing.assert_allclose(products, [0.2] * 3, rtol=1e-12)
 
@@ -72,28 +73,28 @@ def test_reciprocal_factors_keep_step_times_length_constant() -> None:
 def test_adaptive_local_steps_grow_as_one_over_the_root_of_the_step() -> None:
     rule = Geometric(initial=1, decay=0.25, scale=2.0, local_steps="adaptive")
     # sqrt(1/0.25) = 2 per stage, from I = 4.
-    assert [stage.local_steps for stage in rule.divide_budget(budget(cycles=15))] == [4, 8, 16, 32]
+    assert [stage.local_steps for stage in rule.divide_budget(make_budget(cycles=15))] == [4, 8, 16, 32]
     odd = Geometric(initial=1, decay=0.5, scale=1.0, local_steps="adaptive").divide_budget(
-        budget(cycles=6, local_steps=3)
+        make_budget(cycles=6, local_steps=3)
     )
     expected = [round(3 * math.sqrt(0.1 / stage.learning_rate)) for stage in odd]
     assert [stage.local_steps for stage in odd] == expected == [3, 4, 6, 8, 12, 17]
 
 
 def test_milestones_fall_at_their_shares() -> None:
-    stages = Milestones(at=(0.25, 0.5), decay=0.5).divide_budget(budget(cycles=8))
+    stages = Milestones(at=(0.25, 0.5), decay=0.5).divide_budget(make_budget(cycles=8))
     assert stages == [Stage(2, 0.1, 4), Stage(2, 0.05, 4), Stage(4, 0.025, 4)]
 
 
 def test_a_milestone_stretch_without_cycles_vanishes_but_still_decays() -> None:
     # Of 4 cycles, shares of 0.3 and 0.5 both reach into the second: the step falls twice after it.
-    stages = Milestones(at=(0.3, 0.5), decay=0.1).divide_budget(budget(cycles=4))
+    stages = Milestones(at=(0.3, 0.5), decay=0.1).divide_budget(make_budget(cycles=4))
     assert [stage.cycles for stage in stages] == [2, 2]
     np.testing.assert_allclose([stage.learning_rate for stage in stages], [0.1, 0.001], rtol=1e-12)
 
 
 def test_even_one_cycle_runs_at_the_full_step() -> None:
-    assert Milestones().divide_budget(budget(cycles=1)) == [Stage(1, 0.1, 4)]
+    assert Milestones().divide_budget(make_budget(cycles=1)) == [Stage(1, 0.1, 4)]
 
 
 def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple[int, float, int]]:
@@ -114,15 +115,15 @@ def theory_twin(budget: Budget, mu: float, ell: float, count: int) -> list[tuple
 @pytest.mark.parametrize(("mu", "ell"), [(0.1, 1.0), (3.0, 3.0), (0.5, 8.0)])
 @pytest.mark.parametrize("learning_rate", [0.1, 1e-5])
 def test_theory_is_the_theorem(mu: float, ell: float, learning_rate: float) -> None:
-    given = budget(cycles=10**9, learning_rate=learning_rate)
+    budget = make_budget(cycles=10**9, learning_rate=learning_rate)
     rule = Theory(mu=mu, ell=ell)
-    endless = rule.generate_stages(given)
-    found = [next(endless) for _ in range(40)]
-    for stage, (cycles, step, local) in zip(found, theory_twin(given, mu, ell, 40), strict=True):
+    generator = rule.generate_stages(budget)
+    stages = [next(generator) for _ in range(40)]
+    for stage, (cycles, step, local) in zip(stages, theory_twin(budget, mu, ell, 40), strict=True):
         assert (stage.cycles, stage.local_steps) == (cycles, local)
         assert stage.learning_rate == pytest.approx(step, rel=1e-12)
     assert rule.proximal_weight == 2 * ell
-    assert (found[0].local_steps > 1) == (learning_rate == 1e-5)
+    assert (stages[0].local_steps > 1) == (learning_rate == 1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -138,30 +139,30 @@ def random_plan(seed: int) -> tuple[Plan, list[Stage], int, list[bool]]:
 
 def phases_twin(stages: list[Stage], length: int, scoring: list[bool]) -> list[Phase]:
     """Round after round, by counting."""
-    found: list[Phase] = []
+    expected: list[Phase] = []
     cycle = learned = 0
     for index, (stage, opens) in enumerate(zip(stages, scoring, strict=True)):
         for inside in range(stage.cycles + opens):
             learned += not (opens and inside == 0)
-            for place in range(length):
-                ends_cycle = place == length - 1
-                found.append(
+            for position in range(length):
+                ends_cycle = position == length - 1
+                expected.append(
                     Phase(
-                        round=len(found),
+                        round=len(expected),
                         cycle=cycle,
                         stage=index,
                         learning_rate=stage.learning_rate,
                         local_steps=stage.local_steps,
                         batch=BATCH,
                         scoring=opens and inside == 0,
-                        starts_stage=inside == 0 and place == 0,
+                        starts_stage=inside == 0 and position == 0,
                         ends_cycle=ends_cycle,
                         ends_stage=ends_cycle and inside == stage.cycles + opens - 1,
                         learning_cycles=learned,
                     )
                 )
             cycle += 1
-    return found
+    return expected
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -181,8 +182,11 @@ def test_flags_of_a_plan_agree(seed: int) -> None:
     assert sum(p.starts_stage for p in phases) == sum(p.ends_stage for p in phases) == len(stages)
     assert phases[0].starts_stage
     assert phases[-1].ends_stage
-    assert all(two.starts_stage == one.ends_stage == (two.stage == one.stage + 1) for one, two in pairwise(phases))
-    assert all(two.cycle - one.cycle == one.ends_cycle for one, two in pairwise(phases))
+    assert all(
+        later.starts_stage == earlier.ends_stage == (later.stage == earlier.stage + 1)
+        for earlier, later in pairwise(phases)
+    )
+    assert all(later.cycle - earlier.cycle == earlier.ends_cycle for earlier, later in pairwise(phases))
     assert all(p.ends_cycle for p in phases if p.ends_stage)
     assert not any(p.scoring and p.ends_stage for p in phases)
     assert sum(p.scoring for p in phases) == length * sum(scoring)

@@ -62,15 +62,15 @@ class Visit(NamedTuple):
 def scales_twin(counts: Sequence[Array], client: int, weighting: str) -> tuple[float, float]:
     """How much a client's class means count, by the three rules."""
     holding = np.count_nonzero(counts[0] + counts[1])
-    found = []
+    result = []
     for held in counts:
         rules = {
             "clients": holding / np.count_nonzero(held) if held[client] else 0.0,
             "pooled": holding * held[client] / held.sum(),
             "paper": float(held[client] > 0),
         }
-        found.append(rules[weighting])
-    return found[0], found[1]
+        result.append(rules[weighting])
+    return result[0], result[1]
 
 
 def visit_twin(start: Array, visit: Visit, psi: Surrogate, learning_rate: float) -> tuple[Array, Array, Array, float]:
@@ -99,11 +99,11 @@ def visit_twin(start: Array, visit: Visit, psi: Surrogate, learning_rate: float)
 
 def pool_twin(entries: list[tuple[int, Array]], held: Array, offset: float | None) -> Array:
     """The scores of holders; with an offset, resampled so that each counts by its client's rows."""
-    kept = [(client, scores) for client, scores in entries if held[client]]
-    flat = np.concatenate([scores.ravel() for _, scores in kept])
+    holding = [(client, scores) for client, scores in entries if held[client]]
+    flat = np.concatenate([scores.ravel() for _, scores in holding])
     if offset is None:
         return flat
-    weights = np.concatenate([np.full(scores.size, float(held[client])) for client, scores in kept])
+    weights = np.concatenate([np.full(scores.size, float(held[client])) for client, scores in holding])
     edges = np.cumsum(weights) / weights.sum() * len(flat)
     return np.array([flat[next(j for j, edge in enumerate(edges) if edge > k + offset)] for k in range(len(flat))])
 
@@ -144,7 +144,7 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
     w = np.concatenate([p.detach().numpy().ravel() for p in linear_scorer().parameters()])
     pool = (np.zeros(0), np.zeros(0))
     collected: tuple[list[tuple[int, Array]], list[tuple[int, Array]]] = ([], [])
-    found = []
+    result = []
     for phase, cohort in ((r.phase, r.cohort) for r in rounds):
         ends, values = [], []
         if not phase.scoring:
@@ -169,8 +169,8 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
                 pool_twin(collected[1], counts[1], drawn.offset(phase, 1)),
             )
             collected = ([], [])
-        found.append((w, pool, float(np.mean(values)) if values else np.nan))
-    return found
+        result.append((w, pool, float(np.mean(values)) if values else np.nan))
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------------ the tests
@@ -199,14 +199,14 @@ def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
         small_recipe("cycp-pairwise", cycles=3, local_steps=8, positives=2, negatives=2)
     )
     for cycle in range(1, 4):
-        before = [e for e in exchanges if e.download.phase.cycle == cycle - 1]
+        earlier = [e for e in exchanges if e.download.phase.cycle == cycle - 1]
         for side, held in enumerate((POSITIVES, NEGATIVES)):
             emitted = {
                 score
-                for e in before
-                for place, client in enumerate(e.cohort.clients)
+                for e in earlier
+                for position, client in enumerate(e.cohort.clients)
                 if held[client]
-                for score in e.upload.pool[side][place].flatten().tolist()
+                for score in e.upload.pool[side][position].flatten().tolist()
             }
             sent = {
                 score
@@ -229,9 +229,9 @@ def test_the_window_pool_is_the_last_cycle_length_rounds() -> None:
         window = exchanges[max(0, number - 2) : number + 1]
         for side, held in enumerate((POSITIVES, NEGATIVES)):
             parts = [
-                e.upload.pool[side][place].flatten()
+                e.upload.pool[side][position].flatten()
                 for e in window
-                for place, client in enumerate(e.cohort.clients)
+                for position, client in enumerate(e.cohort.clients)
                 if held[client]
             ]
             torch.testing.assert_close(finished.state.server.private.pool[side], torch.cat(parts), rtol=0, atol=0)
@@ -261,8 +261,8 @@ class Embedding(nn.Module):
         nn.init.zeros_(self.layer.bias)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layer(rows)
-        return found
+        result: torch.Tensor = self.layer(rows)
+        return result
 
 
 @pytest.mark.parametrize("came", [(), ((0, 1),), ((1, 3),)], ids=["no-pool", "no-positives", "no-negatives"])

@@ -21,30 +21,30 @@ CENSUS = Census(np.array([4, 0, 1, 0]), np.array([2, 8, 0, 0]))
 NONE = Passive(torch.zeros(0), torch.zeros(0))
 
 
-def setting(weighting: str = "clients", census: Census = CENSUS) -> Setting:
+def make_setting(weighting: str = "clients", census: Census = CENSUS) -> Setting:
     return Setting(seed=1, cycle_length=2, batch=BATCH, census=census, weighting=weighting)
 
 
-def phase(round: int = 0, local_steps: int = 2) -> Phase:
+def make_phase(round: int = 0, local_steps: int = 2) -> Phase:
     return Phase(round, 0, 0, 0.1, local_steps, BATCH)
 
 
-def tagged(*shape: int, client: int, side: int, extra: int = 0) -> Tensor:
+def tagged_scores(*shape: int, client: int, side: int, extra: int = 0) -> Tensor:
     """Scores that say whose they are: 100 client + 10 side + place."""
     scores = 100 * client + 10 * side + torch.arange(int(np.prod(shape)), dtype=torch.float64).reshape(shape)
     return scores if not extra else scores[..., None].expand(*shape, extra)
 
 
-def chunk(*clients: int, extra: int = 0) -> RoundScores:
+def round_scores(*clients: int, extra: int = 0) -> RoundScores:
     """One round's scores of 2 steps of 2 positives and 3 negatives."""
-    positives = torch.stack([tagged(2, 2, client=c, side=1, extra=extra) for c in clients])
-    negatives = torch.stack([tagged(2, 3, client=c, side=0, extra=extra) for c in clients])
+    positives = torch.stack([tagged_scores(2, 2, client=c, side=1, extra=extra) for c in clients])
+    negatives = torch.stack([tagged_scores(2, 3, client=c, side=0, extra=extra) for c in clients])
     return RoundScores(torch.tensor(clients), Passive(positives, negatives))
 
 
 @pytest.mark.parametrize("weighting", ["clients", "paper"])
 def test_only_holders_of_a_class_enter_its_pool(weighting: str) -> None:
-    pool = rebuild_pool(setting(weighting), [chunk(0, 1), chunk(2)], phase(), NONE)
+    pool = rebuild_pool(make_setting(weighting), [round_scores(0, 1), round_scores(2)], make_phase(), NONE)
     # Clients 0 and 2 hold positives (10, 11, 12, 13 each), 0 and 1 negatives (0 to 5 each).
     assert pool.positives.tolist() == [10, 11, 12, 13, 210, 211, 212, 213]
     assert pool.negatives.tolist() == [0, 1, 2, 3, 4, 5, 100, 101, 102, 103, 104, 105]
@@ -52,15 +52,15 @@ def test_only_holders_of_a_class_enter_its_pool(weighting: str) -> None:
 
 def test_a_class_that_nobody_had_keeps_its_old_scores() -> None:
     old = Passive(torch.tensor([7.0, 8.0], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64))
-    pool = rebuild_pool(setting(), [chunk(1)], phase(), old)
+    pool = rebuild_pool(make_setting(), [round_scores(1)], make_phase(), old)
     assert pool.positives.tolist() == [7, 8]
     assert pool.negatives.tolist() == [100, 101, 102, 103, 104, 105]
-    nothing = rebuild_pool(setting(), [], phase(), old)
+    nothing = rebuild_pool(make_setting(), [], make_phase(), old)
     assert (nothing.positives.tolist(), nothing.negatives.tolist()) == ([7, 8], [9])
 
 
 def test_embeddings_stay_whole() -> None:
-    pool = rebuild_pool(setting("pooled"), [chunk(0, 1, extra=3)], phase(), NONE)
+    pool = rebuild_pool(make_setting("pooled"), [round_scores(0, 1, extra=3)], make_phase(), NONE)
     assert (pool.positives.shape, pool.negatives.shape) == ((4, 3), (12, 3))
     assert all(len(set(row)) == 1 for row in pool.negatives.tolist())
 
@@ -69,7 +69,7 @@ def test_pooled_weighting_counts_an_entry_by_its_clients_rows() -> None:
     # Negatives: client 0 holds 2 rows and client 1 holds 8, so of 12 entries they get 12 * 2/10 and 12 * 8/10.
     shares = Counter[int]()
     for number in range(200):
-        pool = rebuild_pool(setting("pooled"), [chunk(0, 1)], phase(number), NONE)
+        pool = rebuild_pool(make_setting("pooled"), [round_scores(0, 1)], make_phase(number), NONE)
         assert len(pool.negatives) == 12
         owners = Counter((pool.negatives // 100).int().tolist())
         assert 2 <= owners[0] <= 3
@@ -104,7 +104,7 @@ def pool_of(size: int) -> Passive:
 def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> None:
     cohort = Cohort(0, (0, 2), (0.5, 0.5))
     # 7 steps of 2 and 3: 14 positives and 21 negatives from 10 each: every entry once (twice), then a reshuffle.
-    drawn = draw_passive_scores(setting(), pool_of(10), cohort, phase(local_steps=7))
+    drawn = draw_passive_scores(make_setting(), pool_of(10), cohort, make_phase(local_steps=7))
     assert (drawn.positives.shape, drawn.negatives.shape) == ((2, 7, 2), (2, 7, 3))
     for client in range(2):
         first, second = drawn.positives[client].flatten().tolist(), drawn.negatives[client].flatten().tolist()
@@ -114,11 +114,11 @@ def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> Non
 
 
 def test_draws_differ_by_client_round_and_class_and_not_by_company() -> None:
-    together = draw_passive_scores(setting(), pool_of(50), Cohort(0, (0, 2), (0.5, 0.5)), phase())
-    alone = draw_passive_scores(setting(), pool_of(50), Cohort(0, (2,), (1.0,)), phase())
-    later = draw_passive_scores(setting(), pool_of(50), Cohort(1, (2,), (1.0,)), phase(1))
-    assert torch.equal(together.positives[1], alone.positives[0])
-    assert not torch.equal(together.positives[0], together.positives[1])
+    joint = draw_passive_scores(make_setting(), pool_of(50), Cohort(0, (0, 2), (0.5, 0.5)), make_phase())
+    alone = draw_passive_scores(make_setting(), pool_of(50), Cohort(0, (2,), (1.0,)), make_phase())
+    later = draw_passive_scores(make_setting(), pool_of(50), Cohort(1, (2,), (1.0,)), make_phase(1))
+    assert torch.equal(joint.positives[1], alone.positives[0])
+    assert not torch.equal(joint.positives[0], joint.positives[1])
     assert not torch.equal(later.positives, alone.positives)
     assert not torch.equal(alone.positives, alone.negatives[..., :2] - 1000)
 
@@ -127,16 +127,16 @@ def test_large_pools_are_drawn_from_for_one_client_at_a_time(monkeypatch: pytest
     cohort = Cohort(0, (0, 2, 1), (0.5, 0.25, 0.25))
     embeddings = Passive(*(side[:, None] + torch.tensor([0.0, 0.5]) for side in pool_of(10)))
     for pool in (pool_of(50), embeddings):
-        together = draw_passive_scores(setting(), pool, cohort, phase())
-        monkeypatch.setattr(_pool, "WORDS", 1)
-        apart = draw_passive_scores(setting(), pool, cohort, phase())
+        joint = draw_passive_scores(make_setting(), pool, cohort, make_phase())
+        monkeypatch.setattr(_pool, "WORDS_PER_BLOCK", 1)
+        separate = draw_passive_scores(make_setting(), pool, cohort, make_phase())
         monkeypatch.undo()
-        assert all(torch.equal(*sides) for sides in zip(together, apart, strict=True))
+        assert all(torch.equal(*sides) for sides in zip(joint, separate, strict=True))
 
 
 @pytest.mark.parametrize("extra", [(), (3,)], ids=["scores", "embeddings"])
 def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> None:
     pool = Passive(torch.zeros(0, *extra), torch.ones(5, *extra))
-    drawn = draw_passive_scores(setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), phase())
+    drawn = draw_passive_scores(make_setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), make_phase())
     assert drawn.positives.shape == (2, 2, 0, *extra)
     assert drawn.negatives.shape == (2, 2, 3, *extra)

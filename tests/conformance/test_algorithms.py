@@ -93,10 +93,10 @@ def test_runs_with_single_class_and_empty_clients(method: str, engine: str, weig
 @every_method
 @every_engine
 def test_same_seed_same_bits_and_another_seed_other_bits(method: str, engine: str) -> None:
-    one, two = (run_rounds(small_recipe(method, engine=engine))[-1].state.server for _ in range(2))
+    first, second = (run_rounds(small_recipe(method, engine=engine))[-1].state.server for _ in range(2))
     other = run_rounds(small_recipe(method, engine=engine, seed=4))[-1].state.server
-    assert same_bits(one, two)
-    assert not same_bits(one.shared, other.shared)
+    assert same_bits(first, second)
+    assert not same_bits(first.shared, other.shared)
 
 
 @every_method
@@ -146,13 +146,13 @@ def test_resumes_from_any_round_with_the_same_bits(
         again.engine.restore_client_states(loaded.client_states)
         again.ledger.restore_from(loaded.ledger)
         # Equal states go on equally, so a cycle and a round from each stop covers the rest.
-        for (expected, client_states), found in zip(
+        for (expected, client_states), result in zip(
             whole[number : number + 4], again.rounds(loaded.state), strict=False
         ):
-            assert found[:-1] == expected[:-1]
-            assert found.state.round == expected.state.round
-            assert same_bits(found.state.server, expected.state.server)
-            assert same_bits(found.state.average, expected.state.average)
+            assert result[:-1] == expected[:-1]
+            assert result.state.round == expected.state.round
+            assert same_bits(result.state.server, expected.state.server)
+            assert same_bits(result.state.average, expected.state.average)
             found_memories = again.engine.client_states()
             assert found_memories.keys() == client_states.keys()
             assert all(same_bits(found_memories[client], client_states[client]) for client in client_states)
@@ -168,7 +168,7 @@ def test_the_stops_above_cover_mid_cycle_scoring_and_stage_boundaries() -> None:
     assert sum(not p.ends_cycle for p in phases) == 10
 
 
-def _arrays(tree: Tree) -> np.ndarray:
+def _count_arrays(tree: Tree) -> np.ndarray:
     """Numbers and bytes of a tree, counted by numpy."""
     arrays = [leaf.numpy() for leaf in tree_leaves(tree)]
     return np.array([sum(a.size for a in arrays), sum(a.nbytes for a in arrays)])
@@ -185,12 +185,12 @@ def test_ledger_totals_equal_a_count_at_the_clients(method: str, engine: str, dt
     )
     down, up, anchored = np.zeros(2, dtype=int), np.zeros(2, dtype=int), set()
     for download, cohort, upload in exchanges:
-        for place, client in enumerate(cohort.clients):
-            down += _arrays((download.shared, tree_at(download.per_client, place)))
-            up += _arrays((upload.mean, tree_at(upload.pool, place)))
+        for position, client in enumerate(cohort.clients):
+            down += _count_arrays((download.shared, tree_at(download.per_client, position)))
+            up += _count_arrays((upload.mean, tree_at(upload.pool, position)))
             if (download.phase.stage, client) not in anchored:
                 anchored.add((download.phase.stage, client))
-                down += _arrays(download.anchor)
+                down += _count_arrays(download.anchor)
     traffic = rounds[-1].traffic
     assert (traffic.rounds, traffic.absences) == (len(rounds), 0)
     assert traffic.visits == sum(len(r.cohort.clients) for r in rounds)
@@ -211,11 +211,11 @@ def test_learns(method: str, engine: str) -> None:
     recipe = small_recipe(method, engine=engine, cycles=cycles, local_steps=8, positives=8, negatives=8)
     fitted = fit(module, small_federation(times=4, separation=3.0), recipe, test=test)
     labels = test.labels.numpy()
-    before = auc(labels, module(test.inputs).detach().numpy()[:, 0])
+    initial = auc(labels, module(test.inputs).detach().numpy()[:, 0])
     curve = [quality.auc for _, quality in fitted.history]
-    assert before < 0.5
+    assert initial < 0.5
     assert curve[-1] > 0.9
-    assert curve[-1] > curve[0] > before
+    assert curve[-1] > curve[0] > initial
     assert curve[-1] == pytest.approx(auc(labels, fitted.scores(test.inputs)), abs=1e-12)
 
 
@@ -232,8 +232,8 @@ def test_works_in_every_precision(method: str, engine: str, dtype: torch.dtype) 
     exact = run_rounds(small_recipe(method, engine=engine, **TWO_STAGES))[-1].state.server
     # 14 to 21 rounds of rounding at 2^-8 relative (bfloat16); the weights are of order 1.
     close = {torch.float64: 0.0, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
-    one, two = (recipe.algorithm.extract_model(s.shared).weights.double() for s in (server, exact))
-    assert (one - two).abs().max() <= close
+    first, second = (recipe.algorithm.extract_model(s.shared).weights.double() for s in (server, exact))
+    assert (first - second).abs().max() <= close
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -246,7 +246,7 @@ def test_the_fitted_model_scores_new_rows_in_every_precision(dtype: str) -> None
     np.testing.assert_array_equal(fitted.scores(rows.numpy()), expected)
 
 
-# -------------------------------------------------------------------------------------------------- the client's verbs
+# -------------------------------------------------------------------------------------------------- client methods
 
 
 @final
@@ -274,42 +274,42 @@ class Case(NamedTuple):
     width: int = 0
 
 
-def _cases() -> dict[str, Case]:
-    found = {name: Case(m.algorithm(**dict(m.parameters), weight_decay=0.01)) for name, m in find_methods().items()}
+def _list_cases() -> dict[str, Case]:
+    result = {name: Case(m.algorithm(**dict(m.parameters), weight_decay=0.01)) for name, m in find_methods().items()}
     kinds = find_algorithms()
-    found["minimax-prox"] = Case(kinds["minimax"](objective=Minimax(score="identity"), prox=0.3))  # type: ignore[call-arg]
-    found["minimax-prior"] = Case(kinds["minimax"](objective=Minimax(prior=0.2)))
-    found["codasca-prox"] = Case(kinds["codasca"](objective=Minimax(), prox=0.3))  # type: ignore[call-arg]
-    found["pairwise-hinge"] = Case(kinds["pairwise"](objective=SquaredHinge(score="sigmoid")))
-    found["pairwise-contrastive"] = Case(kinds["pairwise"](objective=Contrastive()), width=3)
-    return found
+    result["minimax-prox"] = Case(kinds["minimax"](objective=Minimax(score="identity"), prox=0.3))  # type: ignore[call-arg]
+    result["minimax-prior"] = Case(kinds["minimax"](objective=Minimax(prior=0.2)))
+    result["codasca-prox"] = Case(kinds["codasca"](objective=Minimax(), prox=0.3))  # type: ignore[call-arg]
+    result["pairwise-hinge"] = Case(kinds["pairwise"](objective=SquaredHinge(score="sigmoid")))
+    result["pairwise-contrastive"] = Case(kinds["pairwise"](objective=Contrastive()), width=3)
+    return result
 
 
-CASES = _cases()
+CASES = _list_cases()
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 STEPS = 3
 
 
-def _setting() -> Setting:
+def _make_setting() -> Setting:
     recipe = small_recipe("fedavg")
     # Clients 0, 4 and 6 of the small federation hold both classes.
     census = Census(*(counts[[0, 4, 6]] for counts in small_federation().census))
     return Setting(0, 2, recipe.batch, census, "clients")
 
 
-def _start(width: int) -> Model:
+def _start_model(width: int) -> Model:
     rng = np.random.default_rng(5)
     return Model(torch.from_numpy(0.5 * rng.normal(size=FEATURES * max(width, 1))), torch.zeros(2, dtype=torch.float64))
 
 
-def _phase(number: int, scoring: bool) -> Phase:
+def _make_phase(number: int, scoring: bool) -> Phase:
     batch = small_recipe("fedavg").batch
     # Cycles of two rounds, each with everyone.
     return Phase(number, number // 2, 0, 0.1, STEPS, batch, scoring, number == 0, ends_cycle=number % 2 == 1)
 
 
-def _batches(number: int, own: Tree) -> list[Batch]:
+def _draw_batches(number: int, per_client: Tree) -> list[Batch]:
     """Each step's batch of 3 clients, `[3, 5, ...]`: 2 positives, then 3 negatives; the last client lacks positives."""
     rng = np.random.default_rng([7, number])
     labels = torch.tensor([1.0, 1, 0, 0, 0], dtype=torch.float64).expand(3, 5)
@@ -317,7 +317,8 @@ def _batches(number: int, own: Tree) -> list[Batch]:
     weights[2, :2] = 0
     inputs = torch.from_numpy(rng.normal(size=(STEPS, 3, 5, FEATURES)))
     return [
-        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], own)) for step in range(STEPS)
+        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], per_client))
+        for step in range(STEPS)
     ]
 
 
@@ -335,8 +336,8 @@ class Visited(NamedTuple):
     value: Tensor
 
 
-def _visit(case: Case, download: Download, client_state: Tree, batches: list[Batch]) -> Visited:
-    """The client verbs in their order; `[I, ...]` follows whatever leading dimensions the batches have."""
+def _visit_client(case: Case, download: Download, client_state: Tree, batches: list[Batch]) -> Visited:
+    """The client methods in their order; `[I, ...]` comes after the leading dimensions of the batches."""
     network, lead = LinearNetwork(case.width), batches[0].weights.ndim - 1
     client_state = case.algorithm.initial_client_state(download) if is_empty(client_state) else client_state
     local, emitted, values = case.algorithm.begin(download, client_state), [], []
@@ -350,34 +351,36 @@ def _visit(case: Case, download: Download, client_state: Tree, batches: list[Bat
     return Visited(*case.algorithm.finish(download, client_state, local, together), value)
 
 
-def _widen(download: Download) -> Download:
+def _stack_download(download: Download) -> Download:
     """What all are sent, once for each of the 3 clients."""
 
-    def expand(leaf: Tensor) -> Tensor:
+    def add_clients(leaf: Tensor) -> Tensor:
         return leaf.expand(3, *leaf.shape)
 
-    return download._replace(shared=tree_map(expand, download.shared), anchor=tree_map(expand, download.anchor))
+    return download._replace(
+        shared=tree_map(add_clients, download.shared), anchor=tree_map(add_clients, download.anchor)
+    )
 
 
-def _close(one: Tree, two: Tree) -> None:
-    assert [leaf.shape for leaf in tree_leaves(one)] == [leaf.shape for leaf in tree_leaves(two)]
-    for left, right in zip(tree_leaves(one), tree_leaves(two), strict=True):
+def _assert_close(first: Tree, second: Tree) -> None:
+    assert [leaf.shape for leaf in tree_leaves(first)] == [leaf.shape for leaf in tree_leaves(second)]
+    for left, right in zip(tree_leaves(first), tree_leaves(second), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
 
 @every_case
-def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case: Case) -> None:
-    setting = _setting()
-    server = case.algorithm.init(setting, _start(case.width))
+def test_the_client_methods_give_a_stacked_cohort_what_they_give_each_client(case: Case) -> None:
+    setting = _make_setting()
+    server = case.algorithm.init(setting, _start_model(case.width))
     client_states: list[Tree] = [(), (), ()]
-    # A first visit, and four that find a memory, of the same period and of an ended one.
+    # A first visit, and four with a client state, of the same period and of an earlier one.
     for number in range(5):
-        phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
+        phase = _make_phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0, 1, 2), (0.2, 0.3, 0.5))
         download = case.algorithm.dispatch(setting, server, cohort, phase)
-        batches = _batches(number, download.per_client)
+        batches = _draw_batches(number, download.per_client)
         alone = [
-            _visit(
+            _visit_client(
                 case,
                 download._replace(per_client=tree_at(download.per_client, i)),
                 client_states[i],
@@ -385,31 +388,31 @@ def test_the_client_verbs_give_a_stacked_cohort_what_they_give_each_client(case:
             )
             for i in range(3)
         ]
-        stacked = _visit(
-            case, _widen(download), () if is_empty(client_states[0]) else tree_stack(client_states), batches
+        stacked = _visit_client(
+            case, _stack_download(download), () if is_empty(client_states[0]) else tree_stack(client_states), batches
         )
         together: Visited = tree_stack(alone)
-        _close(stacked.upload, together.upload)
-        _close(stacked.value, together.value)
-        _close(stacked.client_state, together.client_state)
+        _assert_close(stacked.upload, together.upload)
+        _assert_close(stacked.value, together.value)
+        _assert_close(stacked.client_state, together.client_state)
         client_states = [visited.client_state for visited in alone]
         server = case.algorithm.merge(setting, server, mean_of(together.upload, cohort), cohort, phase)
-    assert not torch.equal(case.algorithm.extract_model(server.shared).weights, _start(case.width).weights)
+    assert not torch.equal(case.algorithm.extract_model(server.shared).weights, _start_model(case.width).weights)
 
 
 @every_case
 @pytest.mark.parametrize("stacked", [False, True], ids=["one-client", "stacked"])
 def test_step_can_be_traced_and_the_trace_gives_its_numbers(case: Case, stacked: bool) -> None:
-    setting, network = _setting(), LinearNetwork(case.width)
-    server = case.algorithm.init(setting, _start(case.width))
+    setting, network = _make_setting(), LinearNetwork(case.width)
+    server = case.algorithm.init(setting, _start_model(case.width))
     cohort, scoring = Cohort(0, (0, 1, 2), (1 / 3,) * 3), case.algorithm.scoring_pass
     if scoring:
         filled = _visit_all(case, setting, server, cohort)
-        server = case.algorithm.merge(setting, server, filled, cohort, _phase(1, scoring=True))
-    download = case.algorithm.dispatch(setting, server, cohort, _phase(2, scoring=False))
-    batches = _batches(1, download.per_client)
+        server = case.algorithm.merge(setting, server, filled, cohort, _make_phase(1, scoring=True))
+    download = case.algorithm.dispatch(setting, server, cohort, _make_phase(2, scoring=False))
+    batches = _draw_batches(1, download.per_client)
     if stacked:
-        download = _widen(download)
+        download = _stack_download(download)
     else:
         batches = [tree_at(batch, 0) for batch in batches]
 
@@ -422,36 +425,38 @@ def test_step_can_be_traced_and_the_trace_gives_its_numbers(case: Case, stacked:
     traced = make_fx(step)(*example)
     # Two steps on: a trace that had baked its first inputs in would not follow.
     for batch in batches:
-        found = traced(download.shared, download.anchor, local, batch)
+        result = traced(download.shared, download.anchor, local, batch)
         expected = step(download.shared, download.anchor, local, batch)
-        _close(found, expected)
+        _assert_close(result, expected)
         local = expected[0]
 
 
 def _visit_all(case: Case, setting: Setting, server: Tree, cohort: Cohort) -> Upload:
-    download = case.algorithm.dispatch(setting, server, cohort, _phase(0, scoring=True))
-    batches = _batches(0, ())
-    alone = [_visit(case, download, (), [tree_at(batch, i) for batch in batches]).upload for i in range(3)]
+    download = case.algorithm.dispatch(setting, server, cohort, _make_phase(0, scoring=True))
+    batches = _draw_batches(0, ())
+    alone = [_visit_client(case, download, (), [tree_at(batch, i) for batch in batches]).upload for i in range(3)]
     upload: Upload = tree_stack(alone)
     return upload
 
 
 @every_case
-def test_the_verbs_leave_what_they_are_given_alone(case: Case) -> None:
-    setting = _setting()
-    server = case.algorithm.init(setting, _start(case.width))
+def test_the_methods_do_not_change_their_arguments(case: Case) -> None:
+    setting = _make_setting()
+    server = case.algorithm.init(setting, _start_model(case.width))
     client_state: Tree = ()
     for number in range(4):
-        phase = _phase(number, scoring=case.algorithm.scoring_pass and number < 2)
+        phase = _make_phase(number, scoring=case.algorithm.scoring_pass and number < 2)
         cohort = Cohort(number, (0,), (1.0,))
-        before = tree_map(torch.clone, (server.shared, server.anchor, server.private, client_state))
+        initial = tree_map(torch.clone, (server.shared, server.anchor, server.private, client_state))
         download = case.algorithm.dispatch(setting, server, cohort, phase)
-        batches = [tree_at(batch, 0) for batch in _batches(number, download.per_client)]
-        visited = _visit(case, download._replace(per_client=tree_at(download.per_client, 0)), client_state, batches)
+        batches = [tree_at(batch, 0) for batch in _draw_batches(number, download.per_client)]
+        visited = _visit_client(
+            case, download._replace(per_client=tree_at(download.per_client, 0)), client_state, batches
+        )
         upload: Upload = tree_stack([visited.upload])
         sent = tree_map(torch.clone, upload)
         merged = case.algorithm.merge(setting, server, mean_of(upload, cohort), cohort, phase)
-        assert same_bits(before, (server.shared, server.anchor, server.private, client_state))
+        assert same_bits(initial, (server.shared, server.anchor, server.private, client_state))
         assert same_bits(sent, upload)
         server, client_state = merged, visited.client_state
 
@@ -464,9 +469,9 @@ def test_a_recipe_says_which_engines_there_are() -> None:
 def test_the_linear_network_above_is_the_module_network() -> None:
     module, rows = linear_scorer(bias=False), held_out().inputs[:5]
     network = ModuleNetwork(module)
-    one, two = network.forward_pass(network.state(), rows), LinearNetwork().forward_pass(network.state(), rows)
+    first, second = network.forward_pass(network.state(), rows), LinearNetwork().forward_pass(network.state(), rows)
     cotangent = torch.arange(5, dtype=torch.float64)
-    _close((one.outputs, one.pullback(cotangent)), (two.outputs, two.pullback(cotangent)))
+    _assert_close((first.outputs, first.pullback(cotangent)), (second.outputs, second.pullback(cotangent)))
 
 
 def test_assemble_needs_no_method_name() -> None:

@@ -35,20 +35,20 @@ EXTREMES = [-1e4, -100.0, -21.0, 0.0, 21.0, 100.0, 1e4]
 """e^100 overflows float32 and e^1e4 overflows float64; at 21, float64 still resolves e^-t beside t."""
 
 
-def numbers(kind: type[Objective]) -> dict[str, float]:
+def number_fields(kind: type[Objective]) -> dict[str, float]:
     return {field.name: field.default for field in dataclasses.fields(kind) if isinstance(field.default, float)}
 
 
-def made(base: Any) -> list[Any]:
+def make_objectives(base: Any) -> list[Any]:
     """Each discovered member of `base` with its defaults, and once more with every numeric default stretched."""
     kinds: list[Any] = [kind for kind in find_objectives().values() if issubclass(kind, base)]
-    stretched = [kind(**{name: STRETCH * value for name, value in numbers(kind).items()}) for kind in kinds]
+    stretched = [kind(**{name: STRETCH * value for name, value in number_fields(kind).items()}) for kind in kinds]
     return [kind() for kind in kinds] + stretched
 
 
-GAPS: list[GapObjective] = made(GapObjective)
-PAIRS: list[PairObjective] = made(PairObjective)
-POINTS: list[PointObjective] = made(PointObjective)
+GAPS: list[GapObjective] = make_objectives(GapObjective)
+PAIRS: list[PairObjective] = make_objectives(PairObjective)
+POINTS: list[PointObjective] = make_objectives(PointObjective)
 
 every = pytest.mark.parametrize("objective", [kind() for kind in find_objectives().values()], ids=lambda o: o.name)
 every_gap = pytest.mark.parametrize("objective", GAPS, ids=repr)
@@ -60,11 +60,11 @@ every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64
 # ---------------------------------------------------------------------------------------------------------- numpy twins
 
 
-def expit(x: Array) -> Array:
+def logistic_twin(x: Array) -> Array:
     return np.asarray(np.exp(-np.logaddexp(0, -x)))
 
 
-def barrier(t: Array, m: float, tau: float) -> tuple[Array, Array]:
+def barrier_twin(t: Array, m: float, tau: float) -> tuple[Array, Array]:
     pieces = np.stack([m - t, m - tau * (m + t), tau * (t - m)])
     return pieces.max(0), np.array([-1.0, -tau, tau])[pieces.argmax(0)]
 
@@ -72,9 +72,15 @@ def barrier(t: Array, m: float, tau: float) -> tuple[Array, Array]:
 GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
     "square": lambda t, margin: ((margin - t) ** 2, -2 * (margin - t)),
     "squared-hinge": lambda t, margin: (np.where(t < margin, (margin - t) ** 2, 0), np.minimum(2 * (t - margin), 0)),
-    "pairwise-logistic": lambda t, steepness: (np.logaddexp(0, -steepness * t), -steepness * expit(-steepness * t)),
-    "sigmoid": lambda t, scale: (expit(-t / scale), -expit(-t / scale) * expit(t / scale) / scale),
-    "barrier-hinge": lambda t, margin, steepness: barrier(t, margin, steepness),
+    "pairwise-logistic": lambda t, steepness: (
+        np.logaddexp(0, -steepness * t),
+        -steepness * logistic_twin(-steepness * t),
+    ),
+    "sigmoid": lambda t, scale: (
+        logistic_twin(-t / scale),
+        -logistic_twin(-t / scale) * logistic_twin(t / scale) / scale,
+    ),
+    "barrier-hinge": lambda t, margin, steepness: barrier_twin(t, margin, steepness),
     "qnorm-hinge": lambda t, margin, power: (
         np.maximum(margin - t, 0) ** power,
         -power * np.maximum(margin - t, 0) ** (power - 1),
@@ -82,14 +88,14 @@ GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
 }
 
 
-def both(objective: PairObjective, active: Active, passive: Passive) -> tuple[torch.Tensor, Active]:
+def loss_and_slopes(objective: PairObjective, active: Active, passive: Passive) -> tuple[torch.Tensor, Active]:
     """The monitored value and the derivative."""
     return objective.monitored_loss(active, passive), objective.active_slopes(active, passive)
 
 
 def gap_twin(objective: GapObjective, t: Array) -> tuple[Array, Array]:
     assert objective.name in GAP_TWINS, f"every equation has a numpy twin: add {objective.name!r} to GAP_TWINS"
-    return GAP_TWINS[objective.name](t, **{name: getattr(objective, name) for name in numbers(type(objective))})
+    return GAP_TWINS[objective.name](t, **{name: getattr(objective, name) for name in number_fields(type(objective))})
 
 
 def contrastive_twin(u: Array, v: Array, m: float, same: bool) -> tuple[Array, Array]:
@@ -104,11 +110,11 @@ def contrastive_twin(u: Array, v: Array, m: float, same: bool) -> tuple[Array, A
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def random_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
-def gaps() -> Tensor:
+def sample_gaps() -> Tensor:
     """Gaps on both sides of every kink; odd steps, so that none falls on one."""
     return torch.arange(-7.31, 7.31, 0.37, dtype=torch.float64)
 
@@ -119,26 +125,26 @@ def agrees_to_rounding(got: Tensor, twin: Array) -> None:
     torch.testing.assert_close(got, torch.from_numpy(twin).to(got.dtype), rtol=100 * kind.eps, atol=kind.tiny)
 
 
-def meeting(objective: PairObjective, lead: tuple[int, ...] = ()) -> tuple[Active, Passive]:
+def random_pairs(objective: PairObjective, lead: tuple[int, ...] = ()) -> tuple[Active, Passive]:
     """3 + 4 active and 5 + 6 passive scores, or embeddings of size 2 for what is not a gap objective."""
     tail = () if isinstance(objective, GapObjective) else (2,)
-    positives, negatives, first, second = (normal(*lead, n, *tail, seed=n) for n in (3, 4, 5, 6))
-    weights = normal(*lead, 3, seed=7).abs(), normal(*lead, 4, seed=8).abs()
+    positives, negatives, first, second = (random_normal(*lead, n, *tail, seed=n) for n in (3, 4, 5, 6))
+    weights = random_normal(*lead, 3, seed=7).abs(), random_normal(*lead, 4, seed=8).abs()
     return Active(positives, negatives, *weights), Passive(first, second)
 
 
-def labelled(*lead: int) -> tuple[Tensor, Tensor]:
+def random_scores(*lead: int) -> tuple[Tensor, Tensor]:
     """Scores and labels of 7 examples, the first 3 positive."""
-    return normal(*lead, 7), (torch.arange(7) < 3).long().expand(*lead, 7)
+    return random_normal(*lead, 7), (torch.arange(7) < 3).long().expand(*lead, 7)
 
 
 # ------------------------------------------------------------------------------------------------------ every objective
 
 
 def test_every_listed_objective_is_found_under_its_name() -> None:
-    found = find_objectives()
-    assert set(GAP_TWINS) | {"contrastive", "logistic", "minimax"} <= set(found)
-    assert all(kind.name == name for name, kind in found.items())
+    members = find_objectives()
+    assert set(GAP_TWINS) | {"contrastive", "logistic", "minimax"} <= set(members)
+    assert all(kind.name == name for name, kind in members.items())
 
 
 @every
@@ -160,10 +166,10 @@ def test_unknown_score_is_refused(objective: Objective) -> None:
 
 @pytest.mark.parametrize("value", [nan, inf, -inf, "1.0", True])
 @pytest.mark.parametrize(
-    "name", [(kind, field) for kind in find_objectives() for field in numbers(find_objectives()[kind])]
+    "name", [(kind, field) for kind in find_objectives() for field in number_fields(find_objectives()[kind])]
 )
 def test_what_is_not_a_finite_number_is_refused(name: tuple[str, str], value: Any) -> None:
-    refuses(name[0], {name[1]: value}, f"{name[1]} is {value!r}; it must be a")
+    assert_refused(name[0], {name[1]: value}, f"{name[1]} is {value!r}; it must be a")
 
 
 @pytest.mark.parametrize(
@@ -186,10 +192,10 @@ def test_what_is_not_a_finite_number_is_refused(name: tuple[str, str], value: An
     ],
 )
 def test_bad_parameters_name_value_bound_and_remedy(name: str, fields: dict[str, Any], start: str) -> None:
-    refuses(name, fields, start)
+    assert_refused(name, fields, start)
 
 
-def refuses(name: str, fields: dict[str, Any], start: str) -> None:
+def assert_refused(name: str, fields: dict[str, Any], start: str) -> None:
     with pytest.raises(ValueError) as error:
         find_objectives()[name](**fields)
     assert str(error.value).startswith(start)
@@ -197,8 +203,8 @@ def refuses(name: str, fields: dict[str, Any], start: str) -> None:
 
 
 def test_draws() -> None:
-    wanted = {objective.name: objective.batch_kind for objective in [*PAIRS, *POINTS]}
-    assert wanted == {o.name: "classes" for o in PAIRS} | {o.name: "rows" for o in POINTS}
+    batch_kinds = {objective.name: objective.batch_kind for objective in [*PAIRS, *POINTS]}
+    assert batch_kinds == {o.name: "classes" for o in PAIRS} | {o.name: "rows" for o in POINTS}
     assert (Minimax().batch_kind, Minimax(prior=0.2).batch_kind) == ("classes", "rows")
 
 
@@ -207,14 +213,14 @@ def test_draws() -> None:
 
 @every_gap
 def test_gap_formula_agrees_with_its_twin(objective: GapObjective) -> None:
-    value, slope = gap_twin(objective, gaps().numpy())
-    np.testing.assert_allclose(objective.pair_loss(gaps()).numpy(), value, rtol=1e-13)
-    np.testing.assert_allclose(objective.pair_slope(gaps()).numpy(), slope, rtol=1e-13)
+    value, slope = gap_twin(objective, sample_gaps().numpy())
+    np.testing.assert_allclose(objective.pair_loss(sample_gaps()).numpy(), value, rtol=1e-13)
+    np.testing.assert_allclose(objective.pair_slope(sample_gaps()).numpy(), slope, rtol=1e-13)
 
 
 @every_gap
 def test_gap_slope_is_the_derivative(objective: GapObjective) -> None:
-    points = gaps().requires_grad_()
+    points = sample_gaps().requires_grad_()
     (derivative,) = torch.autograd.grad(objective.pair_loss(points).sum(), points)
     torch.testing.assert_close(objective.pair_slope(points), derivative, rtol=1e-12, atol=1e-14)
     assert torch.autograd.gradcheck(objective.pair_loss, (points,))
@@ -263,12 +269,12 @@ def test_barrier_hinge_takes_the_middle_slope_at_its_kinks() -> None:
 @pytest.mark.parametrize("absent", ["none", "active positives", "passive positives", "passive negatives", "passive"])
 def test_couple_derivative_is_twice_the_values(objective: PairObjective, absent: str) -> None:
     """Each pair is seen from both its ends, so the value holds a half of what the derivative belongs to."""
-    active, passive = meeting(objective)
+    active, passive = random_pairs(objective)
     if absent == "active positives":
         active = active._replace(positive_weights=torch.zeros_like(active.positive_weights))
     none = [side[:0] if absent in ("passive", f"passive {name}") else side for name, side in passive._asdict().items()]
     ends = [active.positives.requires_grad_(), active.negatives.requires_grad_()]
-    value, slopes = both(objective, active, Passive(*none))
+    value, slopes = loss_and_slopes(objective, active, Passive(*none))
     expected = torch.autograd.grad(2 * value, ends)
     torch.testing.assert_close((slopes.positives, slopes.negatives), expected, rtol=1e-12, atol=1e-14)
     assert value.item() >= 0
@@ -277,7 +283,7 @@ def test_couple_derivative_is_twice_the_values(objective: PairObjective, absent:
 
 @every_gap
 def test_couple_value_is_half_the_pairs_summed(objective: GapObjective) -> None:
-    active, passive = meeting(objective)
+    active, passive = random_pairs(objective)
     value = objective.monitored_loss(active, passive)
     first = gap_twin(objective, active.positives.numpy()[:, None] - passive.negatives.numpy())[0].mean(1)
     second = gap_twin(objective, passive.positives.numpy() - active.negatives.numpy()[:, None])[0].mean(1)
@@ -287,11 +293,11 @@ def test_couple_value_is_half_the_pairs_summed(objective: GapObjective) -> None:
 
 @every_pair
 def test_couple_of_a_stack_is_the_stack_of_couples(objective: PairObjective) -> None:
-    active, passive = meeting(objective, lead=(5,))
-    stacked = both(objective, active, passive)
-    mapped = torch.func.vmap(functools.partial(both, objective))(active, passive)
+    active, passive = random_pairs(objective, lead=(5,))
+    stacked = loss_and_slopes(objective, active, passive)
+    mapped = torch.func.vmap(functools.partial(loss_and_slopes, objective))(active, passive)
     for client in range(5):
-        alone = both(objective, tree_at(active, client), tree_at(passive, client))
+        alone = loss_and_slopes(objective, tree_at(active, client), tree_at(passive, client))
         torch.testing.assert_close(tree_at(stacked, client), alone)
         torch.testing.assert_close(tree_at(mapped, client), alone)
 
@@ -303,14 +309,14 @@ def test_pairs_in_blocks_give_the_same(
     objective: PairObjective, lead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row at a time, some rows at a time, and all rows in one block."""
-    active, passive = meeting(objective, lead)
-    whole = both(objective, active, passive)
+    active, passive = random_pairs(objective, lead)
+    unblocked = loss_and_slopes(objective, active, passive)
     monkeypatch.setattr(kinds, "MAX_PAIRS_AT_ONCE", 0)
     monkeypatch.setattr(kinds, "PAIRS_PER_BLOCK", block)
-    torch.testing.assert_close(both(objective, active, passive), whole, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(loss_and_slopes(objective, active, passive), unblocked, rtol=1e-12, atol=1e-14)
     if lead:
-        mapped = torch.func.vmap(functools.partial(both, objective))
-        torch.testing.assert_close(mapped(active, passive), whole, rtol=1e-12, atol=1e-14)
+        mapped = torch.func.vmap(functools.partial(loss_and_slopes, objective))
+        torch.testing.assert_close(mapped(active, passive), unblocked, rtol=1e-12, atol=1e-14)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,19 +331,19 @@ class Watched(PairwiseSigmoid):
 
 
 def test_many_pairs_are_met_in_blocks_and_few_at_once() -> None:
-    few, many = Watched(), Watched()
-    for objective, rows in ((few, 100), (many, 600)):
-        scores, weights = normal(2, rows), torch.ones(2, rows)
+    small_problem, large_problem = Watched(), Watched()
+    for objective, rows in ((small_problem, 100), (large_problem, 600)):
+        scores, weights = random_normal(2, rows), torch.ones(2, rows)
         objective.monitored_loss(Active(scores, scores, weights, weights), Passive(scores, scores))
     # 2 clients of 100 x 100 pairs on either side are below the bound; 600 x 600 are above it.
-    assert few.seen == [20_000, 20_000]
-    assert sum(many.seen) == 2 * 2 * 600 * 600
-    assert max(many.seen) <= kinds.PAIRS_PER_BLOCK
+    assert small_problem.seen == [20_000, 20_000]
+    assert sum(large_problem.seen) == 2 * 2 * 600 * 600
+    assert max(large_problem.seen) <= kinds.PAIRS_PER_BLOCK
 
 
 def test_a_compiler_sees_all_pairs_at_once() -> None:
     """It fuses them away, and unrolled blocks would only be more to compile."""
-    scores, weights = normal(2, 600), torch.ones(2, 600)
+    scores, weights = random_normal(2, 600), torch.ones(2, 600)
     active, passive = Active(scores, scores, weights, weights), Passive(scores, scores)
     pieces: list[int] = []
 
@@ -345,35 +351,35 @@ def test_a_compiler_sees_all_pairs_at_once() -> None:
         pieces.append(sum("cat" in str(node.target) for node in module.graph.nodes))
         return module.forward
 
-    compiled = torch.compile(functools.partial(both, PairwiseSigmoid()), fullgraph=True, backend=count)
-    torch.testing.assert_close(compiled(active, passive), both(PairwiseSigmoid(), active, passive))
+    compiled = torch.compile(functools.partial(loss_and_slopes, PairwiseSigmoid()), fullgraph=True, backend=count)
+    torch.testing.assert_close(compiled(active, passive), loss_and_slopes(PairwiseSigmoid(), active, passive))
     assert pieces == [0]
 
 
 @every_pair
 @every_precision
 def test_couple_is_finite_at_extreme_scores(objective: PairObjective, dtype: torch.dtype) -> None:
-    active, passive = meeting(objective)
+    active, passive = random_pairs(objective)
     far = Passive(*tree_map(lambda leaf: (1e4 * leaf.sign()).to(dtype), passive))
-    value, slopes = both(objective, tree_map(lambda leaf: leaf.to(dtype), active), far)
+    value, slopes = loss_and_slopes(objective, tree_map(lambda leaf: leaf.to(dtype), active), far)
     assert bool(value.isfinite() & slopes.positives.isfinite().all() & slopes.negatives.isfinite().all())
 
 
 @pytest.mark.parametrize("margin", [0.5, 3.0], ids=["most pairs apart", "most pairs within the margin"])
 def test_contrastive_agrees_with_its_twin(margin: float) -> None:
     objective = Contrastive(margin=margin)
-    active, passive = meeting(objective)
-    value, slopes = both(objective, active, passive)
+    active, passive = random_pairs(objective)
+    value, slopes = loss_and_slopes(objective, active, passive)
     total = 0.0
-    for own, label in (("positives", 1), ("negatives", 0)):
+    for active_side, label in (("positives", 1), ("negatives", 0)):
         weights = (active.negative_weights, active.positive_weights)[label].numpy()
-        for row, u in enumerate(getattr(active, own).numpy()):
+        for row, u in enumerate(getattr(active, active_side).numpy()):
             slope = np.zeros(2)
-            for side, other in ((passive.positives.numpy(), 1), (passive.negatives.numpy(), 0)):
-                met = [contrastive_twin(u, v, margin, label == other) for v in side]
+            for side, passive_label in ((passive.positives.numpy(), 1), (passive.negatives.numpy(), 0)):
+                met = [contrastive_twin(u, v, margin, label == passive_label) for v in side]
                 total += weights[row] * np.mean([loss for loss, _ in met])
                 slope += weights[row] * np.mean([pull for _, pull in met], axis=0)
-            np.testing.assert_allclose(getattr(slopes, own)[row].numpy(), slope, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(getattr(slopes, active_side)[row].numpy(), slope, rtol=1e-12, atol=1e-14)
     assert value.item() == pytest.approx(total / 2, rel=1e-12)
 
 
@@ -382,7 +388,7 @@ def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> No
     """Every distance is 0: similar pairs lose 0, dissimilar ones ½m² = ½; 2 classes' shares of 1, halved: ½."""
     same, share = torch.zeros(2, 3, dtype=dtype, requires_grad=True), torch.full((2,), 0.5, dtype=dtype)
     active, passive = Active(same, same, share, share), Passive(same.detach(), same.detach())
-    value, slopes = both(Contrastive(), active, passive)
+    value, slopes = loss_and_slopes(Contrastive(), active, passive)
     assert value.item() == 0.5
     (derivative,) = torch.autograd.grad(value, same)
     for slope in (slopes.positives, slopes.negatives, derivative):
@@ -394,7 +400,7 @@ def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> No
 
 @every_point
 def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
-    scores, labels = labelled(2)
+    scores, labels = random_scores(2)
     scores.requires_grad_()
     (derivative,) = torch.autograd.grad(objective.example_loss(scores, labels).sum(), scores)
     torch.testing.assert_close(objective.example_slope(scores, labels), derivative, rtol=1e-12, atol=1e-14)
@@ -413,4 +419,4 @@ def test_point_extremes_are_exact_and_finite(objective: PointObjective, dtype: t
         sign, z = 2 * label - 1, np.array(EXTREMES)
         agrees_to_rounding(value, np.logaddexp(0, -sign * z))
         # A slope below one unit in the last place of 1 moves nothing, so its absolute error counts.
-        np.testing.assert_allclose(slope, -sign * expit(-sign * z), rtol=0, atol=float(torch.finfo(dtype).eps))
+        np.testing.assert_allclose(slope, -sign * logistic_twin(-sign * z), rtol=0, atol=float(torch.finfo(dtype).eps))

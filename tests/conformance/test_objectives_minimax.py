@@ -1,4 +1,4 @@
-"""Minimax keeps the promises of the other objectives, with its own verbs; checked against a numpy twin."""
+"""The minimax objective, whose methods differ from those of other objectives, against a numpy twin."""
 
 from __future__ import annotations
 
@@ -35,19 +35,24 @@ def minimax_twin(objective: Minimax, h: Array, y: Array, w: Array, duals: tuple[
     return total
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
+def random_normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
-def sample(*lead: int) -> tuple[Tensor, Tensor, Tensor, Duals]:
+def random_batch(*lead: int) -> tuple[Tensor, Tensor, Tensor, Duals]:
     """Scores, labels, weights of 7 examples, the first 3 positive, and duals."""
     labels = (torch.arange(7) < 3).long().expand(*lead, 7)
-    return normal(*lead, 7), labels, normal(*lead, 7, seed=1).abs(), Duals(*normal(3, *lead, seed=2))
+    return (
+        random_normal(*lead, 7),
+        labels,
+        random_normal(*lead, 7, seed=1).abs(),
+        Duals(*random_normal(3, *lead, seed=2)),
+    )
 
 
 @every_form
 def test_value_agrees_with_its_twin(objective: Minimax) -> None:
-    scores, labels, weights, duals = sample()
+    scores, labels, weights, duals = random_batch()
     a, b, alpha = (dual.item() for dual in duals)
     twin = minimax_twin(objective, scores.numpy(), labels.numpy(), weights.numpy(), (a, b, alpha))
     assert objective.saddle_value(scores, labels, weights, duals).item() == pytest.approx(twin, rel=1e-12)
@@ -55,7 +60,7 @@ def test_value_agrees_with_its_twin(objective: Minimax) -> None:
 
 @every_form
 def test_slopes_are_the_derivatives(objective: Minimax) -> None:
-    scores, labels, weights, duals = sample(4)
+    scores, labels, weights, duals = random_batch(4)
     points = [leaf.requires_grad_() for leaf in (scores, *duals)]
     total = objective.saddle_value(scores, labels, weights, duals).sum()
     slope, moves = objective.saddle_slopes(scores, labels, weights, duals)
@@ -64,18 +69,18 @@ def test_slopes_are_the_derivatives(objective: Minimax) -> None:
 
 @every_form
 def test_a_stack_is_each_client_alone(objective: Minimax) -> None:
-    batch = sample(4)
-    for verb in (objective.saddle_value, objective.saddle_slopes, objective.monitored_loss):
-        stacked, mapped = verb(*batch), torch.func.vmap(verb)(*batch)
+    batch = random_batch(4)
+    for method in (objective.saddle_value, objective.saddle_slopes, objective.monitored_loss):
+        stacked, mapped = method(*batch), torch.func.vmap(method)(*batch)
         for client in range(4):
-            alone = verb(*tree_at(batch, client))
+            alone = method(*tree_at(batch, client))
             torch.testing.assert_close(tree_at(stacked, client), alone)
             torch.testing.assert_close(tree_at(mapped, client), alone)
 
 
 @every_form
 def test_monitors_the_pairwise_square_whatever_the_class_shares(objective: Minimax) -> None:
-    scores, labels, weights, duals = sample()
+    scores, labels, weights, duals = random_batch()
     pairs = (objective.margin - scores[:3, None] + scores[None, 3:]).square().numpy()
     first, second = (part.numpy() / part.sum().item() for part in (weights[:3], weights[3:]))
     monitored = objective.monitored_loss(scores, labels, weights, duals).item()
@@ -85,12 +90,12 @@ def test_monitors_the_pairwise_square_whatever_the_class_shares(objective: Minim
 @every_form
 @pytest.mark.parametrize("held", [0, 1], ids=["no positives", "no negatives"])
 def test_monitors_an_absent_class_at_its_dual(objective: Minimax, held: int) -> None:
-    scores, labels, weights, duals = sample()
-    kept = scores[labels == held].numpy()
+    scores, labels, weights, duals = random_batch()
+    held_scores = scores[labels == held].numpy()
     shares = weights[labels == held].numpy() / weights[labels == held].sum().item()
     monitored = objective.monitored_loss(scores, labels, torch.where(labels == held, weights, 0), duals).item()
-    gap = shares @ kept - duals.b.item() if held else duals.a.item() - shares @ kept
-    spread = shares @ (kept - shares @ kept) ** 2
+    gap = shares @ held_scores - duals.b.item() if held else duals.a.item() - shares @ held_scores
+    spread = shares @ (held_scores - shares @ held_scores) ** 2
     assert monitored == pytest.approx((objective.margin - gap) ** 2 + spread, rel=1e-12)
 
 
@@ -98,7 +103,7 @@ def test_monitors_an_absent_class_at_its_dual(objective: Minimax, held: int) -> 
 @every_precision
 def test_is_finite_at_extreme_scores(objective: Minimax, dtype: torch.dtype) -> None:
     scores = torch.tensor(EXTREMES, dtype=dtype)
-    _, labels, weights, duals = sample()
+    _, labels, weights, duals = random_batch()
     batch = scores, labels, weights.to(dtype), Duals(*(1e4 * dual.sign().to(dtype) for dual in duals))
     slope, moves = objective.saddle_slopes(*batch)
     for result in (objective.saddle_value(*batch), objective.monitored_loss(*batch), slope, *moves):

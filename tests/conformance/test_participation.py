@@ -56,20 +56,20 @@ everyone = pytest.mark.parametrize("participation", CASES)
 rosters = pytest.mark.parametrize("clients", [PLAIN, LABELLED], ids=["plain", "labelled"])
 
 
-def run(schedule: Schedule, rounds: int = ROUNDS) -> list[Cohort]:
+def list_cohorts(schedule: Schedule, rounds: int = ROUNDS) -> list[Cohort]:
     return [schedule.cohort(round) for round in range(rounds)]
 
 
 def test_every_member_has_an_example_of_its_own_type() -> None:
-    found = find_participations()
-    assert set(found) == set(EXAMPLES)
-    assert all(type(example) is found[name] for name, cases in EXAMPLES.items() for example in cases.values())
+    members = find_participations()
+    assert set(members) == set(EXAMPLES)
+    assert all(type(example) is members[name] for name, cases in EXAMPLES.items() for example in cases.values())
 
 
 @everyone
 @rosters
 def test_cohorts_are_valid(participation: Participation, clients: Roster) -> None:
-    for round, cohort in enumerate(run(participation.bind(clients, 0))):
+    for round, cohort in enumerate(list_cohorts(participation.bind(clients, 0))):
         assert cohort.round == round
         assert all(type(client) is int for client in (*cohort.clients, *cohort.absent))
         assert list(cohort.clients) == sorted(set(cohort.clients))
@@ -80,7 +80,7 @@ def test_cohorts_are_valid(participation: Participation, clients: Roster) -> Non
 @everyone
 @rosters
 def test_weights_are_equal_and_sum_to_one(participation: Participation, clients: Roster) -> None:
-    for cohort in run(participation.bind(clients, 0)):
+    for cohort in list_cohorts(participation.bind(clients, 0)):
         assert len(cohort.weights) == len(cohort.clients)
         assert len(set(cohort.weights)) <= 1
         # At most 27 terms of relative error 2**-53 each: far below 1e-14. Only an empty cohort sums to 0.
@@ -100,7 +100,7 @@ def test_groups_split_the_clients_that_hold_data(participation: Participation, c
 @everyone
 @rosters
 def test_cohorts_are_a_pure_function_of_seed_and_round(participation: Participation, clients: Roster) -> None:
-    expected = run(participation.bind(clients, 3))
+    expected = list_cohorts(participation.bind(clients, 3))
     again = participation.bind(clients, 3)
     # Backwards, twice, and out of the blue with numpy's integer: no query may depend on an earlier one.
     assert [again.cohort(round) for round in reversed(range(ROUNDS))] == expected[::-1]
@@ -113,7 +113,7 @@ def test_cohorts_are_a_pure_function_of_seed_and_round(participation: Participat
 @pytest.mark.parametrize("participation", DRAWING)
 def test_seeds_differ(participation: Participation) -> None:
     # 24 draws of at least 1 of 9 agree by chance with probability below 9**-24.
-    assert run(participation.bind(PLAIN, 0)) != run(participation.bind(PLAIN, 1))
+    assert list_cohorts(participation.bind(PLAIN, 0)) != list_cohorts(participation.bind(PLAIN, 1))
 
 
 @everyone
@@ -131,12 +131,12 @@ def test_clients_without_any_data_are_refused_in_one_line(participation: Partici
 
 @everyone
 def test_global_generators_are_untouched(participation: Participation) -> None:
-    before = generators()
-    run(participation.bind(LABELLED, 0))
-    assert generators() == before
+    states = generator_states()
+    list_cohorts(participation.bind(LABELLED, 0))
+    assert generator_states() == states
 
 
-def generators() -> tuple[object, ...]:
+def generator_states() -> tuple[object, ...]:
     legacy = repr(np.random.get_state())  # noqa: NPY002
     return random.getstate(), legacy, torch.get_rng_state().tolist()
 
@@ -154,25 +154,25 @@ def test_configuration_is_frozen_hashable_and_equal_to_its_copy(participation: P
 
 @everyone
 def test_configuration_is_plain_json(participation: Participation) -> None:
-    again = rebuilt(type(participation), json.loads(json.dumps(dataclasses.asdict(participation))))
+    again = rebuild(type(participation), json.loads(json.dumps(dataclasses.asdict(participation))))
     assert again == participation
     assert hash(again) == hash(participation)
 
 
-def rebuilt(kind: type[Participation], fields: dict[str, Any]) -> Participation:
+def rebuild(kind: type[Participation], fields: dict[str, Any]) -> Participation:
     if fields.get("schedule"):
-        fields["schedule"] = rebuilt(Cyclic, fields["schedule"])
+        fields["schedule"] = rebuild(Cyclic, fields["schedule"])
     return kind(**fields)
 
 
 @everyone
 def test_schedules_pickle(participation: Participation) -> None:
     schedule = participation.bind(LABELLED, 0)
-    assert run(pickle.loads(pickle.dumps(schedule))) == run(schedule)
+    assert list_cohorts(pickle.loads(pickle.dumps(schedule))) == list_cohorts(schedule)
 
 
 @everyone
 def test_the_roster_is_only_read(participation: Participation) -> None:
     sizes, groups = SIZES.copy(), LABELS.copy()
     sizes.flags.writeable = groups.flags.writeable = False
-    run(participation.bind(Roster(sizes, groups), 0))
+    list_cohorts(participation.bind(Roster(sizes, groups), 0))

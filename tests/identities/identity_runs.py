@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     negatives: np.ndarray
 
 
-def gaussian(counts: Sequence[tuple[int, int]], features: int, seed: int) -> list[Rows]:
+def gaussian_clients(counts: Sequence[tuple[int, int]], features: int, seed: int) -> list[Rows]:
     """Clients with so many positives and negatives, each around class means of its own: heterogeneous on purpose."""
     rng = np.random.default_rng(seed)
     federation = []
@@ -37,7 +37,7 @@ def gaussian(counts: Sequence[tuple[int, int]], features: int, seed: int) -> lis
     return federation
 
 
-def clients_of(federation: Sequence[Rows]) -> Clients:
+def make_clients(federation: Sequence[Rows]) -> Clients:
     """The library's clients, numbered as they are listed; a client without rows is an empty one."""
     inputs = np.concatenate([side for rows in federation for side in rows])
     labels = np.concatenate([np.repeat([1, 0], [len(r.positives), len(r.negatives)]) for r in federation])
@@ -45,7 +45,7 @@ def clients_of(federation: Sequence[Rows]) -> Clients:
     return Clients.from_assignment(inputs, labels, owner, np.arange(len(federation)))
 
 
-def linear(weights: Any) -> nn.Module:
+def linear_module(weights: Any) -> nn.Module:
     """h = w·x in float64, from the given weights."""
     start = torch.as_tensor(weights, dtype=torch.float64)
     module = nn.Linear(len(start), 1, bias=False, dtype=torch.float64)
@@ -78,29 +78,29 @@ class Quadratic(PointObjective):
         return self.curvature * scores
 
 
-def optima_of(optima: Sequence[float], spread: float = 1.0) -> Clients:
+def make_quadratic_clients(optima: Sequence[float], spread: float = 1.0) -> Clients:
     """One client per optimum b, with the rows b + spread (a positive) and b - spread: two rows whose mean is b."""
     up = [np.array([[b + spread]]) for b in optima]
     down = [np.array([[b - spread]]) for b in optima]
-    return clients_of([Rows(first, second) for first, second in zip(up, down, strict=True)])
+    return make_clients([Rows(first, second) for first, second in zip(up, down, strict=True)])
 
 
-def rounds_of(recipe: Recipe, module: nn.Module, clients: Clients) -> list[Round]:
+def run_recipe(recipe: Recipe, module: nn.Module, clients: Clients) -> list[Round]:
     """Every round of a run."""
     training, _, start = assemble_training(recipe, module, clients)
     return list(training.rounds(start))
 
 
-def stepped(assembly: Assembly) -> list[Round]:
+def run_assembly(assembly: Assembly) -> list[Round]:
     """Every round of a run whose parts the caller keeps."""
     return list(assembly.training.rounds(assembly.start))
 
 
-def flat(tree: Tree) -> np.ndarray:
+def flatten_tree(tree: Tree) -> np.ndarray:
     """The tensors of a tree as one numpy vector."""
     return np.concatenate([leaf.detach().reshape(-1).numpy() for leaf in tree_leaves(tree)])
 
 
-def path(rounds: Sequence[Round]) -> np.ndarray:
+def shared_path(rounds: Sequence[Round]) -> np.ndarray:
     """What is shared after each round, `[rounds, size]`."""
-    return np.stack([flat(finished.state.server.shared) for finished in rounds])
+    return np.stack([flatten_tree(finished.state.server.shared) for finished in rounds])

@@ -30,7 +30,7 @@ class Local(NamedTuple):
 def fedavg_path(start: float, optima: np.ndarray, cohorts: Sequence[Sequence[int]], local: Local) -> np.ndarray:
     """(Amplified) FedAvg on quadratics: w after each round."""
     model = previous = start
-    found = []
+    models = []
     for number, cohort in enumerate(cohorts):
         ends = []
         for client in cohort:
@@ -41,8 +41,8 @@ def fedavg_path(start: float, optima: np.ndarray, cohorts: Sequence[Sequence[int
         model = float(np.mean(ends))
         if (number + 1) % local.period == 0:
             model = previous = previous + local.amplify * (model - previous)
-        found.append(model)
-    return np.array(found)
+        models.append(model)
+    return np.array(models)
 
 
 def scaffold_path(
@@ -50,24 +50,24 @@ def scaffold_path(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Amplified SCAFFOLD on quadratics with exact gradients: w and c after each round. A period of 1 is SCAFFOLD."""
     model = previous = start
-    own, common = np.zeros(len(optima)), 0.0
+    client_variates, server_variate = np.zeros(len(optima)), 0.0
     models, variates = [], []
-    seen: dict[int, list[float]] = {}
+    gradients_by_client: dict[int, list[float]] = {}
     for number, cohort in enumerate(cohorts):
         ends = []
         for client in cohort:
             w = model
             for _ in range(local.steps):
                 gradient = local.curvature * (w - optima[client])
-                seen.setdefault(client, []).append(gradient)
-                w = w - local.learning_rate * (gradient - own[client] + common)
+                gradients_by_client.setdefault(client, []).append(gradient)
+                w = w - local.learning_rate * (gradient - client_variates[client] + server_variate)
             ends.append(w)
         model = float(np.mean(ends))
         if (number + 1) % local.period == 0:
-            for client, gradients in seen.items():
-                own[client] = np.mean(gradients)
-            common, seen = float(own.mean()), {}
+            for client, gradients in gradients_by_client.items():
+                client_variates[client] = np.mean(gradients)
+            server_variate, gradients_by_client = float(client_variates.mean()), {}
             model = previous = previous + local.amplify * (model - previous)
         models.append(model)
-        variates.append(common)
+        variates.append(server_variate)
     return np.array(models), np.array(variates)

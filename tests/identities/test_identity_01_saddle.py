@@ -25,14 +25,14 @@ forms = pytest.mark.parametrize(
 margins = pytest.mark.parametrize("margin", [1.0, 0.4])
 
 
-def pool() -> tuple[np.ndarray, np.ndarray]:
+def random_pool() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     return rng.normal(0.8, 1.0, POSITIVES), rng.normal(-0.3, 0.7, NEGATIVES)
 
 
-def batch(prior: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def make_batch(prior: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """The pool as one batch: shares 1/B per class in a `classes` draw, 1/B over all rows in a `rows` draw."""
-    up, down = pool()
+    up, down = random_pool()
     scores = torch.from_numpy(np.concatenate([up, down]))
     labels = (torch.arange(len(scores)) < POSITIVES).double()
     by_class = labels / POSITIVES + (1 - labels) / NEGATIVES
@@ -40,13 +40,13 @@ def batch(prior: float | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pairwise_square(margin: float) -> float:
-    up, down = pool()
+    up, down = random_pool()
     return float(((margin - up[:, None] + down[None, :]) ** 2).mean())
 
 
-def twin(a: float, b: float, alpha: float, margin: float, paper: bool) -> float:
+def saddle_twin(a: float, b: float, alpha: float, margin: float, paper: bool) -> float:
     """f from the equations: the specification's normalised form, or the paper's F averaged over all examples."""
-    up, down = pool()
+    up, down = random_pool()
     if not paper:
         first = ((up - a) ** 2 - 2 * (margin + alpha) * up).mean()
         return float(first + ((down - b) ** 2 + 2 * (margin + alpha) * down).mean() - alpha**2)
@@ -57,7 +57,7 @@ def twin(a: float, b: float, alpha: float, margin: float, paper: bool) -> float:
 
 
 def closed_form() -> Duals:
-    up, down = pool()
+    up, down = random_pool()
     return Duals(*torch.tensor([up.mean(), down.mean(), down.mean() - up.mean()], dtype=torch.float64))
 
 
@@ -66,13 +66,15 @@ def closed_form() -> Duals:
 def test_closed_form_saddle_has_zero_slopes_and_the_pairwise_value(
     prior: float | None, factor: float, margin: float
 ) -> None:
-    objective, data, saddle = Minimax(margin=margin, prior=prior), batch(prior), closed_form()
+    objective, data, saddle = Minimax(margin=margin, prior=prior), make_batch(prior), closed_form()
     square = pairwise_square(margin)
     np.testing.assert_allclose(torch.stack([*objective.saddle_slopes(*data, saddle)[1]]).numpy(), 0, atol=1e-15)
     assert objective.saddle_value(*data, saddle).item() == pytest.approx(factor * (square - margin**2), rel=1e-13)
     assert objective.monitored_loss(*data, saddle).item() == pytest.approx(square, rel=1e-13)
     a, b, alpha = (dual.item() for dual in saddle)
-    assert twin(a, b, alpha, margin, prior is not None) == pytest.approx(factor * (square - margin**2), rel=1e-13)
+    assert saddle_twin(a, b, alpha, margin, prior is not None) == pytest.approx(
+        factor * (square - margin**2), rel=1e-13
+    )
 
 
 @forms
@@ -80,15 +82,15 @@ def test_closed_form_saddle_has_zero_slopes_and_the_pairwise_value(
 def test_numeric_optimisation_of_the_twin_finds_it(prior: float | None, factor: float, margin: float) -> None:
     paper = prior is not None
 
-    def inner(a: float, b: float) -> tuple[float, float]:
-        found = minimize_scalar(lambda alpha: -twin(a, b, alpha, margin, paper), bracket=(-1, 1))
-        return float(found.x), -float(found.fun)
+    def inner_maximum(a: float, b: float) -> tuple[float, float]:
+        result = minimize_scalar(lambda alpha: -saddle_twin(a, b, alpha, margin, paper), bracket=(-1, 1))
+        return float(result.x), -float(result.fun)
 
-    def best(duals: np.ndarray) -> float:
-        return inner(duals[0], duals[1])[1]
+    def best_duals(duals: np.ndarray) -> float:
+        return inner_maximum(duals[0], duals[1])[1]
 
-    outer = minimize(best, [0.0, 0.0], method="Nelder-Mead", tol=1e-13)
-    alpha, value = inner(outer.x[0], outer.x[1])
+    outer = minimize(best_duals, [0.0, 0.0], method="Nelder-Mead", tol=1e-13)
+    alpha, value = inner_maximum(outer.x[0], outer.x[1])
     # A minimum is flat, so its place is known to the square root of the precision of its value: 1e-6.
     np.testing.assert_allclose([*outer.x, alpha], [dual.item() for dual in closed_form()], atol=1e-6)
     assert value == pytest.approx(factor * (pairwise_square(margin) - margin**2), abs=1e-10)
@@ -97,18 +99,18 @@ def test_numeric_optimisation_of_the_twin_finds_it(prior: float | None, factor: 
 @forms
 @margins
 def test_root_of_the_librarys_dual_slopes_is_it(prior: float | None, factor: float, margin: float) -> None:
-    objective, data = Minimax(margin=margin, prior=prior), batch(prior)
+    objective, data = Minimax(margin=margin, prior=prior), make_batch(prior)
 
-    def slopes(duals: np.ndarray) -> np.ndarray:
+    def dual_slopes(duals: np.ndarray) -> np.ndarray:
         return torch.stack([*objective.saddle_slopes(*data, Duals(*torch.from_numpy(duals)))[1]]).numpy()
 
-    found = root(slopes, np.array([5.0, -5.0, 5.0]), tol=1e-12)
-    np.testing.assert_allclose(found.x, [dual.item() for dual in closed_form()], atol=1e-10)
+    result = root(dual_slopes, np.array([5.0, -5.0, 5.0]), tol=1e-12)
+    np.testing.assert_allclose(result.x, [dual.item() for dual in closed_form()], atol=1e-10)
 
 
 @forms
 def test_it_is_a_minimum_in_a_and_b_and_a_maximum_in_alpha(prior: float | None, factor: float) -> None:
-    objective, data, saddle = Minimax(prior=prior), batch(prior), closed_form()
+    objective, data, saddle = Minimax(prior=prior), make_batch(prior), closed_form()
     level = objective.saddle_value(*data, saddle).item()
     for step in (-0.3, 0.3):
         assert objective.saddle_value(*data, saddle._replace(a=saddle.a + step)).item() > level

@@ -17,7 +17,7 @@ POSITIVES, NEGATIVES, FEATURES = 4, 8, 5
 PRIOR = POSITIVES / (POSITIVES + NEGATIVES)
 
 
-def network(seed: int) -> nn.Module:
+def score_network(seed: int) -> nn.Module:
     """A small scorer in float64 whose parameters come from their own stream."""
     rng = np.random.default_rng(seed)
     built = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0)).double()
@@ -32,7 +32,7 @@ def raw_outputs(scorer: nn.Module) -> Tensor:
     return outputs
 
 
-def exact(scorer: nn.Module, margin: float, score: Score) -> tuple[Tensor, ...]:
+def exact_gradient(scorer: nn.Module, margin: float, score: Score) -> tuple[Tensor, ...]:
     """Autograd through every pair."""
     raw = raw_outputs(scorer)
     scores = torch.sigmoid(raw) if score == "sigmoid" else raw
@@ -40,7 +40,7 @@ def exact(scorer: nn.Module, margin: float, score: Score) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, tuple(scorer.parameters()))
 
 
-def chained(scorer: nn.Module, objective: Minimax, offset: float) -> tuple[Tensor, ...]:
+def chained_gradient(scorer: nn.Module, objective: Minimax, offset: float) -> tuple[Tensor, ...]:
     """The library's slopes pulled back by hand, with the duals moved off their best by `offset`."""
     raw = raw_outputs(scorer)
     scores = objective.to_scores(raw.detach())
@@ -57,10 +57,10 @@ def chained(scorer: nn.Module, objective: Minimax, offset: float) -> tuple[Tenso
 @pytest.mark.parametrize("prior", [None, PRIOR], ids=["normalised form", "paper's form"])
 @pytest.mark.parametrize("margin", [1.0, 0.4])
 def test_gradient_at_the_best_duals_is_the_pairwise_gradient(score: Score, prior: float | None, margin: float) -> None:
-    scorer, objective = network(3), Minimax(score=score, margin=margin, prior=prior)
+    scorer, objective = score_network(3), Minimax(score=score, margin=margin, prior=prior)
     factor = 1.0 if prior is None else prior * (1 - prior)
-    expected = tuple(factor * part for part in exact(scorer, margin, score))
-    torch.testing.assert_close(chained(scorer, objective, 0.0), expected, rtol=1e-11, atol=1e-14)
+    expected = tuple(factor * part for part in exact_gradient(scorer, margin, score))
+    torch.testing.assert_close(chained_gradient(scorer, objective, 0.0), expected, rtol=1e-11, atol=1e-14)
     # Off the best duals the two differ, so the agreement above is not an accident of a vanishing gradient.
-    moved = torch.cat([part.flatten() for part in chained(scorer, objective, 0.1)])
+    moved = torch.cat([part.flatten() for part in chained_gradient(scorer, objective, 0.1)])
     assert float((moved - torch.cat([part.flatten() for part in expected])).norm()) > 1e-3

@@ -19,7 +19,7 @@ POSITIVES, NEGATIVES, FEATURES = 4, 9, 5
 SURROGATES = [kind for kind in find_objectives().values() if issubclass(kind, GapObjective)]
 
 
-def network(outputs: int) -> nn.Module:
+def score_network(outputs: int) -> nn.Module:
     """A small model in float64 whose parameters come from their own stream."""
     rng = np.random.default_rng(4)
     built = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
@@ -28,7 +28,7 @@ def network(outputs: int) -> nn.Module:
     return built
 
 
-def examples() -> Tensor:
+def random_examples() -> Tensor:
     return torch.from_numpy(np.random.default_rng(5).normal(size=(POSITIVES + NEGATIVES, FEATURES)))
 
 
@@ -44,7 +44,7 @@ def active_passive(objective: PairObjective, model: nn.Module, raw: Tensor) -> t
     return value, torch.autograd.grad(raw, tuple(model.parameters()), cotangent, retain_graph=True)
 
 
-def agrees(objective: PairObjective, model: nn.Module, raw: Tensor, loss: Tensor) -> None:
+def assert_agrees(objective: PairObjective, model: nn.Module, raw: Tensor, loss: Tensor) -> None:
     value, gradient = active_passive(objective, model, raw)
     exact = torch.autograd.grad(loss, tuple(model.parameters()))
     torch.testing.assert_close(gradient, exact, rtol=1e-11, atol=1e-14)
@@ -57,17 +57,19 @@ def agrees(objective: PairObjective, model: nn.Module, raw: Tensor, loss: Tensor
 @pytest.mark.parametrize("score", ["identity", "sigmoid"])
 def test_every_surrogate_gives_the_exact_pairwise_gradient(kind: Any, score: Score) -> None:
     objective: GapObjective = kind(score=score)
-    model = network(1)
-    raw = model(examples()).flatten()
+    model = score_network(1)
+    raw = model(random_examples()).flatten()
     scores = torch.sigmoid(raw) if score == "sigmoid" else raw
-    agrees(objective, model, raw, objective.pair_loss(scores[:POSITIVES, None] - scores[None, POSITIVES:]).mean())
+    assert_agrees(
+        objective, model, raw, objective.pair_loss(scores[:POSITIVES, None] - scores[None, POSITIVES:]).mean()
+    )
 
 
 @pytest.mark.parametrize("margin", [1.0, 4.0], ids=["few dissimilar pairs within it", "most within it"])
 def test_contrastive_gives_the_exact_pairwise_gradient(margin: float) -> None:
-    model = network(3)
-    raw = model(examples())
-    agrees(Contrastive(margin=margin), model, raw, contrastive_loss(raw, margin))
+    model = score_network(3)
+    raw = model(random_examples())
+    assert_agrees(Contrastive(margin=margin), model, raw, contrastive_loss(raw, margin))
 
 
 def contrastive_loss(embeddings: Tensor, margin: float) -> Tensor:
@@ -75,5 +77,5 @@ def contrastive_loss(embeddings: Tensor, margin: float) -> Tensor:
     up, down = embeddings[:POSITIVES], embeddings[POSITIVES:]
     alike = [(side[:, None] - side[None]).square().sum(-1).mean() / 2 for side in (up, down)]
     distance = (up[:, None] - down[None]).square().sum(-1).sqrt()
-    apart = torch.relu(margin - distance).square().mean() / 2
-    return (alike[0] + alike[1]) / 2 + apart
+    different_loss = torch.relu(margin - distance).square().mean() / 2
+    return (alike[0] + alike[1]) / 2 + different_loss

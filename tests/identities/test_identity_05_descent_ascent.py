@@ -15,7 +15,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Score
 from fedauc.objectives.minimax import Minimax
 from fedauc.stages import Geometric
-from identities.identity_runs import Rows, clients_of, gaussian, linear, path, rounds_of
+from identities.identity_runs import Rows, gaussian_clients, linear_module, make_clients, run_recipe, shared_path
 from identities.identity_twins import complex_gradient
 
 COUNTS = [(4, 6), (2, 3), (1, 1), (0, 2)]
@@ -52,7 +52,7 @@ def mean_objective(
     weights = row_weights(federation, weighting, by_class=prior is None)
     up, down, curvature = (1.0, 1.0, 1.0) if prior is None else (1 - prior, prior, prior * (1 - prior))
 
-    def value(point: np.ndarray) -> complex:
+    def saddle_value(point: np.ndarray) -> complex:
         w, (a, b, alpha) = point[:-3], point[-3:]
         total = -curvature * alpha**2
         for rows, (heavy, light) in zip(federation, weights, strict=True):
@@ -63,23 +63,23 @@ def mean_objective(
             total = total + light * down * ((g - b) ** 2 + 2 * (1 + alpha) * g).sum()
         return complex(total)
 
-    return value
+    return saddle_value
 
 
 def descent_ascent(
-    value: Callable[[np.ndarray], complex], start: np.ndarray, stages: list[int], prox: float, decay: float
+    saddle_value: Callable[[np.ndarray], complex], start: np.ndarray, stages: list[int], prox: float, decay: float
 ) -> np.ndarray:
     """v ← v - η(∇_v f + γ(v - v_s)), α ← α + η∂_α f, both at the old point; v_s is where stage s began."""
-    point, reference, found = start, start, []
+    point, reference, path = start, start, []
     for number, stage in enumerate(stages):
         if number and stage != stages[number - 1]:
             reference = point
-        direction = complex_gradient(value, point)
+        direction = complex_gradient(saddle_value, point)
         direction[:-1] += prox * (point - reference)[:-1]
         direction[-1] *= -1
         point = point - STEP * decay**stage * direction
-        found.append(point)
-    return np.array(found)
+        path.append(point)
+    return np.array(path)
 
 
 @pytest.mark.parametrize("prox", [0.0, 0.7])
@@ -90,7 +90,7 @@ def descent_ascent(
 def test_one_full_group_is_centralised_descent_ascent_step_by_step(
     method: str, score: Score, prior: float | None, weighting: str, prox: float
 ) -> None:
-    federation, start = gaussian(COUNTS, FEATURES, seed=5), np.array([0.3, -0.2, 0.1])
+    federation, start = gaussian_clients(COUNTS, FEATURES, seed=5), np.array([0.3, -0.2, 0.1])
     recipe = Recipe.of(
         method,
         **({"groups": 1} if method == "cycp-minimax" else {}),
@@ -105,21 +105,21 @@ def test_one_full_group_is_centralised_descent_ascent_step_by_step(
         weighting=weighting,
         dtype="float64",
     )
-    found = path(rounds_of(recipe, linear(start), clients_of(federation)))
-    value = mean_objective(federation, score, weighting, prior)
+    path = shared_path(run_recipe(recipe, linear_module(start), make_clients(federation)))
+    saddle_value = mean_objective(federation, score, weighting, prior)
     # a and b start at the score of a raw output of 0.
     level = 0.5 if score == "sigmoid" else 0.0
-    twin = descent_ascent(value, np.concatenate([start, [level, level, 0.0]]), STAGES, prox, 0.5)
+    twin = descent_ascent(saddle_value, np.concatenate([start, [level, level, 0.0]]), STAGES, prox, 0.5)
     # Eight steps of some twenty sums each: rounding only.
-    np.testing.assert_allclose(found, twin, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(path, twin, rtol=1e-12, atol=1e-14)
     # The run goes somewhere: agreement is not that of two points at rest.
     assert np.abs(twin[-1] - twin[0]).max() > 1e-3
 
 
 def test_the_proximal_pull_is_felt() -> None:
-    federation, start = gaussian(COUNTS, FEATURES, seed=5), np.array([0.3, -0.2, 0.1, 0, 0, 0])
-    value = mean_objective(federation, "identity", "clients", None)
-    free, pulled = (descent_ascent(value, start, STAGES, prox, 0.5) for prox in (0.0, 0.7))
+    federation, start = gaussian_clients(COUNTS, FEATURES, seed=5), np.array([0.3, -0.2, 0.1, 0, 0, 0])
+    saddle_value = mean_objective(federation, "identity", "clients", None)
+    free, pulled = (descent_ascent(saddle_value, start, STAGES, prox, 0.5) for prox in (0.0, 0.7))
     # The reference is the first point, so the first step is free of it and the second is not.
     np.testing.assert_array_equal(free[0], pulled[0])
     assert np.abs(free[1] - pulled[1]).max() > 1e-3

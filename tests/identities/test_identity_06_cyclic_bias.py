@@ -16,7 +16,7 @@ from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.uniform import Uniform
 from fedauc.stages import Constant
 from fedauc.training import Round
-from identities.identity_runs import Offset, Quadratic, optima_of, path, rounds_of
+from identities.identity_runs import Offset, Quadratic, make_quadratic_clients, run_recipe, shared_path
 from identities.identity_twins import Local, fedavg_path, scaffold_path
 
 OPTIMA = np.array([4.0, -1.0, 0.5, 3.0, -2.0, -5.0])
@@ -38,8 +38,8 @@ steps = pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.1, 1), (0.
 amplified = pytest.mark.parametrize("amplify", [1.0, 1.5, 0.5])
 
 
-def run(
-    method: str, participation: Participation, cycles: int, learning_rate: float, local_steps: int, **own: float
+def run_method(
+    method: str, participation: Participation, cycles: int, learning_rate: float, local_steps: int, **settings: float
 ) -> list[Round]:
     """Each client's two rows are one batch, so every gradient is exact."""
     recipe = Recipe.of(
@@ -53,16 +53,16 @@ def run(
         positives=1,
         negatives=1,
         dtype="float64",
-        **own,
+        **settings,
     )
-    return rounds_of(recipe, Offset(START), optima_of(OPTIMA.tolist()))
+    return run_recipe(recipe, Offset(START), make_quadratic_clients(OPTIMA.tolist()))
 
 
-def cohorts(rounds: list[Round]) -> list[tuple[int, ...]]:
+def cohorts_of(rounds: list[Round]) -> list[tuple[int, ...]]:
     return [finished.cohort.clients for finished in rounds]
 
 
-def biased(learning_rate: float, local_steps: int) -> float:
+def biased_limit(learning_rate: float, local_steps: int) -> float:
     rho = (1 - learning_rate * CURVATURE) ** local_steps
     means = [OPTIMA[list(group)].mean() for group in GROUPS]
     total = sum(rho ** (K - k) * mean for k, mean in enumerate(means, start=1))
@@ -78,9 +78,9 @@ def cycles_to_rest(learning_rate: float, local_steps: int, amplify: float = 1.0)
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
 @steps
 def test_fedavg_is_its_twin_step_by_step(participation: Participation, learning_rate: float, local_steps: int) -> None:
-    rounds = run("cycp-fedavg", participation, 5, learning_rate, local_steps)
-    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps))
-    np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
+    rounds = run_method("cycp-fedavg", participation, 5, learning_rate, local_steps)
+    twin = fedavg_path(START, OPTIMA, cohorts_of(rounds), Local(learning_rate, CURVATURE, local_steps))
+    np.testing.assert_allclose(shared_path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
@@ -89,9 +89,9 @@ def test_fedavg_is_its_twin_step_by_step(participation: Participation, learning_
 def test_a_fedavg_is_its_twin_step_by_step(
     participation: Participation, learning_rate: float, local_steps: int, amplify: float
 ) -> None:
-    rounds = run("a-fedavg", participation, 5, learning_rate, local_steps, amplify=amplify)
-    twin = fedavg_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
-    np.testing.assert_allclose(path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
+    rounds = run_method("a-fedavg", participation, 5, learning_rate, local_steps, amplify=amplify)
+    twin = fedavg_path(START, OPTIMA, cohorts_of(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
+    np.testing.assert_allclose(shared_path(rounds)[:, 0], twin, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
@@ -100,41 +100,41 @@ def test_a_fedavg_is_its_twin_step_by_step(
 def test_a_scaffold_is_its_twin_step_by_step(
     participation: Participation, learning_rate: float, local_steps: int, amplify: float
 ) -> None:
-    rounds = run("a-scaffold", participation, 6, learning_rate, local_steps, amplify=amplify)
-    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
+    rounds = run_method("a-scaffold", participation, 6, learning_rate, local_steps, amplify=amplify)
+    twin = scaffold_path(START, OPTIMA, cohorts_of(rounds), Local(learning_rate, CURVATURE, local_steps, K, amplify))
     # Columns: w and c.
-    np.testing.assert_allclose(path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(shared_path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
 def test_scaffold_is_its_twin_step_by_step(participation: Participation) -> None:
-    rounds = run("scaffold", participation, 6, 0.05, 4)
-    twin = scaffold_path(START, OPTIMA, cohorts(rounds), Local(0.05, CURVATURE, 4))
-    np.testing.assert_allclose(path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
+    rounds = run_method("scaffold", participation, 6, 0.05, 4)
+    twin = scaffold_path(START, OPTIMA, cohorts_of(rounds), Local(0.05, CURVATURE, 4))
+    np.testing.assert_allclose(shared_path(rounds), np.stack(twin, axis=1), rtol=1e-12, atol=1e-12)
 
 
 @steps
 def test_cyclic_fedavg_settles_where_the_formula_says(learning_rate: float, local_steps: int) -> None:
     cycles = cycles_to_rest(learning_rate, local_steps)
-    found = path(run("cycp-fedavg", CYCLIC, cycles, learning_rate, local_steps))[-1, 0]
-    assert found == pytest.approx(biased(learning_rate, local_steps), abs=1e-12)
+    limit = shared_path(run_method("cycp-fedavg", CYCLIC, cycles, learning_rate, local_steps))[-1, 0]
+    assert limit == pytest.approx(biased_limit(learning_rate, local_steps), abs=1e-12)
     # The bias is no rounding matter: the last group pulls towards -3.5.
-    assert found < OPTIMUM - 0.3
+    assert limit < OPTIMUM - 0.3
 
 
 @steps
 @amplified
 def test_a_fedavg_settles_at_the_same_biased_point(learning_rate: float, local_steps: int, amplify: float) -> None:
     cycles = cycles_to_rest(learning_rate, local_steps, amplify)
-    found = path(run("a-fedavg", CYCLIC, cycles, learning_rate, local_steps, amplify=amplify))[-1, 0]
-    assert found == pytest.approx(biased(learning_rate, local_steps), abs=1e-12)
+    limit = shared_path(run_method("a-fedavg", CYCLIC, cycles, learning_rate, local_steps, amplify=amplify))[-1, 0]
+    assert limit == pytest.approx(biased_limit(learning_rate, local_steps), abs=1e-12)
 
 
 @pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.1, 1), (0.05, 4)])
 @amplified
 def test_a_scaffold_reaches_the_true_optimum(learning_rate: float, local_steps: int, amplify: float) -> None:
     # In the twin the slowest case, γ = 0.5 with one step of 0.1, comes within 1e-9 after 79 cycles.
-    found = path(run("a-scaffold", CYCLIC, 80, learning_rate, local_steps, amplify=amplify))
-    assert found[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
+    limit = shared_path(run_method("a-scaffold", CYCLIC, 80, learning_rate, local_steps, amplify=amplify))
+    assert limit[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
     # There the mean gradient vanishes, and c with it.
-    assert found[-1, 1] == pytest.approx(0, abs=1e-8)
+    assert limit[-1, 1] == pytest.approx(0, abs=1e-8)

@@ -13,7 +13,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
 from fedauc.stages import Constant
-from identities.identity_runs import Rows, clients_of, gaussian, linear, path, rounds_of
+from identities.identity_runs import Rows, gaussian_clients, linear_module, make_clients, run_recipe, shared_path
 
 FEATURES = 2
 COUNTS = [(3, 4)] * 6
@@ -24,11 +24,11 @@ K = len(GROUPS)
 START = np.array([0.4, -0.3])
 
 
-def federation() -> list[Rows]:
-    return gaussian(COUNTS, FEATURES, seed=7)
+def make_federation() -> list[Rows]:
+    return gaussian_clients(COUNTS, FEATURES, seed=7)
 
 
-def field(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def saddle_field(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """A and c of one client, from f = E₊[(h - a)² - 2(1 + α)h] + E₋[(h - b)² + 2(1 + α)h] - α² with h = w·x."""
     up, down = rows
     first, second = up.mean(0), down.mean(0)
@@ -45,17 +45,17 @@ def field(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     return 2 * slope, 2 * constant
 
 
-def saddle() -> np.ndarray:
+def solve_saddle() -> np.ndarray:
     """Where the mean field vanishes."""
-    slopes, constants = zip(*map(field, federation()), strict=True)
+    slopes, constants = zip(*map(saddle_field, make_federation()), strict=True)
     return np.linalg.solve(np.mean(slopes, axis=0), np.mean(constants, axis=0))
 
 
 def cycle_map(learning_rate: float, local_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, t) with z ← Tz + t over a cycle."""
     size = FEATURES + 3
-    fields = [field(rows) for rows in federation()]
-    whole, shift = np.eye(size), np.zeros(size)
+    fields = [saddle_field(rows) for rows in make_federation()]
+    product, shift = np.eye(size), np.zeros(size)
     for group in GROUPS:
         maps, shifts = [], []
         for slope, constant in (fields[client] for client in group):
@@ -68,8 +68,8 @@ def cycle_map(learning_rate: float, local_steps: int) -> tuple[np.ndarray, np.nd
             maps.append(matrix)
             shifts.append(offset)
         mean = np.mean(maps, axis=0)
-        whole, shift = mean @ whole, mean @ shift + np.mean(shifts, axis=0)
-    return whole, shift
+        product, shift = mean @ product, mean @ shift + np.mean(shifts, axis=0)
+    return product, shift
 
 
 def resting_point(learning_rate: float, local_steps: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def cycles_to_rest(learning_rate: float, local_steps: int, digits: int) -> int:
     return int(np.ceil((digits + 2) * np.log(10) / -np.log(radius)))
 
 
-def run(learning_rate: float, local_steps: int, cycles: int) -> np.ndarray:
+def run_cycles(learning_rate: float, local_steps: int, cycles: int) -> np.ndarray:
     """z after each cycle."""
     recipe = Recipe.of(
         "cycp-minimax",
@@ -98,30 +98,30 @@ def run(learning_rate: float, local_steps: int, cycles: int) -> np.ndarray:
         negatives=4,
         dtype="float64",
     )
-    return path(rounds_of(recipe, linear(START), clients_of(federation())))[K - 1 :: K]
+    return shared_path(run_recipe(recipe, linear_module(START), make_clients(make_federation())))[K - 1 :: K]
 
 
 @pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.05, 1), (0.02, 5), (0.002, 12)])
 def test_a_cycle_is_the_affine_map(learning_rate: float, local_steps: int) -> None:
-    found = run(learning_rate, local_steps, cycles=5)
+    points = run_cycles(learning_rate, local_steps, cycles=5)
     matrix, offset = cycle_map(learning_rate, local_steps)
     point = np.concatenate([START, np.zeros(3)])
-    for after in found:
+    for observed in points:
         point = matrix @ point + offset
-        np.testing.assert_allclose(after, point, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(observed, point, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.08, 1), (0.05, 4)])
 def test_the_runs_limit_is_the_maps_fixed_point(learning_rate: float, local_steps: int) -> None:
-    found = run(learning_rate, local_steps, cycles_to_rest(learning_rate, local_steps, digits=11))[-1]
-    np.testing.assert_allclose(found, resting_point(learning_rate, local_steps), rtol=0, atol=1e-11)
+    points = run_cycles(learning_rate, local_steps, cycles_to_rest(learning_rate, local_steps, digits=11))[-1]
+    np.testing.assert_allclose(points, resting_point(learning_rate, local_steps), rtol=0, atol=1e-11)
 
 
 def test_the_runs_bias_is_proportional_to_the_learning_rate() -> None:
     """Three halvings of η at I = 4, on runs to four digits, of a bias that is a few per cent."""
     sizes = [0.02, 0.01, 0.005]
-    limits = [run(size, 4, cycles_to_rest(size, 4, digits=4))[-1] for size in sizes]
-    biases = [np.linalg.norm(limit - saddle()) for limit in limits]
+    limits = [run_cycles(size, 4, cycles_to_rest(size, 4, digits=4))[-1] for size in sizes]
+    biases = [np.linalg.norm(limit - solve_saddle()) for limit in limits]
     slope = np.polyfit(np.log(sizes), np.log(biases), 1)[0]
     # The next order is relative ηIK times the curvature, up to a tenth here.
     assert slope == pytest.approx(1, abs=0.1)
@@ -136,7 +136,7 @@ def test_the_fixed_points_bias_is_proportional_to_learning_rate_times_local_step
     """
     factors = [1, 2, 4, 8]
     grid = [(1e-6 * f, 64) if which == "learning rate" else (1e-6, 64 * f) for f in factors]
-    biases = [np.linalg.norm(resting_point(*pair) - saddle()) for pair in grid]
+    biases = [np.linalg.norm(resting_point(*pair) - solve_saddle()) for pair in grid]
     slope = np.polyfit(np.log(factors), np.log(biases), 1)[0]
     assert slope == pytest.approx(1, abs=0.01)
     # Far above what solving for a fixed point of a map this close to the identity can lose, 1e-16 / 1e-4.
@@ -156,5 +156,5 @@ def test_one_full_group_has_no_bias_with_one_local_step() -> None:
         negatives=4,
         dtype="float64",
     )
-    found = path(rounds_of(recipe, linear(START), clients_of(federation())))[-1]
-    np.testing.assert_allclose(found, saddle(), rtol=0, atol=1e-8)
+    points = shared_path(run_recipe(recipe, linear_module(START), make_clients(make_federation())))[-1]
+    np.testing.assert_allclose(points, solve_saddle(), rtol=0, atol=1e-8)

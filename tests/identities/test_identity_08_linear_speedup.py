@@ -15,7 +15,7 @@ from fedauc.engines.draws import Draws
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.recipe import Recipe
 from fedauc.stages import Constant
-from identities.identity_runs import Offset, Quadratic, Rows, clients_of, path, stepped
+from identities.identity_runs import Offset, Quadratic, Rows, make_clients, run_assembly, shared_path
 
 ROWS, CENTRE, SPREAD = 500, 3.0, 2.0
 STEP, CURVATURE = 0.25, 2.0
@@ -32,13 +32,13 @@ STANDARD_ERROR = float(np.sqrt(2 / (ROUNDS - WARM) * (1 + DECAY**2) / (1 - DECAY
 COHORTS = [1, 2, 4, 8]
 
 
-def federation(clients: int) -> Clients:
+def make_federation(clients: int) -> Clients:
     """The same rows for every client. Labels cut across the values: each class holds both in equal parts."""
     half = np.tile(CENTRE + SPREAD * np.array([1.0, -1.0]), ROWS // 4)[:, None]
-    return clients_of([Rows(half, half)] * clients)
+    return make_clients([Rows(half, half)] * clients)
 
 
-def assembly(clients: int) -> Assembly:
+def assemble_run(clients: int) -> Assembly:
     recipe = Recipe.of(
         "cycp-fedavg",
         groups=1,
@@ -52,20 +52,20 @@ def assembly(clients: int) -> Assembly:
         dtype="float64",
         seed=8,
     )
-    return assemble_training(recipe, Offset(CENTRE), federation(clients))
+    return assemble_training(recipe, Offset(CENTRE), make_federation(clients))
 
 
-def stationary(clients: int) -> float:
+def stationary_variance(clients: int) -> float:
     return STEP**2 * SIGMA2 / (clients * (1 - DECAY**2))
 
 
 @pytest.fixture(scope="module")
-def walks() -> dict[int, np.ndarray]:
+def sampled_walks() -> dict[int, np.ndarray]:
     """w after each round, for each M."""
-    return {clients: path(stepped(assembly(clients)))[:, 0] for clients in COHORTS}
+    return {clients: shared_path(run_assembly(assemble_run(clients)))[:, 0] for clients in COHORTS}
 
 
-def autoregression(start: float, batches: np.ndarray) -> np.ndarray:
+def simulate_autoregression(start: float, batches: np.ndarray) -> np.ndarray:
     """The twin: w ← mean over clients of w - ηh (w - batch mean); `batches` are rows' values `[rounds, M, B]`."""
     w, found = start, []
     for batch in batches:
@@ -75,25 +75,25 @@ def autoregression(start: float, batches: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("clients", COHORTS)
-def test_the_run_is_its_twin_on_the_rows_it_drew(walks: dict[int, np.ndarray], clients: int) -> None:
-    training = assembly(clients).training
-    data = federation(clients)
+def test_the_run_is_its_twin_on_the_rows_it_drew(sampled_walks: dict[int, np.ndarray], clients: int) -> None:
+    training = assemble_run(clients).training
+    data = make_federation(clients)
     draws = Draws(data, training.setting, "rows")
     values = data.inputs[:, 0].numpy()
     phases = [training.plan.phase(number) for number in range(200)]
     batches = np.array([[values[draws.rows(client, phase)[0][0]] for client in range(clients)] for phase in phases])
-    np.testing.assert_allclose(walks[clients][:200], autoregression(CENTRE, batches), rtol=1e-13)
+    np.testing.assert_allclose(sampled_walks[clients][:200], simulate_autoregression(CENTRE, batches), rtol=1e-13)
 
 
 @pytest.mark.parametrize("clients", COHORTS)
-def test_stationary_variance_falls_as_one_over_the_cohort(walks: dict[int, np.ndarray], clients: int) -> None:
-    found = np.square(walks[clients][WARM:] - CENTRE).mean()
+def test_stationary_variance_falls_as_one_over_the_cohort(sampled_walks: dict[int, np.ndarray], clients: int) -> None:
+    found = np.square(sampled_walks[clients][WARM:] - CENTRE).mean()
     # Four standard errors, 26 %: a cohort of half the size would be 100 % off, one of twice the size 50 %.
-    assert found == pytest.approx(stationary(clients), rel=4 * STANDARD_ERROR)
+    assert found == pytest.approx(stationary_variance(clients), rel=4 * STANDARD_ERROR)
 
 
-def test_the_speed_up_is_linear(walks: dict[int, np.ndarray]) -> None:
-    logs = np.log([np.square(walks[clients][WARM:] - CENTRE).mean() for clients in COHORTS])
+def test_the_speed_up_is_linear(sampled_walks: dict[int, np.ndarray]) -> None:
+    logs = np.log([np.square(sampled_walks[clients][WARM:] - CENTRE).mean() for clients in COHORTS])
     slope = np.polyfit(np.log(COHORTS), logs, 1)[0]
     # The slope's standard error: that of one log variance over the spread of log M, 6.6 % / 1.55.
     spread = np.sqrt(np.square(np.log(COHORTS) - np.log(COHORTS).mean()).sum())
@@ -109,4 +109,4 @@ def test_the_formula_is_that_of_a_long_walk_of_the_twins_own_dice(clients: int) 
         noise = rng.normal(0, np.sqrt(SIGMA2), (4000, clients)).mean(axis=1)
         walkers = walkers - STEP * (CURVATURE * (walkers - CENTRE) + noise)
     # The variance of 4000 independent Gaussians is known to sqrt(2/4000) = 2.2 %.
-    assert np.square(walkers - CENTRE).mean() == pytest.approx(stationary(clients), rel=4 * 0.0224)
+    assert np.square(walkers - CENTRE).mean() == pytest.approx(stationary_variance(clients), rel=4 * 0.0224)

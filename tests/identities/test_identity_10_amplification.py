@@ -19,7 +19,15 @@ from fedauc.participation.uniform import Uniform
 from fedauc.stages import Constant, Geometric, StageRule
 from fedauc.training import Round
 from fedauc.trees import Tree
-from identities.identity_runs import Rows, clients_of, flat, gaussian, linear, path, stepped
+from identities.identity_runs import (
+    Rows,
+    flatten_tree,
+    gaussian_clients,
+    linear_module,
+    make_clients,
+    run_assembly,
+    shared_path,
+)
 
 K, FEATURES = 3, 4
 COUNTS = [(3, 8), (5, 4), (0, 6), (0, 0), (2, 7), (6, 1), (4, 4)]
@@ -39,15 +47,17 @@ when = pytest.mark.parametrize("stages", STAGES.values(), ids=STAGES.keys())
 factors = pytest.mark.parametrize("amplify", [1.0, 1.5, 0.3])
 
 
-def federation() -> list[Rows]:
-    return gaussian(COUNTS, FEATURES, seed=10)
+def make_federation() -> list[Rows]:
+    return gaussian_clients(COUNTS, FEATURES, seed=10)
 
 
-def clients() -> Clients:
-    return clients_of(federation())
+def all_clients() -> Clients:
+    return make_clients(make_federation())
 
 
-def run(method: str, participation: Participation, **own: Any) -> tuple[list[Round], list[dict[int, Tree]]]:
+def run_method(
+    method: str, participation: Participation, **client_variates: Any
+) -> tuple[list[Round], list[dict[int, Tree]]]:
     """A run's rounds, and the clients' memories after each."""
     settings: dict[str, Any] = {
         "stages": Constant(),
@@ -57,8 +67,8 @@ def run(method: str, participation: Participation, **own: Any) -> tuple[list[Rou
         "positives": 2,
         "negatives": 2,
     }
-    recipe = Recipe.of(method, participation=participation, dtype="float64", seed=10, **{**settings, **own})
-    training, _, start = assemble_training(recipe, linear([0.2, -0.1, 0.3, 0.0]), clients())
+    recipe = Recipe.of(method, participation=participation, dtype="float64", seed=10, **{**settings, **client_variates})
+    training, _, start = assemble_training(recipe, linear_module([0.2, -0.1, 0.3, 0.0]), all_clients())
     rounds, client_states = [], []
     for finished in training.rounds(start):
         rounds.append(finished)
@@ -66,51 +76,51 @@ def run(method: str, participation: Participation, **own: Any) -> tuple[list[Rou
     return rounds, client_states
 
 
-def models(rounds: list[Round]) -> np.ndarray:
+def models_of(rounds: list[Round]) -> np.ndarray:
     """The model after each round; it comes first in what is shared."""
-    return np.asarray(path(rounds)[:, :FEATURES])
+    return np.asarray(shared_path(rounds)[:, :FEATURES])
 
 
 @who
 @when
 def test_amplification_by_one_is_fedavg_bit_for_bit(participation: Participation, stages: StageRule) -> None:
-    amplified, _ = run("a-fedavg", participation, amplify=1.0, stages=stages)
-    plain, _ = run("cycp-fedavg", participation, stages=stages)
-    np.testing.assert_array_equal(models(amplified), models(plain))
+    amplified, _ = run_method("a-fedavg", participation, amplify=1.0, stages=stages)
+    plain, _ = run_method("cycp-fedavg", participation, stages=stages)
+    np.testing.assert_array_equal(models_of(amplified), models_of(plain))
 
 
 @who
 def test_amplification_stretches_each_period_from_its_start(participation: Participation) -> None:
     """Up to the first period's end A-FedAvg is FedAvg; there it stands γ times as far from the start."""
-    amplified, _ = run("a-fedavg", participation, amplify=1.5, cycles=1)
-    plain, _ = run("cycp-fedavg", participation, cycles=1)
-    np.testing.assert_array_equal(models(amplified)[:-1], models(plain)[:-1])
+    amplified, _ = run_method("a-fedavg", participation, amplify=1.5, cycles=1)
+    plain, _ = run_method("cycp-fedavg", participation, cycles=1)
+    np.testing.assert_array_equal(models_of(amplified)[:-1], models_of(plain)[:-1])
     start = np.array([0.2, -0.1, 0.3, 0.0])
-    stretched = start + 1.5 * (models(plain)[-1] - start)
-    np.testing.assert_allclose(models(amplified)[-1], stretched, rtol=1e-14, atol=1e-15)
-    assert np.abs(stretched - models(plain)[-1]).max() > 1e-3
+    stretched = start + 1.5 * (models_of(plain)[-1] - start)
+    np.testing.assert_allclose(models_of(amplified)[-1], stretched, rtol=1e-14, atol=1e-15)
+    assert np.abs(stretched - models_of(plain)[-1]).max() > 1e-3
 
 
 @who
 @factors
 def test_a_scaffolds_first_period_is_a_fedavgs_bit_for_bit(participation: Participation, amplify: float) -> None:
-    scaffold, _ = run("a-scaffold", participation, amplify=amplify)
-    fedavg, _ = run("a-fedavg", participation, amplify=amplify)
-    np.testing.assert_array_equal(models(scaffold)[:K], models(fedavg)[:K])
+    scaffold, _ = run_method("a-scaffold", participation, amplify=amplify)
+    fedavg, _ = run_method("a-fedavg", participation, amplify=amplify)
+    np.testing.assert_array_equal(models_of(scaffold)[:K], models_of(fedavg)[:K])
     # From the second period on the variates are at work.
-    assert np.abs(models(scaffold)[K] - models(fedavg)[K]).max() > 1e-3
+    assert np.abs(models_of(scaffold)[K] - models_of(fedavg)[K]).max() > 1e-3
 
 
 @who
 def test_a_scaffolds_first_period_is_fedavg_bit_for_bit(participation: Participation) -> None:
-    scaffold, _ = run("a-scaffold", participation, amplify=1.0, cycles=1)
-    fedavg, _ = run("cycp-fedavg", participation, cycles=1)
-    np.testing.assert_array_equal(models(scaffold), models(fedavg))
+    scaffold, _ = run_method("a-scaffold", participation, amplify=1.0, cycles=1)
+    fedavg, _ = run_method("cycp-fedavg", participation, cycles=1)
+    np.testing.assert_array_equal(models_of(scaffold), models_of(fedavg))
 
 
-def mean_variate(own: dict[int, np.ndarray]) -> np.ndarray:
+def mean_variate(client_variates: dict[int, np.ndarray]) -> np.ndarray:
     """The mean over the clients that hold data; c_m is 0 until m's first visit."""
-    return np.asarray(np.mean([own.get(client, np.zeros(FEATURES)) for client in HOLDING], axis=0))
+    return np.asarray(np.mean([client_variates.get(client, np.zeros(FEATURES)) for client in HOLDING], axis=0))
 
 
 @who
@@ -119,17 +129,19 @@ def mean_variate(own: dict[int, np.ndarray]) -> np.ndarray:
 def test_a_scaffolds_variate_is_the_mean_of_the_clients_at_every_periods_end(
     participation: Participation, stages: StageRule, amplify: float
 ) -> None:
-    rounds, client_states = run("a-scaffold", participation, amplify=amplify, stages=stages)
-    for finished, kept in zip(rounds[K - 1 :: K], client_states[K - 1 :: K], strict=True):
-        own = {client: client_state.coming().numpy() for client, client_state in kept.items()}
+    rounds, client_states = run_method("a-scaffold", participation, amplify=amplify, stages=stages)
+    for finished, states in zip(rounds[K - 1 :: K], client_states[K - 1 :: K], strict=True):
+        client_variates = {client: client_state.next_variate().numpy() for client, client_state in states.items()}
         variate = finished.state.server.shared.variate.numpy()
-        np.testing.assert_allclose(variate, mean_variate(own), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(variate, mean_variate(client_variates), rtol=1e-12, atol=1e-14)
         assert np.abs(variate).max() > 1e-3
 
 
 def test_a_scaffolds_variates_are_frozen_inside_a_period() -> None:
-    rounds, _ = run("a-scaffold", PARTICIPATIONS["uniform"])
-    variates = np.stack([flat(finished.state.server.shared.variate) for finished in rounds]).reshape(-1, K, FEATURES)
+    rounds, _ = run_method("a-scaffold", PARTICIPATIONS["uniform"])
+    variates = np.stack([flatten_tree(finished.state.server.shared.variate) for finished in rounds]).reshape(
+        -1, K, FEATURES
+    )
     # Within a period only its last round moves c.
     np.testing.assert_array_equal(variates[1:, : K - 1], np.repeat(variates[:-1, -1:], K - 1, axis=1))
     assert not variates[0, : K - 1].any()
@@ -138,7 +150,7 @@ def test_a_scaffolds_variates_are_frozen_inside_a_period() -> None:
 
 def test_uniform_participation_visits_a_client_several_times_in_a_period() -> None:
     """What makes the uniform cases above hard: a client whose period mean spans visits, and one left out."""
-    rounds, _ = run("a-scaffold", PARTICIPATIONS["uniform"])
+    rounds, _ = run_method("a-scaffold", PARTICIPATIONS["uniform"])
     periods = [rounds[start : start + K] for start in range(0, len(rounds), K)]
     counts = [np.bincount([c for r in period for c in r.cohort.clients], minlength=7)[HOLDING] for period in periods]
     assert np.max(counts) == K
@@ -150,21 +162,21 @@ def test_uniform_participation_visits_a_client_several_times_in_a_period() -> No
 def test_scaffolds_variate_is_the_mean_of_the_clients_after_every_round(
     participation: Participation, stages: StageRule
 ) -> None:
-    rounds, client_states = run("scaffold", participation, stages=stages)
-    for finished, kept in zip(rounds, client_states, strict=True):
-        own = {client: client_state.numpy() for client, client_state in kept.items()}
+    rounds, client_states = run_method("scaffold", participation, stages=stages)
+    for finished, states in zip(rounds, client_states, strict=True):
+        client_variates = {client: client_state.numpy() for client, client_state in states.items()}
         variate = finished.state.server.shared.variate.numpy()
-        np.testing.assert_allclose(variate, mean_variate(own), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(variate, mean_variate(client_variates), rtol=1e-12, atol=1e-14)
     assert np.abs(variate).max() > 1e-3
 
 
 @who
 def test_codascas_variate_is_the_mean_of_the_clients_after_every_round(participation: Participation) -> None:
-    rounds, client_states = run("codasca", participation)
-    for finished, kept in zip(rounds, client_states, strict=True):
-        own = {client: flat(client_state) for client, client_state in kept.items()}
-        mean = np.mean([own.get(client, np.zeros(FEATURES + 3)) for client in HOLDING], axis=0)
-        np.testing.assert_allclose(flat(finished.state.server.shared.variate), mean, rtol=1e-12, atol=1e-14)
+    rounds, client_states = run_method("codasca", participation)
+    for finished, states in zip(rounds, client_states, strict=True):
+        client_variates = {client: flatten_tree(client_state) for client, client_state in states.items()}
+        mean = np.mean([client_variates.get(client, np.zeros(FEATURES + 3)) for client in HOLDING], axis=0)
+        np.testing.assert_allclose(flatten_tree(finished.state.server.shared.variate), mean, rtol=1e-12, atol=1e-14)
     assert np.abs(mean).max() > 1e-3
 
 
@@ -178,23 +190,27 @@ def logistic_gradient(w: np.ndarray, rows: Rows) -> np.ndarray:
 
 def a_scaffold_twin(start: np.ndarray, cohorts: list[tuple[int, ...]], amplify: float) -> np.ndarray:
     """Section 3's A-SCAFFOLD with full gradients, one local step of 0.2: (w, c) after each round."""
-    data, own, common = federation(), {client: np.zeros(FEATURES) for client in HOLDING}, np.zeros(FEATURES)
+    data, client_variates, common = (
+        make_federation(),
+        {client: np.zeros(FEATURES) for client in HOLDING},
+        np.zeros(FEATURES),
+    )
     model = previous = start
-    seen: dict[int, list[np.ndarray]] = {}
-    found = []
+    gradients_by_client: dict[int, list[np.ndarray]] = {}
+    path = []
     for number, cohort in enumerate(cohorts):
         ends = []
         for client in cohort:
             gradient = logistic_gradient(model, data[client])
-            seen.setdefault(client, []).append(gradient)
-            ends.append(model - 0.2 * (gradient - own[client] + common))
+            gradients_by_client.setdefault(client, []).append(gradient)
+            ends.append(model - 0.2 * (gradient - client_variates[client] + common))
         model = np.mean(ends, axis=0)
         if (number + 1) % K == 0:
-            own |= {client: np.mean(gradients, axis=0) for client, gradients in seen.items()}
-            common, seen = np.mean(list(own.values()), axis=0), {}
+            client_variates |= {client: np.mean(gradients, axis=0) for client, gradients in gradients_by_client.items()}
+            common, gradients_by_client = np.mean(list(client_variates.values()), axis=0), {}
             model = previous = previous + amplify * (model - previous)
-        found.append(np.concatenate([model, common]))
-    return np.array(found)
+        path.append(np.concatenate([model, common]))
+    return np.array(path)
 
 
 @who
@@ -214,7 +230,7 @@ def test_a_scaffold_on_the_logistic_loss_is_its_twin_step_by_step(participation:
         dtype="float64",
     )
     start = np.array([0.2, -0.1, 0.3, 0.0])
-    rounds = stepped(assemble_training(recipe, linear(start), clients()))
+    rounds = run_assembly(assemble_training(recipe, linear_module(start), all_clients()))
     twin = a_scaffold_twin(start, [finished.cohort.clients for finished in rounds], amplify)
     # Sums of 5544 terms of order 1e-4.
-    np.testing.assert_allclose(path(rounds), twin, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(shared_path(rounds), twin, rtol=1e-10, atol=1e-12)

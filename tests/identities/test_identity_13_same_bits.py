@@ -28,7 +28,7 @@ from fedauc.participation.full import Full
 from fedauc.participation.uniform import Uniform
 from fedauc.stages import Geometric
 from fedauc.trees import Tree
-from identities.identity_runs import clients_of, flat, gaussian, linear, path
+from identities.identity_runs import flatten_tree, gaussian_clients, linear_module, make_clients, shared_path
 
 ENGINES = sorted(set(all_engines()) - {"compiled"})
 """Every engine, so that a new one is tested without being listed; `compiled` has its own, fewer cases."""
@@ -52,16 +52,16 @@ class Outcome(NamedTuple):
 
     path: np.ndarray
     values: list[float | None]
-    vitals: list[dict[str, float]]
+    diagnostics: list[dict[str, float]]
     client_states: dict[int, np.ndarray]
     traffic: Traffic
 
 
-def clients() -> Clients:
-    return clients_of(gaussian(COUNTS, FEATURES, seed=13))
+def make_federation() -> Clients:
+    return make_clients(gaussian_clients(COUNTS, FEATURES, seed=13))
 
 
-def network(dropout: float = 0.0) -> nn.Module:
+def make_network(dropout: float = 0.0) -> nn.Module:
     """A small model whose weights come from their own stream."""
     rng = np.random.default_rng(13)
     built = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 1)).double()
@@ -70,7 +70,7 @@ def network(dropout: float = 0.0) -> nn.Module:
     return built
 
 
-def recipe_of(method: str, participation: Participation | None = None, **own: Any) -> Recipe:
+def recipe_of(method: str, participation: Participation | None = None, **changes: Any) -> Recipe:
     settings: dict[str, Any] = {
         "participation": participation or PARTICIPATIONS[find_methods()[method].participation],
         "stages": Geometric(initial=1, decay=0.5, scale=2),
@@ -81,23 +81,28 @@ def recipe_of(method: str, participation: Participation | None = None, **own: An
         "negatives": 3,
         "dtype": "float64",
     }
-    return Recipe.of(method, **{**settings, **own})
+    return Recipe.of(method, **{**settings, **changes})
 
 
-def outcome(recipe: Recipe, module: nn.Module) -> Outcome:
-    training, _, start = assemble_training(recipe, module, clients())
+def run_outcome(recipe: Recipe, module: nn.Module) -> Outcome:
+    training, _, start = assemble_training(recipe, module, make_federation())
     rounds = list(training.rounds(start))
-    client_states = {client: flat(client_state) for client, client_state in training.engine.client_states().items()}
-    values, vitals = [finished.loss_value for finished in rounds], [finished.diagnostic_values for finished in rounds]
-    return Outcome(path(rounds), values, vitals, client_states, rounds[-1].traffic)
+    client_states = {
+        client: flatten_tree(client_state) for client, client_state in training.engine.client_states().items()
+    }
+    values, diagnostics = (
+        [finished.loss_value for finished in rounds],
+        [finished.diagnostic_values for finished in rounds],
+    )
+    return Outcome(shared_path(rounds), values, diagnostics, client_states, rounds[-1].traffic)
 
 
-def assert_same_bits(one: Outcome, other: Outcome) -> None:
-    np.testing.assert_array_equal(one.path, other.path)
-    assert (one.values, one.vitals, one.traffic) == (other.values, other.vitals, other.traffic)
-    assert one.client_states.keys() == other.client_states.keys()
-    for client, client_state in one.client_states.items():
-        np.testing.assert_array_equal(client_state, other.client_states[client])
+def assert_same_bits(first: Outcome, second: Outcome) -> None:
+    np.testing.assert_array_equal(first.path, second.path)
+    assert (first.values, first.diagnostics, first.traffic) == (second.values, second.diagnostics, second.traffic)
+    assert first.client_states.keys() == second.client_states.keys()
+    for client, client_state in first.client_states.items():
+        np.testing.assert_array_equal(client_state, second.client_states[client])
 
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
@@ -105,32 +110,32 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
 def test_same_seed_gives_the_same_bits_whatever_the_global_generators(engine: str, method: str) -> None:
     """Dropout included: a module's own randomness is keyed as well."""
     recipe = recipe_of(method, engine=engine, seed=4)
-    found = []
+    outcomes = []
     for noise in (1, 2):
         torch.manual_seed(noise)
         np.random.seed(noise)  # noqa: NPY002 - the global generator is the point
-        found.append(outcome(recipe, network(dropout=0.3)))
-    assert_same_bits(*found)
+        outcomes.append(run_outcome(recipe, make_network(dropout=0.3)))
+    assert_same_bits(*outcomes)
 
 
 @engines
 @every_method
 def test_an_engine_gives_the_same_bits_twice(engine: str, method: str) -> None:
-    assert_same_bits(*(outcome(recipe_of(method, engine=engine, seed=4), network()) for _ in range(2)))
+    assert_same_bits(*(run_outcome(recipe_of(method, engine=engine, seed=4), make_network()) for _ in range(2)))
 
 
 @engines
 @every_method
 def test_another_seed_gives_other_bits(engine: str, method: str) -> None:
-    one, other = (outcome(recipe_of(method, engine=engine, seed=seed), network()) for seed in (4, 5))
-    assert np.abs(one.path[-1] - other.path[-1]).max() > 1e-6
+    first, second = (run_outcome(recipe_of(method, engine=engine, seed=seed), make_network()) for seed in (4, 5))
+    assert np.abs(first.path[-1] - second.path[-1]).max() > 1e-6
 
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_a_run_leaves_the_global_generators_alone(engine: str) -> None:
-    module = network(dropout=0.3)
+    module = make_network(dropout=0.3)
     before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the global generator is the point
-    outcome(recipe_of("cycp-pairwise", engine=engine), module)
+    run_outcome(recipe_of("cycp-pairwise", engine=engine), module)
     after = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the global generator is the point
     assert torch.equal(before[0], after[0])
     assert str(before[1]) == str(after[1])
@@ -140,34 +145,36 @@ def test_a_run_leaves_the_global_generators_alone(engine: str) -> None:
 @pytest.mark.parametrize("weighting", ["clients", "pooled"])
 @every_method
 def test_every_engine_gives_the_loops_result(engine: str, method: str, weighting: str) -> None:
-    loop, other = (outcome(recipe_of(method, engine=name, weighting=weighting), network()) for name in ("loop", engine))
+    loop, second = (
+        run_outcome(recipe_of(method, engine=name, weighting=weighting), make_network()) for name in ("loop", engine)
+    )
     # Engines may sum in another order; over some thirty steps that is a few units in the last place.
-    np.testing.assert_allclose(other.path, loop.path, rtol=1e-10, atol=1e-12)
-    assert [value is None for value in other.values] == [value is None for value in loop.values]
-    found, wanted = ([value for value in run.values if value is not None] for run in (other, loop))
-    np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
-    assert other.traffic == loop.traffic
-    assert other.client_states.keys() == loop.client_states.keys()
+    np.testing.assert_allclose(second.path, loop.path, rtol=1e-10, atol=1e-12)
+    assert [value is None for value in second.values] == [value is None for value in loop.values]
+    outcomes, expected = ([value for value in run.values if value is not None] for run in (second, loop))
+    np.testing.assert_allclose(outcomes, expected, rtol=1e-10, atol=1e-12)
+    assert second.traffic == loop.traffic
+    assert second.client_states.keys() == loop.client_states.keys()
     for client, client_state in loop.client_states.items():
-        np.testing.assert_allclose(other.client_states[client], client_state, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(second.client_states[client], client_state, rtol=1e-10, atol=1e-12)
 
 
 @every_method
 def test_one_group_gives_the_bits_of_uniform_sampling(method: str) -> None:
-    found = [
-        outcome(recipe_of(method, participation, seed=4), network(dropout=0.3))
+    outcomes = [
+        run_outcome(recipe_of(method, participation, seed=4), make_network(dropout=0.3))
         for participation in (Cyclic(groups=1, per_round=3), Uniform(per_round=3, groups=1))
     ]
-    assert_same_bits(*found)
+    assert_same_bits(*outcomes)
 
 
 @every_method
 def test_one_whole_group_gives_the_bits_of_full_participation(method: str) -> None:
-    found = [
-        outcome(recipe_of(method, participation, seed=4), network(dropout=0.3))
+    outcomes = [
+        run_outcome(recipe_of(method, participation, seed=4), make_network(dropout=0.3))
         for participation in (Cyclic(groups=1), Full())
     ]
-    assert_same_bits(*found)
+    assert_same_bits(*outcomes)
 
 
 # ------------------------------------------------------------------------------------------------------ the numpy twin
@@ -227,9 +234,9 @@ def drawn_from(passive: np.ndarray, pool: np.ndarray) -> bool:
 @engines
 @pytest.mark.parametrize("method", ["cycp-pairwise", "rs-pairwise", "fedxl1"])
 def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> None:
-    data, start = clients(), np.array([0.4, -0.2, 0.1])
+    data, start = make_federation(), np.array([0.4, -0.2, 0.1])
     recipe = recipe_of(method, engine=engine, seed=6)
-    training, _, state = assemble_training(recipe, linear(start), data)
+    training, _, state = assemble_training(recipe, linear_module(start), data)
     recorder = Recorder(training.engine)
     rounds = list(replace(training, engine=recorder).rounds(state))
     draws, inputs = Draws(data, training.setting, "classes"), data.inputs.numpy()
@@ -240,21 +247,21 @@ def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> 
         first = number - length if window else (number // length - 1) * length
         earlier = [part for chunk in scores[max(first, 0) : first + length] for part in chunk]
         ends, emitted = [], list[Pools]()
-        for place, client in enumerate(finished.cohort.clients):
+        for position, client in enumerate(finished.cohort.clients):
             index = np.asarray(draws.rows(client, phase)[0])
             batches = [Pools(inputs[rows[:2]], inputs[rows[2:]]) for rows in index]
             if phase.scoring:
                 emitted += [Pools(rows.positives @ w, rows.negatives @ w) for rows in batches]
                 continue
-            own = Pools(*(side[place].numpy() for side in download.per_client))
+            changes = Pools(*(side[position].numpy() for side in download.per_client))
             for side in (0, 1):
-                assert drawn_from(own[side], np.concatenate([part[side] for part in earlier]))
-            passive = [Pools(*sides) for sides in zip(*own, strict=True)]
-            end, found = pairwise_visit(w, batches, passive, float(phase.learning_rate))
+                assert drawn_from(changes[side], np.concatenate([part[side] for part in earlier]))
+            passive = [Pools(*sides) for sides in zip(*changes, strict=True)]
+            end, outcomes = pairwise_visit(w, batches, passive, float(phase.learning_rate))
             ends.append(end)
-            emitted += found
+            emitted += outcomes
         w = np.mean(ends, axis=0) if ends else w
         scores.append(emitted)
-        np.testing.assert_allclose(flat(finished.state.server.shared), w, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(flatten_tree(finished.state.server.shared), w, rtol=1e-12, atol=1e-14)
     # The run goes somewhere.
     assert np.abs(w - start).max() > 1e-2

@@ -28,8 +28,8 @@ ONE_GROUP: dict[str, tuple[Roster, Cyclic]] = {
 @pytest.mark.parametrize("kind", ONE_GROUP)
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_one_group_is_uniform_sampling(kind: str, per_round: int, seed: int) -> None:
-    clients, whole = ONE_GROUP[kind]
-    cyclic = replace(whole, per_round=per_round).bind(clients, seed)
+    clients, schedule = ONE_GROUP[kind]
+    cyclic = replace(schedule, per_round=per_round).bind(clients, seed)
     uniform = Uniform(per_round=per_round, groups=1).bind(clients, seed)
     assert cyclic.cycle_length == uniform.cycle_length == 1
     assert [g.tolist() for g in cyclic.groups] == [g.tolist() for g in uniform.groups]

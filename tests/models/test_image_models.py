@@ -22,12 +22,12 @@ CONFIGS = [ResNet18(), ResNet18(norm="batch"), DenseNet121(), DenseNet121(norm="
 IDS = ["resnet18-group", "resnet18-batch", "densenet121-group", "densenet121-batch"]
 
 
-def images(count: int = 4, side: int = 32, channels: int = 3) -> Tensor:
+def random_images(count: int = 4, side: int = 32, channels: int = 3) -> Tensor:
     shape = (count, channels, side, side)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def count(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -44,13 +44,13 @@ def count(module: nn.Module) -> int:
 )
 def test_weights_are_those_of_the_published_network(config: ModelConfig, published: int, features: int) -> None:
     module = config.build((3, 32, 32), 0)
-    assert count(module) == published - (features + 1) * 999
+    assert count_parameters(module) == published - (features + 1) * 999
 
 
 @pytest.mark.parametrize("make", [ResNet18, DenseNet121])
 def test_the_cifar_stem_is_a_small_convolution_without_pooling(make: type[ResNet18] | type[DenseNet121]) -> None:
     large, small = make().build((3, 32, 32), 0), make(stem="cifar").build((3, 32, 32), 0)
-    assert count(large) - count(small) == 64 * 3 * (7 * 7 - 3 * 3)  # 64 kernels over 3 channels
+    assert count_parameters(large) - count_parameters(small) == 64 * 3 * (7 * 7 - 3 * 3)  # 64 kernels over 3 channels
     pools = [sum(isinstance(module, nn.MaxPool2d) for module in network.modules()) for network in (large, small)]
     assert pools == [1, 0]
 
@@ -77,23 +77,23 @@ def test_a_torchvision_that_does_not_load_is_skipped(
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
 def test_scores_are_torchvisions(name: str) -> None:
     """Same parameters, same outputs, for odd and even sides that torchvision can take; training and evaluation."""
-    theirs = getattr(torchvisions_models(), name)(num_classes=1, weights=None).double()
+    reference = getattr(torchvisions_models(), name)(num_classes=1, weights=None).double()
     config = {"resnet18": ResNet18, "densenet121": DenseNet121}[name](norm="batch")
-    ours = config.build((3, 64, 64), 0).double()
-    assert [p.shape for p in ours.parameters()] == [p.shape for p in theirs.parameters()]
+    network = config.build((3, 64, 64), 0).double()
+    assert [p.shape for p in network.parameters()] == [p.shape for p in reference.parameters()]
     with torch.no_grad():
-        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-            mine.copy_(other)
+        for parameter, expected in zip(network.parameters(), reference.parameters(), strict=True):
+            parameter.copy_(expected)
     inputs = torch.randn(3, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for _ in range(2):
-        assert torch.allclose(ours(inputs), theirs(inputs), rtol=1e-9)
-    assert torch.allclose(ours.eval()(inputs), theirs.eval()(inputs), rtol=1e-9)
+        assert torch.allclose(network(inputs), reference(inputs), rtol=1e-9)
+    assert torch.allclose(network.eval()(inputs), reference.eval()(inputs), rtol=1e-9)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_small_and_grey_images_have_finite_scores(config: ModelConfig) -> None:
     """28 halves to 14, 7, then odd sides; torchvision's densenet121 has nothing left to pool there."""
-    scores = config.build((1, 28, 28), 0)(images(side=28, channels=1))
+    scores = config.build((1, 28, 28), 0)(random_images(side=28, channels=1))
     assert scores.shape == (4, 1)
     assert torch.isfinite(scores).all()
     assert scores.std() > 0
@@ -106,15 +106,15 @@ def test_a_compiler_sees_one_graph_and_the_same_outputs(config: ModelConfig) -> 
     assert isinstance(module.body, nn.Sequential)
     start = InputScaling(module.body[:8], config.shift, config.scale)
     compiled = torch.compile(start, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(images()), start(images()))
+    assert torch.equal(compiled(random_images()), start(random_images()))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_inputs_are_left_alone(config: ModelConfig) -> None:
     inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    before = inputs.clone()
+    initial = inputs.clone()
     config.build((3, 32, 32), 0)(inputs)
-    assert torch.equal(inputs, before)
+    assert torch.equal(inputs, initial)
 
 
 @pytest.mark.parametrize("config", [ResNet18(), DenseNet121()], ids=["resnet18", "densenet121"])
@@ -122,14 +122,14 @@ def test_functional_gradients_are_autograds(config: ModelConfig) -> None:
     module = config.build((3, 32, 32), 0).double()
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
 
-    def total(state: dict[str, Tensor]) -> Tensor:
-        scores: Tensor = torch.func.functional_call(module, state, (images(2),))
+    def total_output(state: dict[str, Tensor]) -> Tensor:
+        scores: Tensor = torch.func.functional_call(module, state, (random_images(2),))
         return scores.sum()
 
-    found = torch.func.grad(total)(weights)
-    module(images(2)).sum().backward()
+    gradients = torch.func.grad(total_output)(weights)
+    module(random_images(2)).sum().backward()
     for name, parameter in module.named_parameters():
-        assert torch.allclose(found[name], parameter.grad if parameter.grad is not None else parameter, atol=1e-12)
+        assert torch.allclose(gradients[name], parameter.grad if parameter.grad is not None else parameter, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,24 @@ def test_functional_gradients_are_autograds(config: ModelConfig) -> None:
 )
 def test_kernels_start_as_published(config: ModelConfig, shape: tuple[int, ...], fan: int) -> None:
     """Variance 2 / fan, after He et al. 2015 (https://arxiv.org/abs/1502.01852)."""
-    kernel = next(each for each in config.build((3, 32, 32), 0).parameters() if each.shape == shape)
+    kernel = next(parameter for parameter in config.build((3, 32, 32), 0).parameters() if parameter.shape == shape)
     # The standard error of a deviation from 36,864 values or more is below 0.4 %; four of them.
     assert float(kernel.detach().std()) == pytest.approx((2 / fan) ** 0.5, rel=0.016)
 
 
 def test_batch_norm_keeps_statistics_and_group_norm_none() -> None:
     module = ResNet18(norm="batch").build((3, 32, 32), 0)
-    before = [buffer.clone() for buffer in module.buffers()]
-    module(images())
+    initial = [buffer.clone() for buffer in module.buffers()]
+    module(random_images())
     # 20 norms: one in the stem, two in each of 8 blocks, three in shortcuts; each has a mean, a variance and a count.
-    assert len(before) == 3 * 20
-    assert not any(torch.equal(old, new) for old, new in zip(before, module.buffers(), strict=True))
+    assert len(initial) == 3 * 20
+    assert not any(torch.equal(old, new) for old, new in zip(initial, module.buffers(), strict=True))
     assert not list(ResNet18().build((3, 32, 32), 0).buffers())
 
 
 def test_embeddings_have_as_many_numbers_as_asked() -> None:
     for config in (ResNet18(outputs=7), DenseNet121(outputs=7)):
-        assert config.build((3, 32, 32), 0)(images(2)).shape == (2, 7)
+        assert config.build((3, 32, 32), 0)(random_images(2)).shape == (2, 7)
 
 
 def test_photographs_are_centred() -> None:

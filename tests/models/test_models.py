@@ -17,18 +17,18 @@ SHAPE = (3, 8, 8)
 MEMBERS = sorted(find_models())
 
 
-def weights(module: torch.nn.Module) -> torch.Tensor:
+def flat_weights(module: torch.nn.Module) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def images(count: int = 5) -> torch.Tensor:
+def random_images(count: int = 5) -> torch.Tensor:
     return torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_one_score_per_row_and_gradients_for_every_weight(name: str) -> None:
     module = find_models()[name]().build(SHAPE, 0)
-    outputs = module(images().float() / 255)
+    outputs = module(random_images().float() / 255)
     assert outputs.shape == (5, 1)
     outputs.sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
@@ -41,17 +41,17 @@ def test_bytes_are_scaled_as_the_model_says(name: str, dtype: torch.dtype) -> No
     config = find_models()[name]()
     module = config.build(SHAPE, 0).to(dtype)
     torch.nn.init.normal_(next(module.parameters()), generator=torch.Generator().manual_seed(0))
-    unit = images().to(dtype) / 255
+    unit = random_images().to(dtype) / 255
     assert (config.shift, config.scale) == ((0.5, 0.25) if name in ("resnet18", "densenet121") else (0, 1))
-    assert torch.equal(module(images()), module((unit - config.shift) / config.scale))
-    assert module(images()).dtype == dtype
+    assert torch.equal(module(random_images()), module((unit - config.shift) / config.scale))
+    assert module(random_images()).dtype == dtype
 
 
 @pytest.mark.parametrize("config", [Linear(init="default"), MLP(), SmallCNN()])
 def test_weights_follow_the_seed(config: ModelConfig) -> None:
-    first, again, other = (weights(config.build(SHAPE, seed)) for seed in (1, 1, 2))
+    first, again, different = (flat_weights(config.build(SHAPE, seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    assert not torch.equal(first, different)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -65,7 +65,7 @@ def test_global_generators_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_rows_do_not_see_each_other_and_nothing_is_buffered(name: str) -> None:
     module = find_models()[name]().build(SHAPE, 0)
-    together, alone = module(images()), torch.cat([module(image[None]) for image in images()])
+    together, alone = module(random_images()), torch.cat([module(image[None]) for image in random_images()])
     assert torch.allclose(together, alone, atol=1e-6)
     assert not list(module.buffers())
 
@@ -76,12 +76,12 @@ def test_stacked_models_run_under_vmap(name: str) -> None:
     modules = [config.build(SHAPE, seed) for seed in (0, 1)]
     stacked, _ = torch.func.stack_module_state(modules)
 
-    def run(state: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    def run_model(state: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = torch.func.functional_call(modules[0], state, (inputs,))
         return outputs
 
-    together = torch.func.vmap(run)(stacked, torch.stack([images(), images().flip(0)]))
-    assert torch.allclose(together[1], modules[1](images().flip(0)), atol=1e-6)
+    together = torch.func.vmap(run_model)(stacked, torch.stack([random_images(), random_images().flip(0)]))
+    assert torch.allclose(together[1], modules[1](random_images().flip(0)), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_stacked_models_run_under_vmap(name: str) -> None:
     ],
 )
 def test_weights_are_counted(config: ModelConfig, count: int) -> None:
-    assert len(weights(config.build(SHAPE, 0))) == count
+    assert len(flat_weights(config.build(SHAPE, 0))) == count
 
 
 def test_linear_starts_at_zero_and_is_linear() -> None:
     module = Linear().build((4,), 0)
-    assert not weights(module).any()
+    assert not flat_weights(module).any()
     started = Linear(init="default").build((4,), 0)
     inputs = torch.eye(4)
     assert torch.allclose(started(2 * inputs) - started(inputs), started(inputs) - started(0 * inputs), atol=1e-6)
-    assert weights(started).any()
+    assert flat_weights(started).any()
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ THERE = [(0, 3), (1, 2), (), (1,), (4,)]
 TURNS = Cyclic(given=((0, 1), (2, 3, 4)))
 
 
-def csv(path: Path, text: str) -> str:
+def write_csv(path: Path, text: str) -> str:
     (path / "trace.csv").write_text(text, encoding="utf-8")
     return str(path / "trace.csv")
 
 
-def npz(path: Path, **arrays: Any) -> str:
+def write_npz(path: Path, **arrays: Any) -> str:
     np.savez(path / "trace.npz", **arrays)
     return str(path / "trace.npz")
 
@@ -36,12 +36,12 @@ def as_rows(path: Path) -> Trace:
 def as_csv(path: Path) -> Trace:
     # A byte-order mark, spaces, a blank line, a further column and another column order are all harmless.
     body = "".join(f"{client},x,{round}\n" for round, client in ROWS)
-    return Trace(path=csv(path, "\ufeffclient, note,round\n\n" + body), cycle_length=2)
+    return Trace(path=write_csv(path, "\ufeffclient, note,round\n\n" + body), cycle_length=2)
 
 
 def as_npz(path: Path) -> Trace:
     rounds, clients = np.array(ROWS, dtype=np.int32).T
-    return Trace(path=npz(path, round=rounds, client=clients), cycle_length=2)
+    return Trace(path=write_npz(path, round=rounds, client=clients), cycle_length=2)
 
 
 @pytest.mark.parametrize("make", [as_rows, as_csv, as_npz])
@@ -171,7 +171,7 @@ def test_rows_are_checked_against_the_clients(parameters: dict[str, Any], messag
 )
 def test_broken_csv_is_refused_in_one_line(text: str, part: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        Trace(path=csv(tmp_path, text), cycle_length=1).bind(CLIENTS, 0)
+        Trace(path=write_csv(tmp_path, text), cycle_length=1).bind(CLIENTS, 0)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_broken_csv_is_refused_in_one_line(text: str, part: str, tmp_path: Path)
 )
 def test_broken_npz_is_refused_in_one_line(arrays: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^cannot read trace .*it needs columns round,client of integers$"):
-        Trace(path=npz(tmp_path, **arrays), cycle_length=1).bind(CLIENTS, 0)
+        Trace(path=write_npz(tmp_path, **arrays), cycle_length=1).bind(CLIENTS, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"plain"])

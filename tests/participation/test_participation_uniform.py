@@ -52,9 +52,9 @@ def test_there_is_one_group_of_all_clients_with_data() -> None:
 def test_every_subset_is_equally_likely() -> None:
     # 3 of 8: 56 subsets, 50 draws expected of each.
     schedule = Uniform(per_round=3).bind(Roster(np.full(8, 4)), 0)
-    seen = Counter(schedule.cohort(round).clients for round in range(50 * 56))
-    assert len(seen) == 56
-    assert stats.chisquare(list(seen.values())).pvalue > RARE
+    counts = Counter(schedule.cohort(round).clients for round in range(50 * 56))
+    assert len(counts) == 56
+    assert stats.chisquare(list(counts.values())).pvalue > RARE
 
 
 @pytest.mark.parametrize("name", ["per_round", "groups"])

@@ -6,6 +6,8 @@ from fedauc.algorithms._method import Method
 from fedauc.discovery import find_members, import_modules
 from fedauc.interfaces import Algorithm
 
+__all__ = ["Method", "find_algorithms", "find_methods"]
+
 
 def find_algorithms() -> dict[str, type[Algorithm]]:
     """Every algorithm by name."""
