@@ -18,26 +18,15 @@ from fedauc.discovery import lookup
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.progress import ProgressBars
-from paper.filling import Filler, wanted
-from paper.pictures import draw, panels
+from paper.builder import TableBuilder, list_wanted
+from paper.figures import write_figure
 from paper.records import RecordStore
-from paper.report import overview, page
+from paper.report import FIGURES, build_page, list_specs
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
-from paper.sections import FIGURES
 from paper.table_specs import PUBLISHED, TABLES, TableSpec
-from paper.tables import (
-    REACHED,
-    SMOKE,
-    borrowed,
-    counts,
-    early_text,
-    legend,
-    precision_text,
-    validation_text,
-)
-from paper.terminal import counted, show, uneven, warnings
-from paper.tuning import ChoiceStore, TuningPlan, tune_rows
+from paper.terminal import print_counts, print_tables
+from paper.tuning import TuningPlan, tune_rows
 
 HOME = "FEDAUC_RECORDS"
 """The environment variable that names the folder of records; `paper/records` by default."""
@@ -73,7 +62,7 @@ def list_(scale: ScaleName = "paper") -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for header in ("name", "what", "columns"):
         table.add_column(header, overflow="fold")
-    for line in overview(lookup("scale", scale, SCALES)):
+    for line in list_specs(lookup("scale", scale, SCALES)):
         table.add_row(*line)
     table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
     Console().print(table)
@@ -96,17 +85,17 @@ def report(
     _runnable(names)
     found = lookup("scale", scale, SCALES)
     out = out or Path("docs") / ("results.md" if found.published else f"{scale}.md")
-    made = page(store, found, read_seeds(seeds), names)
-    if not made.begun:
+    page = build_page(store, found, read_seeds(seeds), names)
+    if not page.has_runs:
         raise ValueError(
             f"no run of {', '.join(names)} at scale {scale} has finished in {store.path}: {out} is as it was"
         )
-    for name, mine in made.pictures.items():
-        draw(mine, out.parent / FIGURES / name)
+    for name, draw in page.figures.items():
+        write_figure(draw(), out.parent / FIGURES / name)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, made.text.encode())
-    figures = f"{len(made.pictures)} figure{'s' * (len(made.pictures) > 1)}"
-    print(f"wrote {out}" + (f" and {figures} beside it" if made.pictures else ""))
+    write_atomically(out, page.text.encode())
+    figures = f"{len(page.figures)} figure{'s' * (len(page.figures) > 1)}"
+    print(f"wrote {out}" + (f" and {figures} beside it" if page.figures else ""))
 
 
 @app.command()
@@ -119,13 +108,7 @@ def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
     names = _names("columns", columns) or list(PUBLISHED)
     for name in names:
         lookup("column of table7", name, found.datasets)
-    console = Console()
-    table, absent = counts(found, names)
-    console.print(table)
-    for line in [*counted(found, names), *([] if found.published else [SMOKE])]:
-        console.print(line, highlight=False, markup=False)
-    for line in absent:
-        print(line)
+    print_counts(found, names)
 
 
 @app.command()
@@ -147,7 +130,7 @@ def run(
         raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
     found, store = lookup("scale", scale, SCALES), _store()
     sheets = _sheets(names, found, columns, methods)
-    filler = Filler(store, found, read_seeds(seeds))
+    builder = TableBuilder(store, found, read_seeds(seeds))
     plan = TuningPlan.parse(tuning) if tuning else None
     late, absent = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
@@ -158,12 +141,12 @@ def run(
         try:
             tune_rows(sheets, found, shop, plan)
             for tested in (True, False):
-                shop.run_missing(wanted(sheets, filler, tested), tested)
+                shop.run_missing(list_wanted(sheets, builder, tested), tested)
         except OutOfTime:
             late = True
         except MissingFiles as error:
             absent = str(error)
-    _show(sheets, filler, store, found)
+    print_tables(sheets, builder)
     if absent:
         raise ValueError(f"{absent}; or name columns whose data is there: --columns")
     if late:
@@ -183,7 +166,7 @@ def show_(
     Example: [bold]python -m paper show table1 --columns cifar10,cifar100[/bold]
     """
     found, store = lookup("scale", scale, SCALES), _filled()
-    _show(_sheets(names, found, columns, methods), Filler(store, found, read_seeds(seeds)), store, found)
+    print_tables(_sheets(names, found, columns, methods), TableBuilder(store, found, read_seeds(seeds)))
 
 
 def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[TableSpec]:
@@ -195,37 +178,6 @@ def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> l
 def _runnable(names: Sequence[str]) -> None:
     if "table7" in names:
         raise ValueError("table7 is counted, not run: use `python -m paper table7`")
-
-
-def _show(sheets: Sequence[TableSpec], filler: Filler, store: RecordStore, scale: Scale) -> None:
-    console, beside = Console(), False
-    for sheet in sheets:
-        filled = filler.fill(sheet)
-        beside |= any(cell.paper for cell in filled.values())
-        console.print(sheet.title, highlight=False, markup=False)
-        show(sheet, filled)
-        if sheet.view == "traffic":
-            show(sheet, filled, early_text)
-        for asked, title, text in (
-            (sheet.show_validation, "Validation AUC", validation_text),
-            (sheet.show_precision, "Average precision", precision_text),
-        ):
-            if asked:
-                console.print(title)
-                show(sheet, filled, text)
-        for line in (*warnings(sheet, filler, store), *borrowed(filled), *uneven(sheet, ChoiceStore(store, scale))):
-            console.print(line, highlight=False, markup=False)
-        if sheet.is_figure and (made := panels(sheet, filled)) and is_writable(store.path):
-            path = store.path / FIGURES / f"{scale.name}-{sheet.name}.png"
-            draw(made, path)
-            console.print(f"Curves: {path}", soft_wrap=True)
-    if any(sheet.view == "traffic" for sheet in sheets):
-        console.print(REACHED, highlight=False, markup=False)
-    if aucs := [sheet for sheet in sheets if sheet.view == "auc"]:
-        marked = not all(sheet.is_figure for sheet in aucs)
-        console.print(legend(beside, marked), highlight=False, markup=False)
-    if not scale.published:
-        console.print(SMOKE, highlight=False)
 
 
 def _shortcut(name: str) -> Callable[..., None]:

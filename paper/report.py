@@ -1,109 +1,286 @@
-"""Everything that records say, as one Markdown page with figures; no result in it is written by hand."""
+"""The page of results: `results.md.jinja` filled with what the records say; no result in it is written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jinja2
+import pandas as pd
 
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
-from paper import sections
-from paper.filling import Filled, Filler, Key
-from paper.orderings import Shown
-from paper.others import others
-from paper.pictures import Panel, panels
+from fedauc.reports.tables import format_share
+from paper import comparisons, formatting
+from paper.builder import NEARLY, Table, TableBuilder
+from paper.comparisons import Comparison, PublishedGap, list_comparisons, list_published_gaps
+from paper.figures import collect_panels, draw_curves, draw_differences
+from paper.halving import grid_candidates
 from paper.records import Record, RecordStore
 from paper.scales import Scale
-from paper.short import short
-from paper.table_specs import TABLES, CellSpec, TableSpec, list_cells
-from paper.tables import CURVES, DRAWN, SMOKE, legend
-from paper.tuning import ChoiceStore
+from paper.sensitivity import JUDGES, Finding, finding_frame, list_findings
+from paper.significance import FEWEST_EXAMPLES
+from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, cell_configs, list_cells
+from paper.terminal import list_borrowed, list_data_caveats
+from paper.tuning import TuningChoice, TuningJob
 
-Runs = Mapping[Config, Record]
-"""Finished and stopped runs by configuration."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES = "figures"
+"""The folder of figures beside the page."""
 
 
 class Page(NamedTuple):
-    """The text, its pictures by file name, and whether any run has finished."""
+    """The text, its figures by file name, and whether any run has finished."""
 
     text: str
-    pictures: Mapping[str, Sequence[Panel]]
-    begun: bool = True
+    figures: Mapping[str, Callable[[], Figure]]
+    has_runs: bool = True
 
 
-def page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(TABLES)) -> Page:
-    """Every table named that has a finished run, which method is above which, what was tuned, what it ran on."""
-    filler = Filler(store, scale, seeds)
-    sheets = [lookup("table", name, TABLES)(scale) for name in names]
-    every = [Shown(sheet, filler.fill(sheet)) for sheet in sheets]
-    shown, runs = _begun(every, filler)
-    head = [
-        "# Results\n",
-        sections.prose(
-            "Written by `python -m paper report` from the records in `paper/records/`. `python -m paper NAME` runs a "
-            "table or figure; what has not run is listed at the end. The theorems' rates are in `docs/theory.md`."
-        ),
-    ]
-    head += map(sections.prose, [legend(scale.published), DRAWN, CURVES, *([] if scale.published else [SMOKE])])
-    if not shown:
-        return Page("\n".join([*head, "No run has finished yet.\n"]), {}, begun=False)
-    facts = _facts(shown, filler, store)
-    drawn = {each.sheet.name: found for each in shown if sections.drawn(each.sheet) and (found := panels(*each))}
-    pictured = {name: f"{scale.name}-{name}.png" for name in drawn}
-    parts = [*head, *sections.brief(short(shown))]
-    tables = [each for each in shown if each.sheet.name.startswith("table")]
-    for each in tables:
-        parts += sections.section(each, facts, pictured.get(each.sheet.name), scale.published)
-    parts += sections.ordered(shown)
-    for each in [each for each in shown if each not in tables]:
-        parts += sections.section(each, facts, pictured.get(each.sheet.name), scale.published)
-    parts += [*sections.data(facts), *sections.tuned(shown, ChoiceStore(store, scale), scale)]
-    parts += [part for each in shown if each.sheet.name == "table1" for part in others(each.sheet, scale, store, seeds)]
-    parts += sections.lacking(every)
-    parts += sections.origin(runs.values())
-    return Page("\n".join(parts), {pictured[name]: found for name, found in drawn.items()})
+class DataFacts(NamedTuple):
+    """What is known about a dataset: the note of its runs, and the number of positives to test on."""
+
+    note: str
+    positives: int
 
 
-def _begun(every: Sequence[Shown], filler: Filler) -> tuple[list[Shown], Runs]:
-    """The sheets that have something to show, and their runs.
+class GridEnds(NamedTuple):
+    """How often the chosen learning rate was at an end of its grid, which may have been too short there."""
 
-    A table whose few runs are all another's has not begun; a view of another table's runs has.
-    """
-    shown, runs = list[Shown](), dict[Config, Record]()
-    for each in every:
-        mine = {found.config: found for cell in list_cells(each.sheet) for found in _flat(filler, cell)}
-        if (each.sheet.view == "traffic" or mine.keys() - runs.keys()) and (begun := _narrowed(*each)):
-            shown.append(begun)
-            runs |= mine
-    return shown, runs
+    rows: int
+    smallest: int
+    smallest_points: Sequence[str]
+    largest: Mapping[str, Sequence[str]]
+    rows_with_two: int
+    larger_of_two: int
 
 
-def _flat(filler: Filler, cell: CellSpec) -> list[Record]:
-    return [record for case in filler.records(cell) for record in case if record]
+def build_page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(TABLES)) -> Page:
+    """The page for the named tables, as far as they have finished runs."""
+    report = Report(TableBuilder(store, scale, seeds), names)
+    return Page(render_page(report), report.figures, bool(report.tables))
 
 
-def _narrowed(sheet: TableSpec, filled: Mapping[Key, Filled]) -> Shown | None:
-    """The rows and columns that have a result, if any has."""
-    whole = [key for key, cell in filled.items() if cell.auc]
-    rows = tuple(entry for entry in sheet.rows if entry.name in {row for row, _ in whole})
-    columns = tuple(column for column in sheet.columns if column.name in {name for _, name in whole})
-    return Shown(replace(sheet, rows=rows, columns=columns), filled) if rows else None
+def render_page(report: Report) -> str:
+    """Fill the template."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"markdown": formatting.to_markdown, "signed": formatting.format_difference}
+    environment.filters["share"] = format_share
+    template = environment.get_template("results.md.jinja")
+    return template.render(
+        report=report,
+        scale=report.builder.scale,
+        records="paper/records",
+        fmt=formatting,
+        cmp=comparisons,
+        finding_frame=finding_frame,
+        list_borrowed=list_borrowed,
+        list_caveats=functools.partial(list_data_caveats, builder=report.builder),
+        fewest_examples=FEWEST_EXAMPLES,
+    )
 
 
-def _facts(shown: Sequence[Shown], filler: Filler, store: RecordStore) -> dict[str, sections.Facts]:
-    """What each dataset's first finished run was trained and tested on."""
-    found: dict[str, sections.Facts] = {}
-    for cell in [cell for each in shown for cell in list_cells(each.sheet) if cell.column.dataset not in found]:
-        done = next((record for record in _flat(filler, cell) if record.data), None)
-        ranks = store.load_ranks(done.config) if done else None
-        if done and ranks and cell.column.dataset not in found:
-            found[cell.column.dataset] = sections.Facts(done.data, int(ranks.labels.sum()))
-    return found
+class Report:
+    """What the template asks for; `tables` has every table with a finished run that no earlier table shows."""
+
+    def __init__(self, builder: TableBuilder, names: Sequence[str]) -> None:
+        self.builder, self._scale = builder, builder.scale
+        self.every_table = [builder.build(lookup("table", name, TABLES)(self._scale)) for name in names]
+        self.tables: dict[str, Table] = {}
+        self.runs: dict[Config, Record] = {}
+        for table in self.every_table:
+            has_own_runs = table.spec.view == "traffic" or table.runs.keys() - self.runs.keys()
+            if has_own_runs and (finished := table.keep_finished()).spec.rows:
+                self.tables[table.name] = finished
+                self.runs |= table.runs
+
+    def read_facts(self) -> dict[str, DataFacts]:
+        """What the first finished run on each dataset was trained and tested on."""
+        facts: dict[str, DataFacts] = {}
+        for cell in [cell for table in self.tables.values() for cell in list_cells(table.spec)]:
+            if cell.column.dataset not in facts:
+                records = [record for case in self.builder.find_records(cell) for record in case]
+                record = next((record for record in records if record and record.data), None)
+                ranks = self.builder.store.load_ranks(record.config) if record else None
+                if record and ranks:
+                    facts[cell.column.dataset] = DataFacts(record.data, int(ranks.labels.sum()))
+        return facts
+
+    def has_any(self, *names: str) -> bool:
+        """Whether one of these tables has finished runs."""
+        return any(name in self.tables for name in names)
+
+    @property
+    def auc_tables(self) -> list[Table]:
+        """The tables that show AUCs."""
+        return [table for table in self.tables.values() if table.spec.view == "auc"]
+
+    @functools.cached_property
+    def figures(self) -> dict[str, Callable[[], Figure]]:
+        """What draws each figure, by file name."""
+        drawings: dict[str, Callable[[], Figure]] = {}
+        if answer := [pair for pair in self.compare_methods("table1") if pair.column.dataset in PUBLISHED]:
+            drawings[f"{self._scale.name}-answer.png"] = functools.partial(draw_differences, answer)
+        for name, table in self.tables.items():
+            panels = collect_panels(table) if name in ("table1", "creditcard", *JUDGES) else []
+            if panels:
+                drawings[f"{self._scale.name}-{name}.png"] = functools.partial(draw_curves, panels)
+        return drawings
+
+    def figure_path(self, name: str) -> str:
+        """The path of a figure beside the page; nothing if there is none."""
+        file = f"{self._scale.name}-{name}.png"
+        return f"{FIGURES}/{file}" if file in self.figures else ""
+
+    def describe_table(self, name: str) -> str:
+        """What a table is about, in the words of its command's help; they are true of the paper's scale alone."""
+        return (inspect.getdoc(TABLES[name]) or "") if self._scale.published else ""
+
+    def split_columns(self, name: str, published: bool = True) -> Table | None:
+        """A table with the columns on the paper's data, or with the others; None if there are none."""
+        table = self.tables.get(name)
+        if table is None:
+            return None
+        columns = [column for column in table.spec.columns if (column.dataset in PUBLISHED) == published]
+        return table._replace(spec=replace(table.spec, columns=tuple(columns))) if columns else None
+
+    def compare_methods(self, *names: str, between_own: bool = False) -> list[Comparison]:
+        """The comparisons of some tables that have finished."""
+        tables = [self.tables[name] for name in names if name in self.tables]
+        return [pair for table in tables for pair in list_comparisons(table, between_own)]
+
+    def list_gaps(self, *names: str) -> list[PublishedGap]:
+        """Every finished row of some tables less the paper's number, the smallest first."""
+        tables = [self.tables[name] for name in names if name in self.tables]
+        return sorted(list_published_gaps(tables), key=lambda gap: gap.value)
+
+    def list_best_rows(self, name: str, number: str = "auc") -> Iterator[str]:
+        """The best row of each column on real data in which all runs of at least two rows have finished."""
+        table = self.tables.get(name)
+        for column in table.spec.columns if table else ():
+            rows = table.column_cells(column.name) if table else {}
+            means = {
+                row: spread.mean for row, cell in rows.items() if cell.complete and (spread := getattr(cell, number))
+            }
+            if column.dataset in (*PUBLISHED, *FRAUD) and len(means) > 1:
+                best = max(means, key=lambda row: means[row])
+                missing = ", ".join(row for row in rows if row not in means)
+                without = f"; {missing} not finished" if missing else ""
+                yield f"{column.name}: {best} {format_share(means[best], 4)} (of {len(means)} rows{without})"
+
+    def find_effects(self, name: str) -> list[Finding]:
+        """What a figure says about what it varies."""
+        return list_findings(self.tables[name]) if name in self.tables else []
+
+    def round_ratios(self, method: str) -> dict[str, list[str]]:
+        """Rounds until a method nearly reaches the common AUC, as a multiple of the first row's, with the columns."""
+        table, ratios = self.tables.get("traffic"), dict[str, list[str]]()
+        for column in table.spec.columns if table else ():
+            cells = table.column_cells(column.name) if table else {}
+            first = next(iter(cells.values())).nearly_reached
+            reach = cells[method].nearly_reached if method in cells else None
+            if first and reach:
+                bound = "at most " if reach.at_first_evaluation else ""
+                ratios.setdefault(f"{bound}{reach.rounds / first.rounds:.2f}", []).append(column.name)
+        return ratios
+
+    own_methods, nearly = OURS, NEARLY
+
+    # ------------------------------------------------------------------------------------------------------ settings
+
+    @functools.cached_property
+    def choices(self) -> dict[TuningJob, TuningChoice]:
+        """The settings that were chosen for the rows shown."""
+        jobs = dict.fromkeys(
+            TuningJob.for_cell(cell) for table in self.tables.values() for cell in list_cells(table.spec)
+        )
+        return {job: choice for job in jobs if (choice := self.builder.choices.find_choice(job))}
+
+    def choice_frame(self) -> pd.DataFrame:
+        """Chosen settings, the size of their grid, and what the choice cost."""
+        rows = []
+        for job, choice in self.choices.items():
+            settings = ", ".join(f"{name} {value}" for name, value in choice.settings.items()) or "defaults"
+            grid_size = len(grid_candidates(job.entry, choice.grid))
+            cost = (choice.runs, choice.cycles, f"{choice.seconds:.0f}")
+            rows.append([job.entry.name, settings, choice.grid, grid_size, *cost])
+        columns = ["row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]
+        return pd.DataFrame(rows, index=[job.column or job.dataset for job in self.choices], columns=columns)
+
+    def tuning_cost(self) -> tuple[int, int, float]:
+        """Runs, cycles and seconds of all tuning."""
+        return self.builder.choices.total_cost(self.choices)
+
+    def grid_ends(self) -> GridEnds:
+        """How often the grid may have been too short; with two learning rates, each is an end."""
+        rows, smallest, points, two = 0, 0, list[str](), list[bool]()
+        largest = dict[str, list[str]]()
+        for job, choice in self.choices.items():
+            rates = [candidate.get("learning-rate") for candidate in grid_candidates(job.entry, choice.grid)]
+            chosen = choice.settings.get("learning-rate")
+            if len(set(rates)) == 2:
+                two.append(chosen == rates[0])
+            elif len(set(rates)) > 2:
+                rows += 1
+                smallest += chosen == rates[-1]
+                if chosen == rates[0]:
+                    largest.setdefault(job.column or job.dataset, []).append(job.entry.name)
+                elif chosen == rates[-1] and job.column:
+                    points.append(job.name)
+        return GridEnds(rows, smallest, points, largest, len(two), sum(two))
+
+    def search_counts(self) -> dict[str, int]:
+        """By method, the full-length runs with which the fixed settings of image models were found."""
+        runs = set[tuple[str, Config]]()
+        for table in [self.tables[name] for name in ("schedules", "batches") if name in self.tables]:
+            for cell in list_cells(table.spec):
+                if table.cells[cell.row.name, cell.column.name].finished:
+                    configs = cell_configs(self._scale, cell, {}, ())
+                    runs |= {(cell.row.method, config) for case in configs for config in case}
+        return dict(sorted(Counter(method for method, _ in runs).items()))
+
+    # ------------------------------------------------------------------------------------------- what ran and what not
+
+    def missing_runs(self) -> dict[str, str]:
+        """By command, the columns without a run, with some of their runs, or still to be tuned."""
+        missing = {}
+        for table in [table for table in self.every_table if table.spec.view == "auc"]:
+            columns = []
+            for column in table.spec.columns:
+                cells = table.column_cells(column.name).values()
+                done = sum(cell.finished + cell.stopped for cell in cells)
+                expected = sum(cell.expected for cell in cells)
+                tuning = ", to be tuned" if any(cell.borrowed_settings for cell in cells) else ""
+                if done < expected or tuning:
+                    columns.append(f"{column.name} ({done} of {expected}{tuning})" if done else column.name)
+            if columns:
+                missing[table.name] = ", ".join(columns)
+        return missing
+
+    def list_versions(self) -> list[str]:
+        """The versions and commits of the runs shown."""
+        texts = set()
+        for record in self.runs.values():
+            known = ", ".join(f"{name} {value}" for name, value in record.versions.items() if value)
+            texts.add(f"{known}; commit {record.commit or 'unknown'}")
+        return sorted(texts)
 
 
-def overview(scale: Scale) -> Iterator[tuple[str, str, str]]:
-    """Every sheet: its name, title and columns."""
+def list_specs(scale: Scale) -> Iterator[tuple[str, str, str]]:
+    """Every table spec: its name, title and columns."""
     for name, make in TABLES.items():
-        sheet = make(scale)
-        yield name, sheet.title, ", ".join(column.name for column in sheet.columns)
+        spec = make(scale)
+        yield name, spec.title, ", ".join(column.name for column in spec.columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,41 +16,41 @@ from cli_helpers import paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_share
-from paper.filling import Filled, Filler, Reach, marks
-from paper.printed import printed
+from paper.builder import Cell, Key, Reach, Table, TableBuilder
+from paper.formatting import auc_frame, format_auc, format_rounds, significance_mark
+from paper.published import published_aucs
 from paper.records import JsonLines, Ranks, RecordStore
 from paper.scales import PAPER, SMOKE
+from paper.significance import Case, PairShares, compare_rows, compute_pair_shares
 from paper.table_specs import METHODS, TABLES, list_cells
-from paper.tables import auc_text, rows, traffic_text
-from paper.testing import Wins, p_value, two_sided, wins
 from paper_records import by_default, keep, labelled, scored
 
-# ----------------------------------------------------------------------------------------------------- printed numbers
+# --------------------------------------------------------------------------------------------------- published numbers
 
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4", "table5", "table8", "table9"])
 def test_every_usual_cell_of_the_papers_tables_has_its_number(name: str) -> None:
     sheet = TABLES[name](PAPER).select([], [])
-    assert set(printed(name)) == {(row.name, column.name) for row in sheet.rows for column in sheet.columns}
+    assert set(published_aucs(name)) == {(row.name, column.name) for row in sheet.rows for column in sheet.columns}
 
 
 def test_numbers_stand_where_the_paper_prints_them() -> None:
     """One number of each row and of each table."""
-    first = [printed("table1")[method, "insurance"].mean for method in METHODS]
+    first = [published_aucs("table1")[method, "insurance"].mean for method in METHODS]
     assert first == [0.7339, 0.7384, 0.7412, 0.7419, 0.7619, 0.7616, 0.7778]
-    assert printed("table2")["rs-pairwise", "insurance"] == (0.7173, 0.0043)
-    assert printed("table3")["cycp-minimax", "dir10-flip0"] == (0.8702, 0.0023)
-    assert printed("table4")["a-scaffold", "dir0.1-flip0.2"] == (0.8906, 0.0015)
-    assert printed("table5")["cycp-pairwise", "dir10-flip0.2"] == (0.6356, 0.0023)
-    assert printed("table8")["cycp-fedavg", "cifar100-50"] == (0.8817, 0.0020)
-    assert printed("table9")["cycp-fedavg", "cifar10"] == (0.8083, 0.0175)
-    assert printed("figure1") == {}
+    assert published_aucs("table2")["rs-pairwise", "insurance"] == (0.7173, 0.0043)
+    assert published_aucs("table3")["cycp-minimax", "dir10-flip0"] == (0.8702, 0.0023)
+    assert published_aucs("table4")["a-scaffold", "dir0.1-flip0.2"] == (0.8906, 0.0015)
+    assert published_aucs("table5")["cycp-pairwise", "dir10-flip0.2"] == (0.6356, 0.0023)
+    assert published_aucs("table8")["cycp-fedavg", "cifar100-50"] == (0.8817, 0.0020)
+    assert published_aucs("table9")["cycp-fedavg", "cifar10"] == (0.8083, 0.0175)
+    assert published_aucs("figure1") == {}
 
 
 # ----------------------------------------------------------------------------------------------------------- the tests
 
 
-def run(labels: np.ndarray, seed: int, skill: float, levels: int = 40) -> Ranks:
+def make_ranks(labels: np.ndarray, seed: int, skill: float, levels: int = 40) -> Ranks:
     """Scores in so many levels, hence with ties, that rank positives higher by `skill` standard deviations."""
     scores = np.random.default_rng(seed).normal(size=len(labels)) + skill * labels
     return Ranks(labels, np.digitize(scores, np.linspace(-3, 4, levels)).astype(np.uint16))
@@ -59,23 +59,37 @@ def run(labels: np.ndarray, seed: int, skill: float, levels: int = 40) -> Ranks:
 LABELS = (np.arange(120) % 4 == 0).astype(np.uint8)
 
 
-def won(seeds: Iterable[int], skill: float, labels: np.ndarray = LABELS) -> list[Wins]:
-    return [wins(run(labels, seed, skill)) for seed in seeds]
+def shares_of(seeds: Iterable[int], skill: float, labels: np.ndarray = LABELS) -> list[PairShares]:
+    return [compute_pair_shares(make_ranks(labels, seed, skill)) for seed in seeds]
+
+
+def p_value(
+    ours: Sequence[Case], theirs: Sequence[Case], overlap: float = 0.0, same_examples: bool = False
+) -> float | None:
+    """The p-value of a comparison, whose interval contains 0 if and only if it is not significant."""
+    difference = compare_rows(ours, theirs, overlap, same_examples)
+    if difference is None:
+        return None
+    assert (abs(difference.value) > difference.half_width) == (difference.p_value < 0.05)
+    return difference.p_value
 
 
 def test_one_run_each_is_the_paired_delong_test() -> None:
-    one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.6)
-    joint = p_value([[wins(one)]], [[wins(two)]])
+    one, two = make_ranks(LABELS, 0, 1.0), make_ranks(LABELS, 1, 0.6)
+    joint = p_value([[compute_pair_shares(one)]], [[compute_pair_shares(two)]])
     assert joint == pytest.approx(delong_test(LABELS, one.ranks, two.ranks).p_value, rel=1e-12)
-    assert wins(one).auc == pytest.approx(auc(LABELS, one.ranks), rel=1e-12)
+    assert compute_pair_shares(one).auc == pytest.approx(auc(LABELS, one.ranks), rel=1e-12)
 
 
 def test_several_runs_are_tested_by_their_mean() -> None:
     """A twin from all pairs: the deviation of the rows' mean wins, and that of the mean over seeds, by scipy's t."""
-    ours, theirs = [run(LABELS, seed, 1.0) for seed in range(3)], [run(LABELS, seed + 9, 0.7) for seed in range(2)]
+    ours, theirs = (
+        [make_ranks(LABELS, seed, 1.0) for seed in range(3)],
+        [make_ranks(LABELS, seed + 9, 0.7) for seed in range(2)],
+    )
     matrices, seeds = [], []
     for group in (ours, theirs):
-        pairs = [np.sign(each.ranks[LABELS == 1, None] - each.ranks[None, LABELS == 0].astype(int)) for each in group]
+        pairs = [np.sign(run.ranks[LABELS == 1, None] - run.ranks[None, LABELS == 0].astype(int)) for run in group]
         shares = [(pair + 1) / 2 for pair in pairs]
         matrices.append(np.mean(shares, axis=0))
         seeds.append(np.var([share.mean() for share in shares], ddof=1) / len(group))
@@ -84,13 +98,15 @@ def test_several_runs_are_tested_by_their_mean() -> None:
     # Three runs have two degrees of freedom, two have one.
     freedom = total**2 / (seeds[0] ** 2 / 2 + seeds[1] ** 2 / 1)
     twin = 2 * t.sf(abs(gain.mean()) / math.sqrt(total), freedom)
-    mine, other = list(map(wins, ours)), list(map(wins, theirs))
+    mine, other = list(map(compute_pair_shares, ours)), list(map(compute_pair_shares, theirs))
     assert p_value([mine], [other]) == pytest.approx(twin, rel=1e-5)
 
 
 def test_draws_of_the_data_on_one_test_part_are_paired() -> None:
     """Two seeds in each of three draws: the draws' differences count, with two degrees of freedom, not six runs."""
-    ours, theirs = ([won((9 * draw + 3 * who, 9 * draw + 3 * who + 1), 1.0) for draw in range(3)] for who in (0, 1))
+    ours, theirs = (
+        [shares_of((9 * draw + 3 * who, 9 * draw + 3 * who + 1), 1.0) for draw in range(3)] for who in (0, 1)
+    )
     drawn = [
         np.mean([a.auc for a in one]) - np.mean([b.auc for b in two]) for one, two in zip(ours, theirs, strict=True)
     ]
@@ -105,22 +121,24 @@ def test_draws_of_the_data_on_one_test_part_are_paired() -> None:
     assert p_value(ours, theirs) == pytest.approx(twin, rel=1e-5)
 
 
-def test_splits_that_disagree_are_not_told_apart() -> None:
-    """Three test parts with one run each, all rows ten times: each part tells, but one the other way.
+def test_splits_that_disagree_are_not_significant() -> None:
+    """Three test parts with one run each, all examples ten times: each part is significant, but one the other way.
 
     The twin is the t-test over splits; where parts share .3 of their rows they vary less by 1 - .3, their mean more by
     1 + .6.
     """
     parts = [np.roll(np.tile(LABELS, 10), shift) for shift in range(3)]
-    ours = [won((shift,), skill, part) for shift, (part, skill) in enumerate(zip(parts, (2.0, 1.6, 0.6), strict=True))]
-    theirs = [won((shift + 5,), 1.0, part) for shift, part in enumerate(parts)]
+    ours = [
+        shares_of((shift,), skill, part) for shift, (part, skill) in enumerate(zip(parts, (2.0, 1.6, 0.6), strict=True))
+    ]
+    theirs = [shares_of((shift + 5,), 1.0, part) for shift, part in enumerate(parts)]
     drawn = [one[0].auc - two[0].auc for one, two in zip(ours, theirs, strict=True)]
     for overlap in (0.0, 0.3):
         error = np.std(drawn, ddof=1) * math.sqrt((1 + 2 * overlap) / (1 - overlap) / 3)
-        found = p_value(ours, theirs, overlap)
-        assert found == pytest.approx(2 * t.sf(abs(np.mean(drawn)) / error, 2), rel=1e-5)
-        assert found is not None
-        assert found > 0.05
+        p = p_value(ours, theirs, overlap)
+        assert p == pytest.approx(2 * t.sf(abs(np.mean(drawn)) / error, 2), rel=1e-5)
+        assert p is not None
+        assert p > 0.05
 
 
 def test_one_rows_part_in_every_case_is_known_where_cases_have_the_same_rows() -> None:
@@ -129,8 +147,8 @@ def test_one_rows_part_in_every_case_is_known_where_cases_have_the_same_rows() -
     The second method's scores are the first's with noise, so that the cases' differences agree and rows decide.
     """
     labels = [(np.arange(400) % 5 == label).astype(np.uint8) for label in range(5)]
-    ours = [won((label,), 1.0, each) for label, each in enumerate(labels)]
-    theirs = [won((label + 50,), 0.98, each) for label, each in enumerate(labels)]
+    ours = [shares_of((label,), 1.0, each) for label, each in enumerate(labels)]
+    theirs = [shares_of((label + 50,), 0.98, each) for label, each in enumerate(labels)]
     added = np.zeros(400)
     for one, two, each in zip(ours, theirs, labels, strict=True):
         for label, part in ((1, "positives"), (0, "negatives")):
@@ -139,104 +157,103 @@ def test_one_rows_part_in_every_case_is_known_where_cases_have_the_same_rows() -
     drawn = [one[0].auc - two[0].auc for one, two in zip(ours, theirs, strict=True)]
     rows = 2 * norm.sf(abs(np.mean(drawn)) / math.sqrt((added**2).sum()))
     over = 2 * t.sf(abs(np.mean(drawn)) / np.std(drawn, ddof=1) * math.sqrt(5), 4)
-    assert p_value(ours, theirs, same=True) == pytest.approx(max(rows, over), rel=1e-5)
+    assert p_value(ours, theirs, same_examples=True) == pytest.approx(max(rows, over), rel=1e-5)
     assert rows != pytest.approx(p_value(ours, theirs), rel=1e-3)
 
 
 def test_no_difference_is_seldom_found_where_there_is_none() -> None:
     """Card fraud's case: one run in each of five splits, with training noise that the test rows know nothing of.
 
-    200 pairs of rows of the same skill; at 5 % about 10 are told apart, 20 are three deviations more.
+    200 pairs of rows of the same skill; at 5 % about 10 are significant, 20 are three deviations more.
     """
     rng = np.random.default_rng(0)
     parts = [np.roll(np.tile(LABELS, 10), shift) for shift in range(4)]
-    told = 0
+    significant = 0
     for trial in range(200):
         skills = rng.normal(1.0, 0.3, size=(2, 4))
         rows = [
-            [won((trial * 8 + who * 4 + case,), skills[who, case], part) for case, part in enumerate(parts)]
+            [shares_of((trial * 8 + who * 4 + case,), skills[who, case], part) for case, part in enumerate(parts)]
             for who in (0, 1)
         ]
-        told += (p_value(rows[0], rows[1]) or 0.0) < 0.05
-    assert told < 20
+        significant += (p_value(rows[0], rows[1]) or 0.0) < 0.05
+    assert significant < 20
 
 
-def test_runs_that_differ_by_seed_as_much_as_from_others_are_not_told_apart() -> None:
-    """Ten times the rows, so that they tell skills 1.5 and 1 apart; but a row whose seeds have 3, 1.5 and 0 is not."""
+def test_runs_that_differ_by_seed_as_much_as_from_others_are_not_significant() -> None:
+    """Ten times the rows, so that skills 1.5 and 1 differ significantly; but not if seeds have 3, 1.5 and 0."""
     labels = np.tile(LABELS, 10)
     steady, unsteady = (
-        won((0, 1, 2), 1.5, labels),
-        [won((seed,), skill, labels)[0] for seed, skill in enumerate((3, 1.5, 0))],
+        shares_of((0, 1, 2), 1.5, labels),
+        [shares_of((seed,), skill, labels)[0] for seed, skill in enumerate((3, 1.5, 0))],
     )
-    other = won((7, 8, 9), 1.0, labels)
-    told, untold = p_value([steady], [other]), p_value([unsteady], [other])
-    assert told is not None
-    assert untold is not None
-    assert told < 0.001
-    assert untold > 0.3
-
-
-@pytest.mark.parametrize("freedom", [1.0, 2.5, 40.0, 999.0, 1e8])
-def test_students_tail_is_scipys(freedom: float) -> None:
-    for value in (0.0, 0.7, 3.0):
-        assert two_sided(value, freedom) == pytest.approx(2 * t.sf(value, freedom), rel=1e-5)
+    other = shares_of((7, 8, 9), 1.0, labels)
+    small, large = p_value([steady], [other]), p_value([unsteady], [other])
+    assert small is not None
+    assert large is not None
+    assert small < 0.001
+    assert large > 0.3
 
 
 def test_cases_with_other_labels_add_their_variances() -> None:
     """Twice the same difference with the same error: the mean's error is smaller by √2, less so where parts overlap."""
     other = LABELS[::-1].copy()
-    one, two = run(LABELS, 0, 1.0), run(LABELS, 1, 0.8)
-    flipped = [wins(Ranks(other, each.ranks[::-1])) for each in (one, two)]
+    one, two = make_ranks(LABELS, 0, 1.0), make_ranks(LABELS, 1, 0.8)
+    flipped = [compute_pair_shares(Ranks(other, each.ranks[::-1])) for each in (one, two)]
     single = delong_test(LABELS, one.ranks, two.ranks)
-    cases = [[wins(one)], [flipped[0]]], [[wins(two)], [flipped[1]]]
+    cases = [[compute_pair_shares(one)], [flipped[0]]], [[compute_pair_shares(two)], [flipped[1]]]
     assert p_value(*cases) == pytest.approx(math.erfc(abs(single.z)), rel=1e-9)
     assert p_value(*cases, overlap=0.3) == pytest.approx(math.erfc(abs(single.z) / math.sqrt(1.3)), rel=1e-9)
 
 
-def test_the_same_scores_are_not_told_apart_and_other_rows_not_compared() -> None:
-    one = run(LABELS, 0, 1.0)
-    assert p_value([[wins(one)]], [[wins(one)]]) == 1.0
-    assert p_value([[wins(one)]], [[wins(one._replace(labels=1 - LABELS))]]) is None
+def test_the_same_scores_do_not_differ_and_other_examples_are_not_compared() -> None:
+    one = make_ranks(LABELS, 0, 1.0)
+    assert p_value([[compute_pair_shares(one)]], [[compute_pair_shares(one)]]) == 1.0
+    assert p_value([[compute_pair_shares(one)]], [[compute_pair_shares(one._replace(labels=1 - LABELS))]]) is None
 
 
 @pytest.mark.parametrize("positives", [19, 20])
 def test_a_test_needs_twenty_positives(positives: int) -> None:
     labels = (np.arange(200) < positives).astype(np.uint8)
-    assert (p_value([won((0,), 1.0, labels)], [won((1,), 1.0, labels)]) is None) == (positives < 20)
+    assert (p_value([shares_of((0,), 1.0, labels)], [shares_of((1,), 1.0, labels)]) is None) == (positives < 20)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cells
 
 
 def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
-    paper = printed("table1")["cycp-pairwise", "cifar10"]
-    cell = Filled(asked=3, done=3, stopped=0, auc=Spread(0.911, 0.0012, 3), paper=paper, best=True)
-    key = ("cycp-pairwise", "cifar10")
-    other, first = ("a-fedavg", "cifar10"), ("cycp-fedavg", "cifar10")
+    spec = TABLES["table1"](PAPER)
+    published = published_aucs("table1")["cycp-pairwise", "cifar10"]
+    cell = Cell(expected=3, finished=3, stopped=0, auc=Spread(0.911, 0.0012, 3), published=published, best=True)
+    key, other, first = ("cycp-pairwise", "cifar10"), ("a-fedavg", "cifar10"), ("cycp-fedavg", "cifar10")
     tested = {other: replace(cell, best=False, p_value=0.01)}
+
+    def auc_text(cells: dict[Key, Cell], key: Key) -> str:
+        return format_auc(Table(spec, cells), key)
+
     assert auc_text({**tested, key: cell}, key) == ".9110 ± .0012* [.8480]"
     assert auc_text({**tested, key: replace(cell, best=False, p_value=0.2)}, key) == ".9110 ± .0012~ [.8480]"
     assert auc_text({**tested, key: replace(cell, best=False)}, key) == ".9110 ± .0012? [.8480]"
     assert auc_text(tested, other) == ".9110 ± .0012 [.8480]"
-    single = replace(cell, best=False, p_value=0.01, auc=Spread(0.911, 0.0, 1), done=1, stopped=1)
+    single = replace(cell, best=False, p_value=0.01, auc=Spread(0.911, 0.0, 1), finished=1, stopped=1)
     assert auc_text({key: single}, key) == ".9110 (1 of 3, 1 stopped) [.8480]"
-    assert auc_text({key: replace(cell, done=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
+    assert auc_text({key: replace(cell, finished=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
     # Nothing was tested: there are no marks.
-    assert marks({key: cell, other: replace(cell, best=False)}, key) == ""
-    assert traffic_text({first: cell, key: cell}, key) == "-"
+    assert significance_mark(Table(spec, {key: cell, other: replace(cell, best=False)}), key) == ""
+    assert format_rounds(Table(spec, {first: cell, key: cell}), key) == "-"
     cell = replace(cell, target=0.9)
-    reached = {first: replace(cell, reach=Reach(300, 8e9)), key: replace(cell, reach=Reach(120, 3.2e9))}
-    assert traffic_text(reached, key) == "120 (0.40), 3.2 GB"
-    assert traffic_text(reached, first) == "300 (1.00), 8 GB"
-    assert traffic_text({**reached, key: replace(cell, reach=Reach(120, 3.2e9, True))}, key) == "≤ 120 (0.40), 3.2 GB"
-    assert traffic_text({**reached, key: cell}, key) == "not reached"
-    assert traffic_text({**reached, key: replace(cell, done=1)}, key) == "1 of 3 runs"
+    reached = {first: replace(cell, reached=Reach(300, 8e9)), key: replace(cell, reached=Reach(120, 3.2e9))}
+    assert format_rounds(Table(spec, reached), key) == "120 (0.40), 3.2 GB"
+    assert format_rounds(Table(spec, reached), first) == "300 (1.00), 8 GB"
+    at_first = {**reached, key: replace(cell, reached=Reach(120, 3.2e9, True))}
+    assert format_rounds(Table(spec, at_first), key) == "≤ 120 (0.40), 3.2 GB"
+    assert format_rounds(Table(spec, {**reached, key: cell}), key) == "not reached"
+    assert format_rounds(Table(spec, {**reached, key: replace(cell, finished=1)}), key) == "1 of 3 runs"
 
 
 def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
-    sheet = TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])
-    filled = Filler(RecordStore(tmp_path), PAPER, [0, 1, 2]).fill(sheet)
-    assert rows(sheet, filled) == [["", "cifar10"], ["cycp-fedavg", "- [.7836]"]]
+    spec = TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])
+    frame = auc_frame(TableBuilder(RecordStore(tmp_path), PAPER, [0, 1, 2]).build(spec))
+    assert frame.to_dict() == {"cifar10": {"cycp-fedavg": "- [.7836]"}}
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
@@ -259,13 +276,12 @@ def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.C
     files = {path: path.stat().st_mtime_ns for path in (inside / "paper" / "records").rglob("*.jsonl")}
     sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
     store = RecordStore(inside / "paper" / "records")
-    filler = Filler(store, SMOKE, [0, 1])
-    for cell, row in zip(filler.fill(sheet).items(), ("cycp-fedavg", "cycp-pairwise"), strict=True):
-        (name, _), found = cell
-        assert name == row
-        assert found.auc is not None
+    table = TableBuilder(store, SMOKE, [0, 1]).build(sheet)
+    assert [row for row, _ in table.cells] == ["cycp-fedavg", "cycp-pairwise"]
+    for (row, _), cell in table.cells.items():
+        assert cell.auc is not None
         line = next(line for line in first.out.splitlines() if line.startswith(row))
-        assert f"{found.auc.mean:.4f}".removeprefix("0") in line
+        assert f"{cell.auc.mean:.4f}".removeprefix("0") in line
         assert "[" not in line, "smoke results do not stand beside the paper's"
     assert first.out.count("*") == 2, "one best row, and the legend"
     again = paper_command(capsys, *asked)
@@ -302,11 +318,11 @@ def test_a_figure_and_the_traffic_table_come_from_records(
         RecordStore(inside / "paper" / "records"),
         TABLES["traffic"](SMOKE).select(["cifar10"], ["cycp-fedavg"]),
     )
-    ((_, found),) = Filler(store, SMOKE, [0]).fill(sheet).items()
-    assert found.reach is not None
+    (cell,) = TableBuilder(store, SMOKE, [0]).build(sheet).cells.values()
+    assert cell.reached is not None
     # FedAvg reaches its own last AUC in its last round of twelve, or before.
-    assert found.reach.rounds <= 12
-    rounds = f"{'≤ ' if found.reach.first else ''}{found.reach.rounds:.0f}"
+    assert cell.reached.rounds <= 12
+    rounds = f"{'≤ ' if cell.reached.at_first_evaluation else ''}{cell.reached.rounds:.0f}"
     assert any(line.split("cycp-fedavg")[-1].strip().startswith(f"{rounds} (1.00), ") for line in told.out.splitlines())
 
 
@@ -327,8 +343,8 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     assert paper_command(capsys, *asked).out.startswith("wrote docs/smoke.md")
     assert paper_command(capsys, *asked, "--out", "page.md").code == 0
     page = (inside / "page.md").read_text()
-    assert "## Table 1 as the mean over positive classes 0-4" in page
-    assert "## Table 2" not in page
+    assert "`classes` repeats Table 1 for classes 0 to 4 and shows the mean:" in page
+    assert "Label noise" not in page
     # What it says of the paper's scale is not true of this one.
     assert "the settings that Table 1 tuned for" not in page
     choices = JsonLines(inside / "paper" / "records" / "smoke-choices.jsonl").read_objects()
@@ -337,11 +353,15 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     # 9 candidates for 2 cycles, then 3 for 6.
     assert f"| cifar10 | cycp-minimax | {chosen} | steps | 9 | 12 | 36 |" in page
     # Two rows on five data seeds.
-    assert "\n10 runs, " in page
+    assert "<summary>10 runs, " in page
     sheet = TABLES["classes"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     store = RecordStore(inside / "paper" / "records")
     for cell in list_cells(sheet):
-        aucs = [known.auc for (case,) in Filler(store, SMOKE, [0]).configs(cell) if (known := store.find_record(case))]
+        aucs = [
+            known.auc
+            for (case,) in TableBuilder(store, SMOKE, [0]).list_configs(cell)
+            if (known := store.find_record(case))
+        ]
         assert len(aucs) == 5
         assert f"| {cell.row.name} | {format_share(float(np.mean(np.array(aucs, float))), 4)}" in page
 
@@ -357,7 +377,7 @@ def test_a_table_is_shown_from_records_alone(inside: Path, capsys: pytest.Captur
     assert shown.keys() == {"cycp-fedavg", "cycp-minimax", "cycp-pairwise", "rs-minimax", "rs-pairwise"}
     assert shown["rs-pairwise"] == shown["cycp-pairwise"] == "-"
     assert shown["cycp-fedavg"].startswith(".")
-    assert "cifar10: tuned over steps:9 cycp-fedavg; over nothing cycp-minimax." in told.out
+    assert "Rows of cifar10 were tuned differently: cycp-fedavg tuned with steps:9; cycp-minimax not tuned." in told.out
     assert sorted((inside / "paper" / "records").rglob("*")) == files
 
 
@@ -388,7 +408,7 @@ def test_data_that_is_not_there_hides_no_record(
     assert ".9000" in told.out
     # A long address is not broken: it is to be copied.
     counts = paper_command(capsys, "table7", "--columns", "chestmnist").out
-    assert counts.splitlines()[1].split() == ["chestmnist", "-", "not", "there"]
+    assert counts.splitlines()[1].split() == ["chestmnist", "-", "missing"]
     assert counts.splitlines()[-1].endswith("https://zenodo.org/records/10519652/files/chestmnist.npz?download=1")
 
 
@@ -424,11 +444,11 @@ def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.Captur
         paper_command(capsys, "table1", *options, "--methods", row, "--seeds", seeds)
     sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     for ran, whole in (([0], 2), ([0, 1], 1)):
-        found = Filler(RecordStore(inside / "paper" / "records"), SMOKE, ran).fill(sheet)
-        assert [cell.done == cell.asked for cell in found.values()].count(True) == whole
-        (best,) = [cell for cell in found.values() if cell.best]
-        others = [cell for cell in found.values() if not cell.best and cell.done == cell.asked]
-        assert best.done == best.asked
+        cells_built = TableBuilder(RecordStore(inside / "paper" / "records"), SMOKE, ran).build(sheet).cells.values()
+        assert [cell.finished == cell.expected for cell in cells_built].count(True) == whole
+        (best,) = [cell for cell in cells_built if cell.best]
+        others = [cell for cell in cells_built if not cell.best and cell.finished == cell.expected]
+        assert best.finished == best.expected
         assert all(best.auc and cell.auc and best.auc.mean >= cell.auc.mean for cell in others)
 
 

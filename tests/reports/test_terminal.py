@@ -19,13 +19,13 @@ from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread
 from fedauc.reports.tables import comparison_caption, comparison_headers
 from fedauc.version import VERSION
-from paper.filling import Filled, Filler
+from paper.builder import Cell, Table, TableBuilder
+from paper.formatting import SMOKE_CAVEAT, auc_frame
 from paper.records import RecordStore
-from paper.report import page
+from paper.report import build_page
 from paper.scales import PAPER
 from paper.table_specs import METHODS, TABLES, list_cells
-from paper.tables import SMOKE
-from paper.terminal import show, warnings
+from paper.terminal import list_data_caveats, print_frame
 from paper_records import by_default, keep, labelled, scored
 
 LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
@@ -118,7 +118,7 @@ def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixt
 
 # --------------------------------------------------------------------------------------------------- the paper's tables
 
-DONE = Filled(asked=3, done=3, stopped=0, auc=Spread(0.911, 0.0012, 3))
+DONE = Cell(expected=3, finished=3, stopped=0, auc=Spread(0.911, 0.0012, 3))
 """Shown as `.9110 ± .0012`, 13 columns."""
 
 
@@ -141,7 +141,7 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
         sheet = TABLES[name](PAPER)
         columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
         across, down = (rows, columns) if name == "figure1" else (columns, rows)
-        show(sheet, {(row, column): DONE for row in rows for column in columns})
+        print_frame(auc_frame(Table(sheet, {(row, column): DONE for row in rows for column in columns})))
         pieces = [piece.splitlines() for piece in capsys.readouterr().out.split("\n\n")]
         assert [header for head, *_ in pieces for header in head.split()] == across
         for head, *lines in pieces:
@@ -156,34 +156,34 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
 
 def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
-    first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["chest-stand-in"]
+    first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-synthetic"]
     sheet = TABLES["table1"](PAPER).select([*first, *last], [])
-    show(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})
+    print_frame(auc_frame(Table(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})))
     heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
     assert heads == [first, last]
 
 
-def test_the_table_says_below_what_the_page_says_of_stand_ins(
+def test_the_table_has_the_same_caveat_as_the_page(
     inside: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, rows, columns = (
         RecordStore(inside / "paper" / "records"),
         ["cycp-fedavg", "cycp-minimax"],
-        ["cifar10", "chest-stand-in"],
+        ["cifar10", "insurance-synthetic"],
     )
     labels = labelled(7, 30)
     sheet = TABLES["table1"](PAPER).select(columns, rows)
     for cell in list_cells(sheet):
-        note = "STAND-IN for others: rows; and more" if "stand-in" in cell.column.name else "photographs"
+        note = "SYNTHETIC others: rows; and more" if "synthetic" in cell.column.name else "photographs"
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
     asked = ("--columns", ",".join(columns), "--methods", ",".join(rows), "--seeds", "0")
     told = paper_command(capsys, "table1", *asked)
     assert told.code == 0, told.err
-    warning = "`chest-stand-in` is not the paper's data: STAND-IN for others: rows, 7 positives to test on."
-    assert warning in page(store, PAPER, [0], ["table1"]).text
+    caveat = "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows, 7 positives to test on."
+    assert caveat in build_page(store, PAPER, [0], ["table1"]).text
     text = " ".join(told.out.split())
-    assert text.index("chest-stand-in") < text.index(warning) < text.index("Test AUC after")
+    assert text.index("insurance-synthetic") < text.index(caveat) < text.index("Test AUC after")
     assert text.count("is not the paper's data") == 1
     monkeypatch.setenv("COLUMNS", "40")
     # A name of 12 places, `.5000 [.7836]` of 13 and the other column's name of 18, two between, are 47.
@@ -192,9 +192,8 @@ def test_the_table_says_below_what_the_page_says_of_stand_ins(
     # Without the scores that count them, what is known is still said.
     for file in (inside / "paper" / "records").glob("*-ranks.npz"):
         file.unlink()
-    fresh = RecordStore(inside / "paper" / "records")
-    (less,) = warnings(sheet, Filler(fresh, PAPER, [0]), fresh)
-    assert less == "`chest-stand-in` is not the paper's data: STAND-IN for others: rows."
+    (less,) = list_data_caveats(sheet, TableBuilder(RecordStore(inside / "paper" / "records"), PAPER, [0]))
+    assert less == "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows."
 
 
 def test_counts_say_whose_they_are_not(
@@ -205,7 +204,7 @@ def test_counts_say_whose_they_are_not(
     told = " ".join(paper_command(capsys, "table7", "--columns", "chest-stand-in").out.split())
     note = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
     assert told.endswith(f"- `chest-stand-in` is not the paper's data: {note}.")
-    assert " ".join(paper_command(capsys, "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE}")
+    assert " ".join(paper_command(capsys, "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE_CAVEAT}")
 
 
 def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
