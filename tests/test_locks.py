@@ -1,4 +1,4 @@
-"""Locks: one at a time, let go of at the end, gone with a killed process, and nothing left behind."""
+"""Locks: one holder at a time, released at the end or with a killed process, and no file left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_one_at_a_time_and_nothing_left_behind(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_waiting_ends_when_the_lock_is_let_go_of(tmp_path: Path) -> None:
+def test_waiting_ends_when_the_lock_is_released(tmp_path: Path) -> None:
     """Many threads, each of which removes the file when it is done: never two inside."""
     inside, most, turns = 0, 0, []
 
@@ -91,7 +91,9 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         assert sure
 
 
-def test_where_there_are_no_locks_everybody_is_let_in_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lock_support_every_process_gets_in_and_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with hold_lock(tmp_path / "lock", "no") as sure, hold_lock(tmp_path / "lock", "no") as also:
         assert not sure

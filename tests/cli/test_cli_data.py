@@ -1,4 +1,4 @@
-"""`fedauc data`: what is there, what is missing, what is wrong, and the counts."""
+"""`fedauc data`: which files are present, missing or wrong, and the class counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedauc.data.datasets.medicare import LEIE, Medicare
 from fedauc.data.io.stored import Source
 
 
-def test_status_tells_what_is_there_and_where_the_rest_comes_from(
+def test_status_shows_what_is_present_and_where_to_get_the_rest(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_files.make_chestmnist(tmp_path, monkeypatch)

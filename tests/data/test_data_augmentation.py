@@ -1,4 +1,4 @@
-"""Crops and flips against a plain twin with real padding; their draws are keyed."""
+"""Crops and flips against a plain implementation with real padding; the random numbers are keyed."""
 
 from __future__ import annotations
 

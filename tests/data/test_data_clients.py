@@ -46,7 +46,7 @@ def test_index_lists_positives_then_negatives_of_each_client() -> None:
     assert repr(clients) == "Clients(3 clients, 6 rows, 3 positives)"
 
 
-def test_index_matches_the_twin_on_random_rows() -> None:
+def test_index_matches_a_plain_loop_on_random_rows() -> None:
     draw = np.random.default_rng(0)
     labels, client = draw.integers(0, 2, 500), draw.integers(0, 60, 500)
     assert_same_index(Clients.from_arrays(np.zeros((500, 1)), labels, client), labels, client)

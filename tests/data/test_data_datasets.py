@@ -53,7 +53,7 @@ def list_parts(table: Table) -> list[Rows]:
     return [rows for rows in (table.train, table.validation, table.test) if rows is not None]
 
 
-def test_rows_are_whole_finite_and_of_both_classes(dataset: Dataset) -> None:
+def test_rows_are_complete_finite_and_of_both_classes(dataset: Dataset) -> None:
     table = dataset.load(0)
     shapes = {tuple(rows.inputs.shape[1:]) for rows in list_parts(table)}
     assert len(shapes) == 1

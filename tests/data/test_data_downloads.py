@@ -1,4 +1,4 @@
-"""Fetching over a real connection to a local server: whole, resumed, broken, changed and wrong files."""
+"""Downloads over a real connection to a local server: complete, resumed, broken, changed and wrong files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def hidden_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_file_arrives_completely_and_progress_is_reported(server: Server, tmp_path: Path) -> None:
     reports: list[tuple[int, int | None]] = []
     path = download_file(server.source(), tmp_path / "new", lambda received, total: reports.append((received, total)))
     assert path.read_bytes() == CONTENT
@@ -166,7 +166,7 @@ def test_a_part_that_does_not_go_on_is_not_appended(
     assert server.asked == [None, "bytes=1000-", None]
 
 
-def test_a_whole_part_of_another_file_of_that_length_is_dropped(server: Server, tmp_path: Path) -> None:
+def test_a_partial_file_as_long_as_the_file_but_of_another_version_is_deleted(server: Server, tmp_path: Path) -> None:
     (tmp_path / ".file.bin.part").write_bytes(CONTENT[::-1])
     (tmp_path / ".file.bin.part.tag").write_text('"other"')
     server.heeds_if_range = False
@@ -235,7 +235,7 @@ def test_what_cannot_be_the_file_never_gets_its_name(server: Server, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_checksum_and_tag_nothing_is_kept(server: Server, tmp_path: Path) -> None:
+def test_without_checksum_and_tag_a_download_starts_again(server: Server, tmp_path: Path) -> None:
     server.tag, server.break_after, server.breaks = None, 1000, 1
     assert download_file(server.source(""), tmp_path).read_bytes() == CONTENT
     assert server.asked == [None, None]

@@ -1,4 +1,4 @@
-"""Wrong data is refused in one line that names the value, the place and the remedy."""
+"""Wrong data is refused in one line that names the value, its position and the remedy."""
 
 from __future__ import annotations
 

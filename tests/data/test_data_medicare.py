@@ -1,4 +1,4 @@
-"""Medicare by state: the label rule, the split by years, what is kept and what never leaves the builder."""
+"""Medicare by state: the label rule, the split by years, what is written and what never is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_exclusions(folder: Path, *lines: dict[str, object]) -> Path:
     return folder / "UPDATED.csv"
 
 
-def test_exclusions_are_kept_by_type_with_their_last_day(tmp_path: Path) -> None:
+def test_exclusions_are_selected_by_type_with_their_last_day(tmp_path: Path) -> None:
     path = write_exclusions(
         tmp_path,
         data_files.make_exclusion(7, "1128b7", "20200601"),
@@ -83,7 +83,7 @@ def test_all_exclusions_may_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert int(table.test.labels.sum()) == 7  # provider 1 was excluded under 1128(b)(8)
 
 
-def test_nothing_that_identifies_a_provider_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_identifies_a_provider_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an identifier nor a name, as text or as an integer of any width, is in the parsed files."""
     data_files.make_medicare(tmp_path, monkeypatch).load(0)
     files = [path for path in (tmp_path / "parsed").rglob("*") if path.is_file()]

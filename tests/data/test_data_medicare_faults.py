@@ -1,4 +1,4 @@
-"""Medicare files that are damaged, cut or odd: refused in one line that names no provider, and never kept."""
+"""Medicare files that are damaged or truncated: refused in one line that names no provider, and never written."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_amounts_below_zero_count_as_zero(tmp_path: Path) -> None:
     assert np.flatnonzero(paid == 0).tolist() == [5, 6]
 
 
-def test_states_are_told_by_their_whole_name(tmp_path: Path) -> None:
+def test_states_are_recognised_by_their_full_name(tmp_path: Path) -> None:
     lines = in_order()
     for line in lines[:10]:
         line[STATE] = "ALASKA"
@@ -173,7 +173,7 @@ def test_quoted_line_breaks_may_lie_at_a_blocks_end(tmp_path: Path, monkeypatch:
         f'"{"Someone" * 20_000}",1000000099,1128a1,20200101,0',  # longer than the 131,072 characters csv allows
     ],
 )
-def test_a_damaged_entry_is_told_by_its_line_alone(line: str, tmp_path: Path) -> None:
+def test_a_damaged_entry_is_reported_by_its_line_number_only(line: str, tmp_path: Path) -> None:
     path = tmp_path / "UPDATED.csv"
     data_files.write_csv(path, data_files.LISTED)
     path.write_text(path.read_text() + line)
@@ -219,7 +219,7 @@ def test_a_sample_that_was_parsed_is_held_to_the_bounds_again(tmp_path: Path, mo
     assert len(list((tmp_path / "parsed").glob("medicare-*"))) == 1
 
 
-def test_a_short_list_is_refused_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_list_is_refused_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.make_medicare(tmp_path, monkeypatch)
     data_files.write_csv(tmp_path / "UPDATED.csv", data_files.LISTED[:4])
     with pytest.raises(ValueError, match=r"UPDATED\.csv has 4 entries; it must have at least min_rows / 20, 5: fetch"):

@@ -1,4 +1,4 @@
-"""Every partition deals every row once, by the seed; then what each promises."""
+"""Every partition assigns every row to one client, keyed by the seed; then what each partition promises."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def make_partition(name: str) -> Partition:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_row_has_one_client(name: str) -> None:
-    dealt = make_partition(name).assign(DATA, 0)
-    assert dealt.client.shape == (ROWS,)
-    assert dealt.client.dtype.kind == "i"
-    assert dealt.client.min() >= 0
-    assert dealt.client.max() < len(dealt.names)
-    assert len(set(dealt.names.tolist())) == len(dealt.names)
+    assignment = make_partition(name).assign(DATA, 0)
+    assert assignment.client.shape == (ROWS,)
+    assert assignment.client.dtype.kind == "i"
+    assert assignment.client.min() >= 0
+    assert assignment.client.max() < len(assignment.names)
+    assert len(set(assignment.names.tolist())) == len(assignment.names)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -67,7 +67,7 @@ def test_dirichlet_shares_have_their_mean_and_variance() -> None:
     assert np.var(counts) == pytest.approx(0.0267, rel=0.3)
 
 
-def test_dirichlet_classes_are_spread_apart_from_each_other() -> None:
+def test_dirichlet_spreads_the_classes_independently() -> None:
     client = Dirichlet(20, 0.1).assign(DATA, 0).client
     shares = [np.bincount(client[label == LABELS], minlength=20) / (label == LABELS).sum() for label in (0, 1)]
     assert np.abs(shares[0] - shares[1]).sum() > 0.5

@@ -60,7 +60,7 @@ def test_views_of_a_mapped_file_show_their_own_rows(tmp_path: Path, rows: slice,
     inputs = as_inputs(np.asarray(view) if plain else view)
     assert np.array_equal(inputs.numpy(), VALUES[rows])
     np.load(path, mmap_mode="r+")[:] = -1
-    # Rows that are apart are put together, which is a copy; whole stretches still are the file.
+    # Rows that are not contiguous are copied; contiguous rows still share the memory of the file.
     assert bool((inputs == -1).all()) == view.flags.c_contiguous
 
 

@@ -54,7 +54,7 @@ def test_the_folder_is_the_option_then_the_variable_then_the_cache(monkeypatch: 
 def test_where_nothing_can_be_written_arrays_go_to_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arrays that are beside the files are read there all the same. Nobody stops a superuser: access is told."""
+    """Arrays next to the files are still read there. The superuser may write everywhere, so os.access is replaced."""
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -242,7 +242,7 @@ def test_a_fingerprint_goes_by_the_checksum_else_by_size_and_time(tmp_path: Path
     assert files_fingerprint((File(path, ""),), "") != unknown
 
 
-def test_the_sources_of_parsed_arrays_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checksums_of_the_sources_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data_files.make_medicare(tmp_path, monkeypatch)
     dataset.load(0)
     assert recorded_sources(dataset.parsed_folder()) == {
