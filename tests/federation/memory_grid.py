@@ -78,6 +78,10 @@ class MemoryGrid:
         # A reply stays, as in Flower, which returns it for as long as it is asked for it.
         return [reply for due, reply in self._replies if due <= self.time.now and reply.message_id in message_ids]
 
+    def visit_headers(self, name: str) -> list[dict[str, Any]]:
+        """The headers of the messages that asked a site for a visit."""
+        return [header for site, header in self.sent_headers if site == name and header["kind"] == "visit"]
+
     def _next_fault(self, name: str, header: dict[str, Any]) -> str:
         if header["kind"] != "visit":
             return ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedauc.federation.agreement import FederationAgreement
-from fedauc.federation.exchange import Exchange
+from fedauc.federation.exchange import Exchange, Node
 from fedauc.guards import TrainingStopped
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.trace import Trace
@@ -156,27 +156,27 @@ def test_a_round_ends_at_its_deadline_in_simulated_time(tmp_path: Path) -> None:
     assert [name for name, header in grid.sent_headers if header["kind"] == "register"] == list(NAMES)
 
 
-def test_a_site_that_is_offline_is_waited_for_until_it_comes(tmp_path: Path) -> None:
+def test_the_server_waits_for_a_site_that_is_offline_until_it_comes_online(tmp_path: Path) -> None:
     """It comes online four seconds into the deadline of ten, and takes part."""
     grid = make_grid(tmp_path / "sites")
     agreement = make_agreement("cycp-fedavg", {"evaluation": "none"})
     run = create_run(agreement, grid, tmp_path / "run")
     grid.offline = {NAMES[0]}
-    began, nodes = grid.time.now, grid.online_nodes
+    start, online_nodes = grid.time.now, grid.online_nodes
 
-    def list_nodes_later() -> list:  # type: ignore[type-arg]
-        if grid.time.now - began > 4:
+    def bring_site_online() -> list[Node]:
+        if grid.time.now - start > 4:
             grid.offline = set()
-        return nodes()
+        return online_nodes()
 
-    grid.online_nodes = list_nodes_later  # type: ignore[method-assign]
+    grid.online_nodes = bring_site_online  # type: ignore[method-assign]
     rounds: list[Round] = []
     collect_rounds(run, rounds)
     assert rounds[0].cohort.clients == (0, 1)
     assert same_bits(rounds[-1].state.server, run_rounds(small_recipe("cycp-fedavg", engine="loop"))[-1].state.server)
 
 
-def test_a_node_under_a_wrong_key_or_an_unknown_name_gets_nothing(
+def test_a_node_with_a_wrong_key_or_an_unknown_name_is_sent_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = make_grid(tmp_path / "sites")
@@ -207,14 +207,9 @@ def test_the_anchor_is_sent_once_per_stage_and_again_when_lost(tmp_path: Path) -
 
     rounds: list[Round] = []
     collect_rounds(run, rounds, after_round=lose_site_state)
-    arguments = [
-        header["anchor"] for name, header in grid.sent_headers if name == NAMES[0] and header["kind"] == "visit"
-    ]
-    assert arguments == ["included", "included", "stored", "included"]
-    other_anchors = [
-        header["anchor"] for name, header in grid.sent_headers if name == NAMES[5] and header["kind"] == "visit"
-    ]
-    assert other_anchors == ["included", "included", "stored"]
+    anchors = {name: [header["anchor"] for header in grid.visit_headers(name)] for name in NAMES}
+    assert anchors[NAMES[0]] == ["included", "included", "stored", "included"]
+    assert anchors[NAMES[5]] == ["included", "included", "stored"]
     expected = run_rounds(small_recipe("cycp-minimax", engine="loop", **settings))
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
 
@@ -233,18 +228,13 @@ def test_a_site_that_lost_its_client_state_starts_afresh_and_is_logged(
 
     rounds: list[Round] = []
     collect_rounds(run, rounds, after_round=lose_site_state)
-    accepted = [
-        header["last_accepted_round"]
-        for name, header in grid.sent_headers
-        if name == NAMES[0] and header["kind"] == "visit"
-    ]
-    assert accepted == [-1, 0, -1]
+    assert [header["last_accepted_round"] for header in grid.visit_headers(NAMES[0])] == [-1, 0, -1]
     assert f"site {NAMES[0]!r} no longer has its client state" in caplog.text
     assert all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(rounds[-1].state.server.shared))
 
 
 def test_a_site_is_not_sent_the_class_counts_of_others(tmp_path: Path) -> None:
-    """Totals per class and how many hold it, not who holds what: the census itself never travels."""
+    """Totals per class and how many hold it, not who holds what: the census itself is never sent."""
     grid = make_grid(tmp_path / "sites")
     run_federation(make_agreement("cycp-fedavg", {"evaluation": "none"}), grid, tmp_path / "run")
     header = next(header for _, header in grid.sent_headers if header["kind"] == "visit")
