@@ -28,8 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
+from fedauc.engines.cuda.engine import GraphedEngine, SharedGraph
 from fedauc.engines.draws import Draws
-from fedauc.engines.graphed import GraphedEngine, SharedGraph
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.recipe import Recipe
 from fedauc.models import find_models
@@ -149,7 +149,7 @@ def looped(workload: str, data: Clients, rounds: int) -> Timing:
 
     def one_round(number: int) -> None:
         cohort, phase = training.schedule.cohort(number), training.plan.phase(number)
-        drawn = draws.cohort(cohort.clients, phase)
+        drawn = draws.draw_cohort(cohort.clients, phase)
         assert drawn.moves is not None
         rows, moves, shares = (
             torch.from_numpy(a).cuda() for a in (drawn.rows.astype(np.int64), drawn.moves, drawn.weights)
@@ -225,7 +225,7 @@ def agreement(workload: str, data: Clients, device: str = "cuda") -> float:
         models = [
             training.algorithm.extract_model(s.server.shared) for s in (start, next(training.rounds(start)).state)
         ]
-        before, after = (nn.utils.parameters_to_vector(network.module(model).parameters()) for model in models)
+        before, after = (nn.utils.parameters_to_vector(network.build_module(model).parameters()) for model in models)
         changes.append(after - before)
     return float((changes[1] - changes[0]).norm() / changes[0].norm())
 
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             found = [row for row in found if row["workload"] != workload] + _rows(workload, timings)
             _write(options.out, {**report, "agreements": agreements, "rows": found, "failed": failed})
-            _say(found[-1])
+            _log_loop_choice(found[-1])
     print(f"{report['hardware']}, torch {torch.__version__}; {_numbers(limits)}")
     for workload, numbers in report["floors"].items():
         print(f"{workload}: {_numbers(numbers)}")
@@ -315,7 +315,7 @@ def _rows(workload: str, timings: dict[str, Timing]) -> list[dict[str, Any]]:
     return rows
 
 
-def _say(row: dict[str, Any]) -> None:
+def _log_loop_choice(row: dict[str, Any]) -> None:
     print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 

@@ -75,7 +75,5 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/examples"), help="folder for table and figure"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder for table and figure")
     main(parser.parse_args().out)

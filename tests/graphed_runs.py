@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from fedauc import Clients
-from fedauc.engines import graphed
-from fedauc.engines.capture import Compiled
-from fedauc.engines.graphed import GraphedEngine
-from fedauc.engines.lanes import Step
+from fedauc.engines.cuda.capture import CompiledStep
+from fedauc.engines.cuda.engine import GraphedEngine, StepVariants
+from fedauc.engines.cuda.lanes import LaneStep
 from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.recipe import Recipe
 from fedauc.training import Round
@@ -39,14 +38,14 @@ def distance(one: Round, other: Round) -> float:
 
 def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
     """Let engines take steps in one way only."""
-    plain = GraphedEngine.steps
+    plain = GraphedEngine.make_step_variants
 
-    def steps(self: GraphedEngine, scoring: bool) -> graphed.Steps:
-        step = Step(self._algorithm, self._network, way == "stacked")
-        made: Step | Compiled = Compiled(step) if compiled and not scoring else step
-        return plain(self, scoring)._replace(ways=(made,))
+    def steps(self: GraphedEngine, scoring: bool) -> StepVariants:
+        step = LaneStep(self._algorithm, self._network, way == "stacked")
+        made: LaneStep | CompiledStep = CompiledStep(step) if compiled and not scoring else step
+        return plain(self, scoring)._replace(variants=(made,))
 
-    monkeypatch.setattr(GraphedEngine, "steps", steps)
+    monkeypatch.setattr(GraphedEngine, "make_step_variants", steps)
 
 
 def tiny() -> nn.Module:

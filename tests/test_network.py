@@ -51,32 +51,32 @@ def normed() -> nn.Module:
 )
 def test_state_and_module_are_inverse(module: nn.Module) -> None:
     network = ModuleNetwork(module)
-    model = network.state()
+    model = network.initial_model()
     assert len(model.weights) == sum(p.numel() for p in module.parameters())
     assert len(model.buffers) == sum(b.numel() for b in module.buffers())
-    back = network.module(model)
+    back = network.build_module(model)
     assert not back.training
     assert all(torch.equal(back.state_dict()[name], value) for name, value in module.state_dict().items())
-    moved = network.module(Model(model.weights + 1, model.buffers + 1)).state_dict()
+    moved = network.build_module(Model(model.weights + 1, model.buffers + 1)).state_dict()
     assert all(torch.equal(moved[name], value + 1) for name, value in module.state_dict().items())
 
 
 def test_the_network_is_a_copy() -> None:
     module = linear_scorer()
     network = ModuleNetwork(module)
-    before = network.state()
+    before = network.initial_model()
     with torch.no_grad():
         module.weight.add_(1)
-    assert same_bits(network.state(), before)
-    network.module(before).get_parameter("weight").data.add_(1)
-    network.state().weights.add_(1)
-    assert same_bits(network.state(), before)
+    assert same_bits(network.initial_model(), before)
+    network.build_module(before).get_parameter("weight").data.add_(1)
+    network.initial_model().weights.add_(1)
+    assert same_bits(network.initial_model(), before)
 
 
 @pytest.mark.parametrize("module", [linear_scorer(), normed()])
 def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.Module) -> None:
     network = ModuleNetwork(module)
-    model = network.state()
+    model = network.initial_model()
     scored = network.forward_pass(model, ROWS)
     twin = copy.deepcopy(module).train()
     outputs = twin(ROWS)[:, 0]
@@ -89,15 +89,15 @@ def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.
     buffers = [b.double().flatten() for b in twin.buffers()]
     torch.testing.assert_close(scored.buffers, torch.cat([torch.zeros(0).double(), *buffers]), rtol=1e-12, atol=1e-12)
     assert not scored.outputs.requires_grad
-    assert same_bits(model, network.state())
+    assert same_bits(model, network.initial_model())
 
 
 def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
     network = ModuleNetwork(nn.Sequential(normed(), nn.Dropout(0.9)))
-    model = network.forward_pass(network.state(), ROWS)
-    trained = Model(network.state().weights, model.buffers)
+    model = network.forward_pass(network.initial_model(), ROWS)
+    trained = Model(network.initial_model().weights, model.buffers)
     with torch.no_grad():
-        expected = network.module(trained)(ROWS)[:, 0]
+        expected = network.build_module(trained)(ROWS)[:, 0]
     assert torch.equal(network.predict(trained, ROWS), expected)
     torch.testing.assert_close(network.predict(trained, ROWS, rows=4), expected, rtol=1e-12, atol=1e-12)
 
@@ -105,7 +105,7 @@ def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
 def test_predict_leaves_its_inputs_alone_even_if_the_module_writes_in_place() -> None:
     network = ModuleNetwork(seeded(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 1))))
     rows = ROWS.clone()
-    network.predict(network.state(), rows)
+    network.predict(network.initial_model(), rows)
     assert torch.equal(rows, ROWS)
 
 
@@ -128,7 +128,7 @@ def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
     for finished in training.rounds(state):
         visited = []
         for client in finished.cohort.clients:
-            batches = [clients.inputs.numpy()[rows] for rows in draws.rows(client, finished.phase).rows]
+            batches = [clients.inputs.numpy()[rows] for rows in draws.draw_visit(client, finished.phase).rows]
             visited.append(batchnorm_twin(*statistics, batches))
         mean, var = np.mean([m for m, _ in visited], axis=0), np.mean([v for _, v in visited], axis=0)
         statistics = mean, var
@@ -136,15 +136,15 @@ def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
         # Buffers in the module's order: running mean, running variance, number of batches (2 per round).
         expected = np.concatenate([mean, var, [2.0 * (finished.phase.round + 1)]])
         np.testing.assert_allclose(shared.buffers.numpy(), expected, rtol=0, atol=1e-12)
-    counted = network.module(shared).get_buffer("0.num_batches_tracked")
+    counted = network.build_module(shared).get_buffer("0.num_batches_tracked")
     assert counted.dtype == torch.int64
     assert int(counted) == 6
 
 
 def test_integer_buffers_are_rounded_when_put_back() -> None:
     network = ModuleNetwork(normed())
-    model = network.state()
-    filled = network.module(Model(model.weights, torch.full_like(model.buffers, 2.6)))
+    model = network.initial_model()
+    filled = network.build_module(Model(model.weights, torch.full_like(model.buffers, 2.6)))
     counted, mean = filled.get_buffer("0.num_batches_tracked"), filled.get_buffer("0.running_mean")
     assert (int(counted), counted.dtype) == (3, torch.int64)
     assert mean.tolist() == [2.6] * FEATURES
@@ -152,7 +152,7 @@ def test_integer_buffers_are_rounded_when_put_back() -> None:
 
 def test_scoring_rounds_leave_the_statistics_alone() -> None:
     rounds = run_rounds(small_recipe("cycp-pairwise", cycles=1), normed())
-    start = ModuleNetwork(normed()).state().buffers
+    start = ModuleNetwork(normed()).initial_model().buffers
     assert all(torch.equal(r.state.server.shared.buffers, start) for r in rounds if r.phase.scoring)
     assert not torch.equal(rounds[-1].state.server.shared.buffers, start)
 
@@ -186,7 +186,7 @@ def test_frozen_parameters_never_move_and_never_travel() -> None:
     # 3 + 3 + 1 of the 19 parameters are trainable.
     assert all(e.download.shared.weights.shape == (7,) for e in exchanges)
     assert all(e.upload.mean.weights.shape == (7,) for e in exchanges)
-    trained = ModuleNetwork(module, torch.float64).module(rounds[-1].state.server.shared)
+    trained = ModuleNetwork(module, torch.float64).build_module(rounds[-1].state.server.shared)
     moved = {n for n, p in trained.named_parameters() if not torch.equal(p, module.get_parameter(n))}
     assert moved == {"0.bias", "2.weight", "2.bias"}
     assert {n for n, p in trained.named_parameters() if not p.requires_grad} == {"0.weight"}
@@ -208,13 +208,13 @@ class Tied(nn.Module):
 def test_tied_parameters_travel_once_and_stay_tied() -> None:
     module = seeded(Tied())
     network = ModuleNetwork(module)
-    model = network.state()
+    model = network.initial_model()
     assert model.weights.shape == (FEATURES * FEATURES,)
     cotangent = torch.ones(6, dtype=torch.float64)
     gradient = network.forward_pass(model, ROWS).pullback(cotangent)
     (expected,) = torch.autograd.grad(module(ROWS).sum(), list(module.parameters()))
     torch.testing.assert_close(gradient, expected.flatten(), rtol=1e-12, atol=1e-12)
-    trained = network.module(run_rounds(small_recipe("cycp-pairwise"), module)[-1].state.server.shared)
+    trained = network.build_module(run_rounds(small_recipe("cycp-pairwise"), module)[-1].state.server.shared)
     assert trained.get_parameter("one.weight") is trained.get_parameter("two.weight")
     assert not torch.equal(trained.get_parameter("one.weight"), module.get_parameter("one.weight"))
 
@@ -234,7 +234,7 @@ class OnlyFirst(nn.Module):
 
 def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
     network = ModuleNetwork(seeded(OnlyFirst()))
-    gradient = network.forward_pass(network.state(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
+    gradient = network.forward_pass(network.initial_model(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
     assert gradient.shape == (5 + 6,)
     assert bool((gradient[5:] == 0).all())
     assert bool((gradient[:5] != 0).all())
@@ -260,15 +260,15 @@ def test_dropout_is_keyed_by_the_seed_and_not_by_the_callers_generator() -> None
 def test_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -> None:
     network = ModuleNetwork(normed(), dtype)
     # Statistics are kept in float32 at least.
-    assert network.state().weights.dtype == dtype
-    assert network.state().buffers.dtype == torch.promote_types(dtype, torch.float32)
-    assert network.cast(ROWS).dtype == dtype
-    assert network.predict(network.state(), ROWS).dtype == dtype
+    assert network.initial_model().weights.dtype == dtype
+    assert network.initial_model().buffers.dtype == torch.promote_types(dtype, torch.float32)
+    assert network.cast_inputs(ROWS).dtype == dtype
+    assert network.predict(network.initial_model(), ROWS).dtype == dtype
 
 
 def test_integer_inputs_stay_integers() -> None:
     images = torch.arange(8, dtype=torch.uint8).reshape(2, 4)
-    assert ModuleNetwork(linear_scorer()).cast(images).dtype == torch.uint8
+    assert ModuleNetwork(linear_scorer()).cast_inputs(images).dtype == torch.uint8
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -292,15 +292,15 @@ def test_a_wrong_output_shape_is_named(shape: tuple[int, ...]) -> None:
     message = f"the model's output has shape {shape} for 6 rows; it must be"
     for call in (network.forward_pass, network.predict):
         with pytest.raises(ValueError) as caught:
-            call(network.state(), ROWS.float())
+            call(network.initial_model(), ROWS.float())
         assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((6,), (6,)), ((6, 1), (6,)), ((6, 3), (6, 3))])
 def test_right_output_shapes_pass(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     network = ModuleNetwork(Wrong(shape))
-    assert network.forward_pass(network.state(), ROWS.float()).outputs.shape == expected
-    assert network.predict(network.state(), ROWS.float()).shape == expected
+    assert network.forward_pass(network.initial_model(), ROWS.float()).outputs.shape == expected
+    assert network.predict(network.initial_model(), ROWS.float()).shape == expected
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
@@ -320,11 +320,14 @@ def test_mixed_precision_gives_scores_that_still_tell_rows_apart() -> None:
     module = ResNet18().build((3, 16, 16), 0)
     network = ModuleNetwork(module, torch.float32, Compute(mixed=True))
     rows = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for outputs in (network.predict(network.state(), rows), network.forward_pass(network.state(), rows).outputs):
+    for outputs in (
+        network.predict(network.initial_model(), rows),
+        network.forward_pass(network.initial_model(), rows).outputs,
+    ):
         assert outputs.dtype == torch.float32
         assert len(set(outputs.tolist())) == 64
     plain = ModuleNetwork(module, torch.float32)
-    assert torch.equal(network.predict(network.state(), rows), plain.predict(plain.state(), rows))
+    assert torch.equal(network.predict(network.initial_model(), rows), plain.predict(plain.initial_model(), rows))
 
 
 # ------------------------------------------------------------------------------------------------- the copy that scores
@@ -347,8 +350,8 @@ class Merging(nn.Linear):
 def test_every_prediction_is_the_models_own(module: nn.Module) -> None:
     """A copy of the module is kept for the next; one in which evaluation leaves traces is not."""
     network = ModuleNetwork(module)
-    models = [Model(network.state().weights + shift, network.state().buffers) for shift in range(8)]
-    wanted = [network.module(model)(ROWS.to(network.dtype))[:, 0] for model in models]
+    models = [Model(network.initial_model().weights + shift, network.initial_model().buffers) for shift in range(8)]
+    wanted = [network.build_module(model)(ROWS.to(network.dtype))[:, 0] for model in models]
     with torch.inference_mode():
         network.predict(models[0], ROWS)
     with ThreadPoolExecutor(4) as pool:

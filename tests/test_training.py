@@ -148,7 +148,7 @@ def test_a_clients_variate_is_the_raw_gradient_of_its_last_visit(method: str) ->
     for finished in training.rounds(state):
         sent = model.weights.numpy()
         for client in finished.cohort.clients:
-            rows, weights = draws.rows(client, finished.phase)
+            rows, weights = draws.draw_visit(client, finished.phase)
             inputs = np.concatenate([clients.inputs.numpy()[rows[0]], np.ones((5, 1))], axis=1)
             slopes = weights * (1 / (1 + np.exp(-inputs @ sent)) - clients.labels.numpy()[rows[0]])
             found = own_variate(method, training.engine.client_states()[client])

@@ -40,7 +40,7 @@ def prepare(workload: str, rounds: int) -> Work:
     (training, network, _), clients = assembled(workload, rounds, "loop")
     draws = Draws(clients, training.setting, training.algorithm.objective.batch_kind)
     cohorts = [training.schedule.cohort(number) for number in range(rounds)]
-    visits = [[draws.rows(client, training.plan.phase(c.round)) for client in c.clients] for c in cohorts]
+    visits = [[draws.draw_visit(client, training.plan.phase(c.round)) for client in c.clients] for c in cohorts]
     for visit in (visit for visits_of_round in visits for visit in visits_of_round):
         assert np.allclose(visit.weights * visit.rows.shape[1], 1), "a peer's mean loss would weigh rows differently"
     inputs, labels, _ = examples(workload)
@@ -50,6 +50,6 @@ def prepare(workload: str, rounds: int) -> Work:
         labels=labels,
         clients=np.array([cohort.clients for cohort in cohorts]),
         rows=np.array([[visit.rows for visit in visits_of_round] for visits_of_round in visits]),
-        start=network.state().weights.numpy(),
+        start=network.initial_model().weights.numpy(),
         learning_rate=WORKLOADS[workload].learning_rate,
     )

@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def import_modules(package: str) -> list[ModuleType]:
-    """Import every public module of a package, in alphabetical order."""
+    """Import every public module of a package and of the packages inside it, in alphabetical order."""
     home = importlib.import_module(package)
-    names = sorted(info.name for info in pkgutil.iter_modules(home.__path__) if not info.name.startswith("_"))
-    return [importlib.import_module(f"{package}.{name}") for name in names]
+    names = sorted(info.name for info in pkgutil.walk_packages(home.__path__, f"{package}."))
+    return [importlib.import_module(name) for name in names if not name.rpartition(".")[2].startswith("_")]
 
 
 def find_members(package: str, base: type[T]) -> dict[str, type[T]]:

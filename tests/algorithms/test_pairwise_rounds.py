@@ -121,7 +121,7 @@ class Drawn:
         self._draws = Draws(self.clients, self.setting, "classes")
 
     def rows(self, client: int, phase: Phase) -> tuple[Array, Array]:
-        index = self._draws.rows(client, phase).rows
+        index = self._draws.draw_visit(client, phase).rows
         rows = np.concatenate([self.clients.inputs.numpy(), np.ones((len(self.clients.inputs), 1))], axis=1)[index]
         return rows[:, :2], rows[:, 2:]
 

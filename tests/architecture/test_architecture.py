@@ -16,7 +16,7 @@ SRC = Path(fedauc.__file__).parent
 LEVELS: list[set[str]] = [
     {"version"},
     {"discovery", "fields", "keys", "locks", "progress", "trees"},
-    {"interfaces", "pieces"},
+    {"interfaces", "split_vectors"},
     {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
     {"algorithms", "guards"},
     {"engines"},

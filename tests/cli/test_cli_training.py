@@ -11,7 +11,7 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.algorithms import find_methods
-from fedauc.engines import _say
+from fedauc.engines import _log_loop_choice
 from fedauc.experiments.config import FORMAT, list_families
 from fedauc.experiments.options import list_options
 
@@ -401,7 +401,7 @@ def test_why_a_model_runs_in_the_plain_loop_is_said_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     # A process says it once, and earlier tests are part of this one.
-    _say.cache_clear()
+    _log_loop_choice.cache_clear()
     images = np.zeros((40, 1, 8, 8), dtype=np.uint8) + np.arange(40, dtype=np.uint8)[:, None, None, None]
     data = ("--data", "table", "--data.path", table(tmp_path / "images.npz", x=images), "--data.standardize", "false")
     steps = ("--model", "small-cnn", "--cycles", "1", "--local-steps", "1")

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from fedauc import Clients, Recipe, fit
 from fedauc.algorithms import find_methods
 from fedauc.engines import batched, engines
-from fedauc.engines.batched import BatchedEngine, Rows, VisitBatches
-from fedauc.engines.kernels import Unsupported, kernels
-from fedauc.engines.stacked import KernelNetwork, VmapNetwork
+from fedauc.engines.batched import BatchedEngine, CohortRows, VisitBatches, VmapNetwork
+from fedauc.engines.kernels import KernelNetwork, Unsupported, build_kernels
 from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Model, Network
 from fedauc.models._layers import ImageMean, InputScaling
@@ -87,7 +86,7 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
 def stack(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor]:
     """Three clients' weights around the module's, and rows of their own."""
     rng = np.random.default_rng(0)
-    start = network.state()
+    start = network.initial_model()
     weights = start.weights + torch.from_numpy(rng.normal(scale=0.3, size=(CLIENTS, len(start.weights))))
     rows = torch.from_numpy(rng.normal(size=(CLIENTS, ROWS, *shape)))
     return Model(weights, start.buffers.expand(CLIENTS, 0)), rows
@@ -108,13 +107,13 @@ def agree(network: ModuleNetwork, together: Network, shape: tuple[int, ...] = (F
 @pytest.mark.parametrize("chain", CHAINS)
 def test_kernels_give_autograds_numbers(chain: str) -> None:
     network = ModuleNetwork(keyed(CHAINS[chain]))
-    agree(network, KernelNetwork(network.plain))
+    agree(network, KernelNetwork(network.plain_module))
 
 
 @pytest.mark.parametrize("chain", IMAGES)
 def test_image_kernels_give_autograds_numbers(chain: str) -> None:
     network = ModuleNetwork(keyed(IMAGES[chain]))
-    agree(network, KernelNetwork(network.plain), IMAGE)
+    agree(network, KernelNetwork(network.plain_module), IMAGE)
 
 
 @pytest.mark.parametrize("chain", [*CHAINS, *MAPPED])
@@ -127,9 +126,9 @@ def test_mapped_networks_give_autograds_numbers(chain: str) -> None:
 def test_kernels_take_images_of_bytes(how: tuple[float, float]) -> None:
     network = ModuleNetwork(keyed(lambda: InputScaling(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
     images = torch.arange(CLIENTS * ROWS * 12, dtype=torch.uint8).view(CLIENTS, ROWS, 3, 2, 2)
-    model = Model(network.state().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
-    together = KernelNetwork(network.plain).forward_pass(model, images)
-    alone = network.forward_pass(network.state(), images[1])
+    model = Model(network.initial_model().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
+    together = KernelNetwork(network.plain_module).forward_pass(model, images)
+    alone = network.forward_pass(network.initial_model(), images[1])
     torch.testing.assert_close(together.outputs[1], alone.outputs, rtol=1e-12, atol=1e-12)
 
 
@@ -172,7 +171,7 @@ def test_embeddings_run_stacked() -> None:
 def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     module = keyed(CHAINS["mlp"])
     whole = states("batched", module, "cycp-pairwise")
-    monkeypatch.setattr(batched, "GATHER", 0)
+    monkeypatch.setattr(batched, "GATHER_AT_ONCE", 0)
     parts = states("batched", module, "cycp-pairwise")
     assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
 
@@ -180,11 +179,11 @@ def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.Monkey
 def test_a_large_visits_steps_share_one_place_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, index = torch.arange(24.0).view(12, 2), torch.tensor([[[3, 1], [0, 5]], [[7, 7], [2, 11]]])
     for bound, places in ((1 << 24, 2), (0, 1)):
-        monkeypatch.setattr(batched, "GATHER", bound)
-        batches = VisitBatches(inputs, inputs[:, 0], Rows(index, torch.ones(2, 2), (), ()))
+        monkeypatch.setattr(batched, "GATHER_AT_ONCE", bound)
+        batches = VisitBatches(inputs, inputs[:, 0], CohortRows(index, torch.ones(2, 2), (), ()))
         found = []
         for step in range(2):
-            batch = batches.steps(step, step + 1)
+            batch = batches.select_steps(step, step + 1)
             # Client by client the rows of the step, in order.
             assert torch.equal(batch.inputs[0], inputs[index[:, step]])
             found.append(batch.inputs.data_ptr())
@@ -203,7 +202,7 @@ def test_a_large_visits_steps_share_one_place_for_their_rows(monkeypatch: pytest
 )
 def test_layers_that_would_run_otherwise_have_no_kernel(make: Callable[[], nn.Module], reason: str) -> None:
     with pytest.raises(Unsupported, match=f"{reason}.* has no batched kernel"):
-        kernels(nn.Sequential(nn.Linear(FEATURES, FEATURES), make()))
+        build_kernels(nn.Sequential(nn.Linear(FEATURES, FEATURES), make()))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ def test_frozen_weights_have_no_kernel_but_can_be_mapped() -> None:
     module = keyed(CHAINS["mlp"])
     module.get_parameter("0.weight").requires_grad_(False)
     with pytest.raises(Unsupported, match=r"0\.weight is frozen"):
-        kernels(module)
+        build_kernels(module)
     loop, other = (states(engine, module, "cycp-minimax") for engine in ("loop", "batched"))
     torch.testing.assert_close(other[-1].shared.model.weights, loop[-1].shared.model.weights, rtol=1e-9, atol=1e-9)
 
@@ -259,8 +258,8 @@ def test_what_a_kernel_would_not_see_has_no_kernel() -> None:
     hooked = keyed(CHAINS["mlp"])
     hooked.get_submodule("1").register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     with pytest.raises(Unsupported, match="ReLU has hooks"):
-        kernels(hooked)
+        build_kernels(hooked)
     with pytest.raises(Unsupported, match="share weights"):
-        kernels(sharing())
+        build_kernels(sharing())
     loop, other = (states(engine, hooked, "cycp-fedavg") for engine in ("loop", "batched"))
     torch.testing.assert_close(other[-1].shared.weights, loop[-1].shared.weights, rtol=1e-9, atol=1e-9)

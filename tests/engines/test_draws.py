@@ -38,7 +38,7 @@ def scale(held: tuple[int, ...], client: int, weighting: str) -> float:
 @present
 @every_weighting
 def test_class_weights_sum_to_the_class_scale(client: int, weighting: str) -> None:
-    weights = draws(weighting=weighting).rows(client, phase()).weights
+    weights = draws(weighting=weighting).draw_visit(client, phase()).weights
     assert weights.shape == (5,)
     assert weights[:2].sum() == pytest.approx(scale(POSITIVES, client, weighting), rel=1e-12)
     assert weights[2:].sum() == pytest.approx(scale(NEGATIVES, client, weighting), rel=1e-12)
@@ -49,7 +49,7 @@ def test_class_weights_sum_to_the_class_scale(client: int, weighting: str) -> No
 @every_weighting
 def test_row_weights_sum_to_the_row_scale(client: int, weighting: str) -> None:
     both = tuple(p + n for p, n in zip(POSITIVES, NEGATIVES, strict=True))
-    weights = draws("rows", weighting).rows(client, phase()).weights
+    weights = draws("rows", weighting).draw_visit(client, phase()).weights
     assert weights.shape == (5,)
     assert weights.sum() == pytest.approx(scale(both, client, weighting), rel=1e-12)
     assert len(set(weights)) == 1
@@ -57,7 +57,7 @@ def test_row_weights_sum_to_the_row_scale(client: int, weighting: str) -> None:
 
 @present
 def test_rows_are_the_clients_own_and_positives_come_first(client: int) -> None:
-    index = draws().rows(client, phase(local_steps=6)).rows
+    index = draws().draw_visit(client, phase(local_steps=6)).rows
     assert index.shape == (6, 5)
     labels = CLIENTS.labels.numpy()[index]
     own = np.concatenate([CLIENTS.positives(client), CLIENTS.negatives(client)])
@@ -69,7 +69,7 @@ def test_rows_are_the_clients_own_and_positives_come_first(client: int) -> None:
 @pytest.mark.parametrize(("client", "side"), [(NO_POSITIVES, slice(0, 2)), (NO_NEGATIVES, slice(2, 5))])
 @every_weighting
 def test_an_absent_class_is_filled_from_the_other_at_weight_zero(client: int, side: slice, weighting: str) -> None:
-    rows = draws(weighting=weighting).rows(client, phase())
+    rows = draws(weighting=weighting).draw_visit(client, phase())
     assert (rows.weights[side] == 0).all()
     assert rows.weights.sum() > 0
     other = CLIENTS.labels.numpy()[rows.rows[:, side]]
@@ -79,15 +79,15 @@ def test_an_absent_class_is_filled_from_the_other_at_weight_zero(client: int, si
 def test_no_row_comes_twice_in_a_visit_that_has_enough() -> None:
     # 3 steps of 2 negatives need 6 of client 1's 6 and of client 4's 7.
     for client in (NO_POSITIVES, BOTH):
-        index = draws().rows(client, phase(local_steps=3, batch=BatchSize(1, 2))).rows[:, 1:]
+        index = draws().draw_visit(client, phase(local_steps=3, batch=BatchSize(1, 2))).rows[:, 1:]
         assert len(np.unique(index)) == 6
     # 3 steps of 3 rows need 9 of client 4's 2 + 7.
-    assert len(np.unique(draws("rows").rows(BOTH, phase(local_steps=3, batch=BatchSize(1, 2))).rows)) == 9
+    assert len(np.unique(draws("rows").draw_visit(BOTH, phase(local_steps=3, batch=BatchSize(1, 2))).rows)) == 9
 
 
 def test_a_small_client_wraps_around_after_using_every_row() -> None:
     # 4 steps of 2 positives from 2: each step has both; 7 steps of 3 negatives from 7: each three times.
-    index = draws().rows(BOTH, phase(local_steps=7)).rows
+    index = draws().draw_visit(BOTH, phase(local_steps=7)).rows
     positives, negatives = set(CLIENTS.positives(BOTH).tolist()), CLIENTS.negatives(BOTH)
     assert all(set(step) == positives for step in index[:, :2].tolist())
     passes = index[:, 2:].reshape(3, 7)
@@ -98,7 +98,7 @@ def test_a_small_client_wraps_around_after_using_every_row() -> None:
 @pytest.mark.parametrize("draw", ["classes", "rows"])
 def test_rows_are_a_function_of_seed_round_and_client(draw: BatchKind) -> None:
     def index(round: int = 0, seed: int = 0) -> np.ndarray:
-        return draws(draw, seed=seed).rows(BOTH, phase(round, local_steps=4)).rows
+        return draws(draw, seed=seed).draw_visit(BOTH, phase(round, local_steps=4)).rows
 
     assert np.array_equal(index(), index())
     assert not np.array_equal(index(), index(round=1))
@@ -108,7 +108,7 @@ def test_rows_are_a_function_of_seed_round_and_client(draw: BatchKind) -> None:
 def test_the_mean_over_clients_is_the_weightings_objective() -> None:
     # The mean over the 7 clients of scale times class mean, of row numbers, for `pooled`: the mean over all rows.
     found = [
-        sum(draws(weighting="pooled").rows(client, phase()).weights[:2]) * CLIENTS.positives(client).mean()
+        sum(draws(weighting="pooled").draw_visit(client, phase()).weights[:2]) * CLIENTS.positives(client).mean()
         for client in range(8)
         if POSITIVES[client]
     ]
@@ -120,7 +120,7 @@ def test_clients_drawn_for_one_at_a_time_draw_what_they_draw_together(
     draw: BatchKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = [c for c in range(8) if POSITIVES[c] + NEGATIVES[c]]
-    together = draws(draw).cohort(chosen, phase(local_steps=4)).rows
+    together = draws(draw).draw_cohort(chosen, phase(local_steps=4)).rows
     # Blocks of at most two words: fewer than any client needs.
     monkeypatch.setattr(drawing, "WORDS", 2)
-    assert np.array_equal(draws(draw).cohort(chosen, phase(local_steps=4)).rows, together)
+    assert np.array_equal(draws(draw).draw_cohort(chosen, phase(local_steps=4)).rows, together)

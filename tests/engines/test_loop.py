@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedauc import Clients, Recipe
-from fedauc.engines import crew, loop
+from fedauc.engines import loop
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import assemble_training
 from fedauc.trees import Tree, tree_leaves
@@ -56,7 +56,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
     recipe = Recipe.of(method, engine="loop", cycles=2, local_steps=3, positives=2, negatives=3)
     training, _, start = assemble_training(recipe, model(dropout), federation())
     assert isinstance(training.engine, LoopEngine)
-    training.engine._crew.size = threads
+    training.engine._thread_pool.size = threads
     rounds = [(done.state.server, () if done.loss is None else done.loss) for done in training.rounds(start)]
     return rounds, training.engine.client_states()
 
@@ -100,12 +100,12 @@ def test_threads_and_processes_share_the_cores(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores), raising=False)
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    assert crew.spare_cores() == spare
+    assert loop.count_spare_cores() == spare
 
 
 def test_what_a_client_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "WORTH", 0.0)
-    monkeypatch.setattr(LoopEngine, "_batches", failing(LoopEngine._batches))
+    monkeypatch.setattr(LoopEngine, "_batches", failing(LoopEngine._draw_batches))
     with pytest.raises(RuntimeError, match="client 3 is ill"):
         run("codasca", 2)
 

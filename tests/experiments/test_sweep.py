@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import fedauc
 from every_cycle import every_cycle  # noqa: F401
-from fedauc.engines.graphed import WIDTH, GraphedEngine, SharedGraph
+from fedauc.engines.cuda.engine import MAX_LANES, GraphedEngine, SharedGraph
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
@@ -288,7 +288,7 @@ GROUPS = {
     "another float does not": (("cycp-minimax", 2, "dtype=float32,float64"), {}, [2, 2]),
     "other engines go alone": (("cycp-minimax", 2, "engine=batched,loop"), {}, [1, 1, 1, 1]),
     # Two clients a round: 33 runs of 2 are more than 64 lanes, which hold ten stacks of three.
-    "as many as there are lanes": (("cycp-fedavg", WIDTH // 2 + 1), {}, [3, 30]),
+    "as many as there are lanes": (("cycp-fedavg", MAX_LANES // 2 + 1), {}, [3, 30]),
     "three at most with a memory per client, and none alone": (("a-scaffold", 4), {}, [2, 2]),
 }
 
@@ -320,7 +320,7 @@ def test_runs_share_the_rows_they_train_on(tmp_path: Path) -> None:
     for run in held:
         engine = run.assembly.training.engine
         assert isinstance(engine, GraphedEngine)
-        rows.append(engine.data.inputs.data_ptr())
+        rows.append(engine.client_rows.inputs.data_ptr())
     assert rows[0] == rows[1] != rows[2] == rows[3]
     first, last = held[0].config, held[3].config
     latest, first_data = cache.prepare_data(last), id(held[0].data)

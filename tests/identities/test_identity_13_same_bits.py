@@ -248,7 +248,7 @@ def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> 
         earlier = [part for chunk in scores[max(first, 0) : first + length] for part in chunk]
         ends, emitted = [], list[Pools]()
         for position, client in enumerate(finished.cohort.clients):
-            index = np.asarray(draws.rows(client, phase)[0])
+            index = np.asarray(draws.draw_visit(client, phase)[0])
             batches = [Pools(inputs[rows[:2]], inputs[rows[2:]]) for rows in index]
             if phase.scoring:
                 emitted += [Pools(rows.positives @ w, rows.negatives @ w) for rows in batches]

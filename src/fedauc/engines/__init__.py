@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 from torch import nn
@@ -13,8 +12,8 @@ from torch import nn
 from fedauc.data.clients import Clients
 from fedauc.discovery import find_members, lookup
 from fedauc.engines.batched import BatchedEngine
-from fedauc.engines.compiled import CompiledEngine
-from fedauc.engines.graphed import GraphedEngine
+from fedauc.engines.compiled.engine import CompiledEngine
+from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
@@ -24,11 +23,10 @@ from fedauc.network import ModuleNetwork
 AUTO = "auto"
 
 COMPILE_FROM = 200_000
-"""Local steps of a run from which compiling, which takes some ten seconds the first time, pays."""
-
+"""Local steps in a run from which compiling on a CPU pays off; it takes some ten seconds the first time."""
 
 COMPILE_GRAPH_FROM = 8_000
-"""The same on a GPU, where compiling a deep network takes about a minute; shorter runs are captured as they are."""
+"""The same on a GPU, where compiling a deep network takes about a minute; shorter runs are captured uncompiled."""
 
 
 @functools.cache
@@ -38,50 +36,50 @@ def engines() -> dict[str, type[Simulator]]:
 
 
 def check_engine(name: str) -> None:
-    """Refuse unknown names."""
+    """Raise for unknown names."""
     lookup("engine", name, {AUTO: None, **dict.fromkeys(engines())})
 
 
-class Parts(NamedTuple):
-    """What an engine is made of, and how many local steps the plan holds."""
+class EngineParts(NamedTuple):
+    """What an engine is made of, and the number of local steps in the run."""
 
     algorithm: Algorithm
     network: ModuleNetwork
     clients: Clients
     setting: Setting
-    steps: int
+    local_steps: int
 
 
-def make_engine(name: str, parts: Parts) -> Simulator:
-    """The named engine; `auto` stacks the cohort where that is faster, and compiles it for long runs."""
+def make_engine(name: str, parts: EngineParts) -> Simulator:
+    """The named engine; `auto` stacks the cohort where that is faster, and compiles its steps for long runs."""
     if name != AUTO:
         return engines()[name](*parts[:-1])
-    reason = _resists(parts.network)
-    for kind in [] if reason else _candidates(parts):
+    reason = _find_stacking_obstacle(parts.network)
+    for kind in [] if reason else _list_candidates(parts):
         try:
             return kind(*parts[:-1])
         except Unsupported as unsupported:
             reason = unsupported.reason
-    _say(str(reason))
+    _log_loop_choice(str(reason))
     return LoopEngine(*parts[:-1])
 
 
-def _candidates(parts: Parts) -> list[Callable[..., Simulator]]:
-    """What may run the cohort side by side, the fastest first."""
+def _list_candidates(parts: EngineParts) -> list[Callable[..., Simulator]]:
+    """Engines that may run the cohort as a stack, the fastest first."""
     if parts.network.device.type == "cuda":
-        return [functools.partial(GraphedEngine, compiled=parts.steps >= COMPILE_GRAPH_FROM)]
-    return [*([CompiledEngine] if parts.steps >= COMPILE_FROM else []), BatchedEngine]
+        return [functools.partial(GraphedEngine, compiled=parts.local_steps >= COMPILE_GRAPH_FROM)]
+    return [*([CompiledEngine] if parts.local_steps >= COMPILE_FROM else []), BatchedEngine]
 
 
-def _resists(network: ModuleNetwork) -> str | None:
-    """Why stacking would not pay, if it would not."""
+def _find_stacking_obstacle(network: ModuleNetwork) -> str | None:
+    """Why stacking would not pay off, if it would not."""
     if network.device.type != "cpu":
         return None
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in network.plain.modules()):
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in network.plain_module.modules()):
         return "its convolutions are bound by arithmetic, which stacking on a CPU does not speed up"
     return None
 
 
-@lru_cache(maxsize=64)
-def _say(reason: str) -> None:
+@functools.lru_cache(maxsize=64)
+def _log_loop_choice(reason: str) -> None:
     logging.getLogger("fedauc").info("the model runs in the plain loop: %s", reason)

@@ -8,46 +8,45 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
 from fedauc.data.io.memory import release_freed_memory
-from fedauc.engines.crew import one_thread
-from fedauc.engines.kernels import Unsupported
-from fedauc.engines.simulator import CachedForward, Simulator
-from fedauc.engines.stacked import KernelNetwork, VmapNetwork
-from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
+from fedauc.engines.kernels import KernelNetwork, Unsupported
+from fedauc.engines.simulator import CachedForward, Simulator, limit_torch_threads
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, ForwardPass, Model, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_map, tree_stack
 
-SMALL = 1 << 26
-"""Multiplications of a cohort's step below which one thread does better: starting a second takes too long."""
+ONE_THREAD_BELOW = 1 << 26
+"""Multiplications in a cohort's step below which one thread is faster: starting a second one takes too long."""
 
-GATHER = 1 << 24
-"""Bytes of a visit's rows that are gathered at once; larger visits gather step by step."""
+GATHER_AT_ONCE = 1 << 24
+"""Bytes up to which all rows of a visit are gathered at once; larger visits gather step by step."""
 
 
-class Rows(NamedTuple):
-    """A visit's draws on the device: row numbers `[M, I, B]`, weights `[M, B]`, own draws and crops `[M, I, ...]`."""
+class CohortRows(NamedTuple):
+    """A visit's draws on the device: rows `[M, I, B]`, weights `[M, B]`, per-client draws and crops `[M, I, ...]`."""
 
     rows: Tensor
     weights: Tensor
-    own: Tree
+    per_client: Tree
     moves: Tree
 
 
-class Opened(NamedTuple):
+class PendingVisit(NamedTuple):
     """A cohort about to take its local steps; every leaf has a leading client dimension."""
 
     download: Download
     cohort: Cohort
     client_state: Tree
     local: Tree
-    rows: Rows
+    rows: CohortRows
 
 
-class Advanced(NamedTuple):
-    """A cohort after its local steps: its state, what it emitted `[M, I, ...]`, its losses before the first `[M]`."""
+class LocalResult(NamedTuple):
+    """A cohort after its local steps: local states, emissions `[M, I, ...]`, losses before the first step `[M]`."""
 
     local: Tree
     emitted: Tree
@@ -55,193 +54,199 @@ class Advanced(NamedTuple):
 
 
 class StackedEngine(Simulator):
-    """Parameters, duals, variates and batches carry a leading client dimension; the algorithm's verbs do not notice."""
+    """Runs the algorithm's client verbs on weights, duals, states and batches with a leading client dimension."""
 
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
         super().__init__(algorithm, network, clients, setting)
-        self._stacked = stacked(network, self._inputs[:2])
+        self._stacked_network = stack_network(network, self._inputs[:2])
 
     @torch.no_grad()
     def visit(self, download: Download, cohort: Cohort) -> Visits:
-        """Visit the cohort side by side."""
-        with one_thread(self._is_small(download, cohort)):
-            return self._visited(download, cohort)
+        """Visit all clients of the cohort at once."""
+        with limit_torch_threads(self._is_small_visit(download, cohort)):
+            return self._visit_cohort(download, cohort)
 
-    def _visited(self, download: Download, cohort: Cohort) -> Visits:
-        opened = self.open(download, cohort)
-        return self.close(opened, self._advance(opened))
+    def _visit_cohort(self, download: Download, cohort: Cohort) -> Visits:
+        pending = self.open_visit(download, cohort)
+        return self.close_visit(pending, self._run_local_steps(pending))
 
-    def _is_small(self, download: Download, cohort: Cohort) -> bool:
-        """Whether a step's products are too small to share among threads."""
-        return self._network.device.type == "cpu" and self._products(download, cohort) < SMALL
-
-    def _products(self, download: Download, cohort: Cohort) -> int:
-        """About as many multiplications as a step's forward pass has: exact for linear layers."""
-        return len(cohort.clients) * download.phase.batch.total_rows * sum(self._network.cut.lengths)
-
-    def open(self, download: Download, cohort: Cohort) -> Opened:
+    def open_visit(self, download: Download, cohort: Cohort) -> PendingVisit:
         """Everything the cohort's local steps need."""
-        wide, client_state = self._widened(download, len(cohort.clients)), self._recall(download, cohort)
-        return Opened(
-            wide, cohort, client_state, self._algorithm.begin(wide, client_state), self._draw(download, cohort)
-        )
+        expanded = self._expand_download(download, len(cohort.clients))
+        client_state = self._stack_client_states(download, cohort)
+        local = self._algorithm.begin(expanded, client_state)
+        return PendingVisit(expanded, cohort, client_state, local, self._draw_rows(download, cohort))
 
-    def close(self, opened: Opened, advanced: Advanced) -> Visits:
-        """What comes back after the local steps."""
-        download, cohort, client_state, _, _ = opened
-        upload, client_state, loss = self._reduced(download, client_state, advanced, self._shares(cohort))
-        self._remember(client_state, cohort)
+    def close_visit(self, pending: PendingVisit, result: LocalResult) -> Visits:
+        """The reduced upload after the local steps; the clients' new states are stored."""
+        download, cohort, client_state, _, _ = pending
+        upload, client_state, loss = self._reduce_uploads(download, client_state, result, self._send_shares(cohort))
+        self._store_client_states(client_state, cohort)
         return Visits(upload, None if download.phase.scoring else loss)
 
-    def _shares(self, cohort: Cohort) -> Tensor:
-        return send_to_device(np.array(cohort.weights), self._network.device)
-
-    def _widened(self, download: Download, count: int) -> Download:
-        """What each client of the cohort is sent."""
-        return download._replace(shared=widen(download.shared, count), anchor=widen(download.anchor, count))
-
-    def _reduced(
-        self, download: Download, client_state: Tree, advanced: Advanced, shares: Tensor
-    ) -> tuple[Upload, Tree, Tensor]:
-        """The cohort's mean upload, what its clients remember, and their mean loss."""
-        upload, client_state = self._algorithm.finish(download, client_state, advanced.local, advanced.emitted)
-        mean = tree_map(lambda leaf: _mean(shares, leaf), upload.mean)
-        return Upload(mean, upload.pool), client_state, advanced.losses.mean()
-
     @abstractmethod
-    def _advance(self, opened: Opened) -> Advanced:
+    def _run_local_steps(self, pending: PendingVisit) -> LocalResult:
         """Take every local step."""
 
-    def _step_by_step(self, opened: Opened) -> Advanced:
-        download, local, emitted, network = opened.download, opened.local, Emitted(), CachedForward(self._stacked)
-        rows, losses = VisitBatches(self._inputs, self._labels, opened.rows), opened.rows.weights[:, 0]
-        for place in range(len(rows)):
-            batch = tree_at(rows.steps(place, place + 1), 0)
-            losses = losses if place else self._loss(network, download, local, batch)
-            local, scores = self._algorithm.step(network, download, local, batch)
-            emitted.keep(scores, place, len(rows))
-        if rows.large:
-            # What such steps free lies between scores that stay, in holes that the next round would not fit into.
+    def _run_steps_one_by_one(self, pending: PendingVisit) -> LocalResult:
+        algorithm, network = self._algorithm, CachedForward(self._stacked_network)
+        download, local = pending.download, pending.local
+        batches = VisitBatches(self._inputs, self._labels, pending.rows)
+        losses, emitted = torch.zeros_like(pending.rows.weights[:, 0]), EmittedBuffer(len(batches))
+        for step in range(len(batches)):
+            batch = tree_at(batches.select_steps(step, step + 1), 0)
+            if step == 0 and not download.phase.scoring:
+                losses = algorithm.monitored_loss(network, download, local, batch)
+            local, emission = algorithm.step(network, download, local, batch)
+            emitted.write_step(emission, step)
+        if batches.large:
+            # The memory that such steps free lies between tensors that stay, in gaps too small for the next round.
             release_freed_memory()
-        return Advanced(local, emitted.all, losses)
+        return LocalResult(local, emitted.steps, losses)
 
-    def _recall(self, download: Download, cohort: Cohort) -> Tree:
-        initial_client_state = self._algorithm.initial_client_state(download)
-        return (
-            ()
-            if is_empty(initial_client_state)
-            else tree_stack([self._client_states.get(client, initial_client_state) for client in cohort.clients])
-        )
+    def _is_small_visit(self, download: Download, cohort: Cohort) -> bool:
+        """Whether a step's matrix products are too small to share among threads."""
+        return self._network.device.type == "cpu" and self._count_products(download, cohort) < ONE_THREAD_BELOW
 
-    def _remember(self, client_state: Tree, cohort: Cohort) -> None:
-        if is_empty(client_state):
-            return
-        for place, client in enumerate(cohort.clients):
+    def _count_products(self, download: Download, cohort: Cohort) -> int:
+        """About as many multiplications as a step's forward pass has: exact for linear layers."""
+        return len(cohort.clients) * download.phase.batch.total_rows * sum(self._network.vector_split.lengths)
+
+    def _send_shares(self, cohort: Cohort) -> Tensor:
+        return send_to_device(np.array(cohort.weights), self._network.device)
+
+    def _expand_download(self, download: Download, count: int) -> Download:
+        """The download with a leading client dimension."""
+        return download._replace(shared=expand_tree(download.shared, count), anchor=expand_tree(download.anchor, count))
+
+    def _reduce_uploads(
+        self, download: Download, client_state: Tree, result: LocalResult, shares: Tensor
+    ) -> tuple[Upload, Tree, Tensor]:
+        """The cohort's mean upload, its clients' new states, and their mean loss."""
+        upload, client_state = self._algorithm.finish(download, client_state, result.local, result.emitted)
+        mean = tree_map(lambda leaf: _average_leaf(shares, leaf), upload.mean)
+        return Upload(mean, upload.pool), client_state, result.losses.mean()
+
+    def _stack_client_states(self, download: Download, cohort: Cohort) -> Tree:
+        initial = self._algorithm.initial_client_state(download)
+        if is_empty(initial):
+            return ()
+        return tree_stack([self._client_states.get(client, initial) for client in cohort.clients])
+
+    def _store_client_states(self, client_state: Tree, cohort: Cohort) -> None:
+        for position, client in enumerate(() if is_empty(client_state) else cohort.clients):
             # A view would keep the whole cohort's stack alive.
-            self._client_states[client] = tree_map(torch.clone, tree_at(client_state, place))
+            self._client_states[client] = tree_map(torch.clone, tree_at(client_state, position))
 
-    def _draw(self, download: Download, cohort: Cohort) -> Rows:
-        drawn, device = self._draws.cohort(cohort.clients, download.phase), self._inputs.device
-        moves = () if drawn.moves is None else send_to_device(drawn.moves, device)
-        return Rows(
-            send_to_device(drawn.rows, device),
-            send_to_device(drawn.weights, device).to(self._labels),
-            download.per_client,
-            moves,
-        )
+    def _draw_rows(self, download: Download, cohort: Cohort) -> CohortRows:
+        draws, device = self._draws.draw_cohort(cohort.clients, download.phase), self._inputs.device
+        moves = () if draws.moves is None else send_to_device(draws.moves, device)
+        weights = send_to_device(draws.weights, device).to(self._labels)
+        return CohortRows(send_to_device(draws.rows, device), weights, download.per_client, moves)
 
-    def _loss(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
-        """Each client's loss before its first step; a scoring visit has none."""
-        if download.phase.scoring:
-            return batch.weights.new_zeros(len(batch.weights))
-        return self._algorithm.monitored_loss(network, download, local, batch)
+
+@final
+class BatchedEngine(StackedEngine):
+    """Runs one step after another, each as soon as its rows are gathered."""
+
+    name: ClassVar[str] = "batched"
+
+    def _run_local_steps(self, pending: PendingVisit) -> LocalResult:
+        return self._run_steps_one_by_one(pending)
 
 
 class VisitBatches:
     """A visit's batches for the whole cohort, `[I, M, B, ...]`; large ones are gathered when their step comes."""
 
-    def __init__(self, inputs: Tensor, labels: Tensor, rows: Rows) -> None:
+    def __init__(self, inputs: Tensor, labels: Tensor, rows: CohortRows) -> None:
         self._inputs, self._index, self._weights = inputs, rows.rows.transpose(0, 1).contiguous(), rows.weights
         self._moves = None if is_empty(rows.moves) else rows.moves.transpose(0, 1)
-        self._own = tree_map(lambda leaf: leaf.transpose(0, 1), rows.own)
-        self._labels = gather(labels, self._index)
-        self.large = self._index.numel() * inputs[0].numel() * inputs.element_size() > GATHER
-        # One place for the rows of all steps: memory that each of them takes and frees would not stay in one piece.
-        self._gathered = inputs.new_empty(0) if self.large else gather(inputs, self._index)
+        self._per_client = tree_map(lambda leaf: leaf.transpose(0, 1), rows.per_client)
+        self._labels = gather_rows(labels, self._index)
+        self.large = self._index.numel() * inputs[0].numel() * inputs.element_size() > GATHER_AT_ONCE
+        # One buffer for the rows of all steps: buffers that every step allocates and frees fragment the memory.
+        self._gathered = inputs.new_empty(0) if self.large else gather_rows(inputs, self._index)
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def steps(self, start: int, end: int) -> Batch:
+    def select_steps(self, start: int, end: int) -> Batch:
         """The batches of some steps, with a leading step dimension."""
         if self.large:
-            inputs = gather(self._inputs, self._index[start:end], self._gathered)
+            inputs = gather_rows(self._inputs, self._index[start:end], self._gathered)
         else:
             inputs = self._gathered[start:end]
         if self._moves is not None:
             inputs = apply_crops(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
-        return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._own))
+        return Batch(inputs, self._labels[start:end], weights, tree_map(lambda leaf: leaf[start:end], self._per_client))
 
 
-def gather(source: Tensor, index: Tensor, room: Tensor | None = None) -> Tensor:
-    """source[index], by index_select, which copies whole rows and is several times faster; in `room`, if given."""
-    return torch.index_select(source, 0, index.reshape(-1), out=room).view(*index.shape, *source.shape[1:])
+class EmittedBuffer:
+    """What the steps emit, `[M, ...]` each, written into one tensor `[M, I, ...]`.
 
-
-@final
-class BatchedEngine(StackedEngine):
-    """One step after another, each as soon as its rows are gathered."""
-
-    name: ClassVar[str] = "batched"
-
-    def _advance(self, opened: Opened) -> Advanced:
-        return self._step_by_step(opened)
-
-
-class Emitted:
-    """What steps emit `[M, ...]`, written side by side, `[M, I, ...]`.
-
-    Kept one by one, these small tensors would lie between a step's large ones, whose next ones no longer fit there.
+    Kept one by one, these small tensors would lie between the large ones of a step and fragment the memory.
     """
 
-    def __init__(self) -> None:
-        self.all: Tree = ()
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.steps: Tree = ()
 
-    def keep(self, emitted: Tree, place: int, steps: int) -> None:
-        """What one of so many steps emitted."""
-        if not place:
-            self.all = tree_map(lambda leaf: leaf.new_empty(len(leaf), steps, *leaf.shape[1:]), emitted)
-        tree_map(lambda room, leaf: room[:, place].copy_(leaf), self.all, emitted)
+    def write_step(self, emission: Tree, step: int) -> None:
+        """Store what a step emitted."""
+        if step == 0:
+            self.steps = tree_map(lambda leaf: leaf.new_empty(len(leaf), self._count, *leaf.shape[1:]), emission)
+        tree_map(lambda buffer, leaf: buffer[:, step].copy_(leaf), self.steps, emission)
 
 
-def stacked(network: ModuleNetwork, rows: Tensor) -> Network:
-    """The fastest stacked form of a network, or Unsupported with the reason."""
+class VmapNetwork(Network):
+    """Any module without buffers, through torch.func.vmap: one mapped forward pass and one backward pass."""
+
+    def __init__(self, network: ModuleNetwork) -> None:
+        if network.initial_model().buffers.numel():
+            raise Unsupported("its buffers cannot be mapped over clients")
+        self._mapped = vmap(network.call_flat, randomness="error")
+
+    def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
+        """One backward pass gives every client its own gradient, since no client's outputs depend on another's."""
+        weights = model.weights.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = self._mapped(weights, inputs)
+
+        def pullback(cotangent: Tensor) -> Tensor:
+            (gradient,) = torch.autograd.grad(outputs, weights, cotangent)
+            return gradient
+
+        return ForwardPass(outputs.detach(), model.buffers, pullback)
+
+
+def stack_network(network: ModuleNetwork, rows: Tensor) -> Network:
+    """The fastest stacked form of a network; raises Unsupported, with the reason, where there is none."""
     if network.mixed:
         raise Unsupported("mixed precision runs layer by layer under torch.autocast")
     try:
-        return KernelNetwork(network.plain)
+        return KernelNetwork(network.plain_module)
     except Unsupported:
         mapped = VmapNetwork(network)
-        _try(network, mapped, rows)
-        return mapped
-
-
-def _try(network: ModuleNetwork, mapped: VmapNetwork, rows: Tensor) -> None:
-    """Some modules only turn out at run time to resist vmap (randomness, data-dependent control flow)."""
-    model = widen(network.state(), 1)
     try:
-        mapped.forward_pass(model, rows[None])
+        # Some modules fail under vmap only when they run (randomness, data-dependent control flow).
+        mapped.forward_pass(expand_tree(network.initial_model(), 1), rows[None])
     except RuntimeError as error:
         raise Unsupported(str(error).split("\n")[0]) from error
+    return mapped
 
 
-def widen(tree: Tree, count: int) -> Tree:
-    """The same for so many clients, without a copy."""
+def gather_rows(source: Tensor, index: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """`source[index]` by index_select, several times faster since it copies whole rows; into `buffer`, if given."""
+    return torch.index_select(source, 0, index.reshape(-1), out=buffer).view(*index.shape, *source.shape[1:])
+
+
+def expand_tree(tree: Tree, count: int) -> Tree:
+    """The same tree for so many clients, without a copy."""
     return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
 
 
-def _mean(shares: Tensor, leaf: Tensor) -> Tensor:
+def _average_leaf(shares: Tensor, leaf: Tensor) -> Tensor:
     if not leaf.numel():
         return leaf.new_zeros(leaf.shape[1:])
     return (shares.to(leaf.dtype) @ leaf.reshape(len(leaf), -1)).view(leaf.shape[1:])

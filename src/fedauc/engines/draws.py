@@ -16,14 +16,14 @@ from fedauc.interfaces import BatchKind, Phase, Setting
 
 
 class VisitRows(NamedTuple):
-    """Row numbers `[I, B]` and weights `[B]` of a visit's batches."""
+    """Row numbers `[I, B]` and weights `[B]` of one client's batches."""
 
     rows: np.ndarray
     weights: np.ndarray
 
 
-class Drawn(NamedTuple):
-    """A cohort's visit: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any."""
+class CohortDraws(NamedTuple):
+    """A cohort's batches: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any."""
 
     rows: np.ndarray
     weights: np.ndarray
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
 
 
 class Draws:
-    """A visit's batches: without replacement inside a visit, reshuffled when a small client is exhausted."""
+    """Draws batches without replacement inside a visit; a small client's rows are reshuffled when they run out."""
 
     def __init__(self, clients: Clients, setting: Setting, draw: BatchKind) -> None:
         self._clients, self._setting, self._draw = clients, setting, draw
@@ -39,42 +39,44 @@ class Draws:
         scales = class_scales if draw == "classes" else row_scales
         self._scales = scales(setting.census, setting.weighting)
 
-    def cohort(self, clients: Sequence[int], phase: Phase) -> Drawn:
-        """Every client's visit; no client's draws depend on who else takes part."""
-        chosen = np.asarray(clients)
-        rows, weights = (self._by_class if self._draw == "classes" else self._any)(chosen, phase)
+    def draw_cohort(self, clients: Sequence[int], phase: Phase) -> CohortDraws:
+        """The batches of every client; no client's batches depend on who else takes part."""
+        draw_rows = self._draw_by_class if self._draw == "classes" else self._draw_any_class
+        rows, weights = draw_rows(np.asarray(clients), phase)
         if self._setting.augment == "none":
-            return Drawn(rows, weights, None)
+            return CohortDraws(rows, weights, None)
         count = rows[0].size
         moves = [draw_crops(count, self._setting.seed, phase.round, client) for client in clients]
-        return Drawn(rows, weights, np.stack(moves).reshape(*rows.shape, 3))
+        return CohortDraws(rows, weights, np.stack(moves).reshape(*rows.shape, 3))
 
-    def rows(self, client: int, phase: Phase) -> VisitRows:
-        """The rows of one client's visit."""
-        drawn = self.cohort((client,), phase)
-        return VisitRows(drawn.rows[0], drawn.weights[0])
+    def draw_visit(self, client: int, phase: Phase) -> VisitRows:
+        """The batches of one client."""
+        draws = self.draw_cohort((client,), phase)
+        return VisitRows(draws.rows[0], draws.weights[0])
 
-    def _by_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_by_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         start, end = self._clients.offsets[clients], self._clients.offsets[clients + 1]
         middle = start + self._clients.census.positives[clients]
-        # A class the client lacks is filled from the other one, at weight zero: BatchNorm then still sees its data.
-        first = self._take(start, np.where(middle > start, middle, end), clients, phase, 0)
-        second = self._take(np.where(end > middle, middle, start), end, clients, phase, 1)
+        # Rows of a class that the client lacks come from the other class with weight zero: BatchNorm still sees them.
+        positives = self._draw_side(start, np.where(middle > start, middle, end), clients, phase, 0)
+        negatives = self._draw_side(np.where(end > middle, middle, start), end, clients, phase, 1)
         weights = np.repeat(self._scales[clients] / np.maximum(phase.batch, 1), phase.batch, axis=1)
-        return np.concatenate([first, second], axis=2), weights
+        return np.concatenate([positives, negatives], axis=2), weights
 
-    def _any(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_any_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         size, offsets = phase.batch.total_rows, self._clients.offsets
-        rows = self._take(offsets[clients], offsets[clients + 1], clients, phase, 2)
+        rows = self._draw_side(offsets[clients], offsets[clients + 1], clients, phase, 2)
         return rows, np.repeat(self._scales[clients, None] / size, size, axis=1)
 
-    def _take(self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int) -> np.ndarray:
-        """Rows `[M, I, B]` of the clients' stretches of the index."""
+    def _draw_side(
+        self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int
+    ) -> np.ndarray:
+        """Rows `[M, I, B]` out of each client's range `start` to `end`; sides are positives 0, negatives 1, any 2."""
         size = phase.batch.total_rows if side == 2 else phase.batch[side]
         sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
         parts = []
-        for some in row_blocks((len(clients), max(count, self._largest)), WORDS_PER_BLOCK):
-            chosen = keys.sample_client_indices(sizes[some], count, clients[some], *key)
-            parts.append(self._clients.rows.take(chosen + start[some, None]))
+        for block in row_blocks((len(clients), max(count, self._largest)), WORDS_PER_BLOCK):
+            chosen = keys.sample_client_indices(sizes[block], count, clients[block], *key)
+            parts.append(self._clients.rows.take(chosen + start[block, None]))
         rows: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return rows.reshape(len(clients), phase.local_steps, size)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple, final
+from queue import SimpleQueue
+from typing import ClassVar, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -14,99 +17,95 @@ from torch import Tensor
 from fedauc import keys
 from fedauc.data.augmentation import apply_crops
 from fedauc.data.clients import Clients
-from fedauc.engines.crew import Crew
-from fedauc.engines.simulator import CachedForward, Simulator
+from fedauc.engines.simulator import CachedForward, Simulator, count_cores
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send_to_device, tree_add, tree_at, tree_map, tree_stack
 
-WORTH = 0.002
-"""Seconds of a local step from which threads pay: below, they wait for each other's Python."""
+USE_THREADS_FROM = 0.002
+"""Seconds per local step from which threads pay off; with shorter steps they wait for Python's global lock."""
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
-class Visited(NamedTuple):
-    """A client's visit: what it sends, its loss before the first step, its memory; the seconds of its fastest step."""
+class ClientVisit(NamedTuple):
+    """One client's visit: its upload, its loss before the first step, its new state, seconds of its fastest step."""
 
     upload: Upload
-    value: Tensor
+    loss: Tensor
     client_state: Tree
-    pace: float
+    fastest_step: float
 
 
 @final
 class LoopEngine(Simulator):
     """One client after another, one step after another, on the network's device.
 
-    On a CPU with cores to spare, clients of slow models are visited by several threads: with the same result to the
-    bit, since each client's steps stay in order and uploads are added up in the cohort's order.
+    On a CPU with spare cores, clients of slow models are visited by several threads. The result is the same to the bit,
+    since each client's steps stay in order and uploads are added up in the cohort's order.
     """
 
     name: ClassVar[str] = "loop"
 
     def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
         super().__init__(algorithm, network, clients, setting)
-        self._crew = Crew(network)
-        self._shareable = False
+        self._thread_pool = ClientThreadPool(network)
+        self._threads_pay_off = False
 
     def visit(self, download: Download, cohort: Cohort) -> Visits:
-        """Visit the cohort, keeping a running mean, so that memory does not grow with the cohort."""
-        mean, pools, values = (), [], []
-        visits = zip(cohort.clients, cohort.weights, self._visits(download, cohort), strict=True)
-        for client, weight, (upload, value, client_state, _) in visits:
+        """Visit the cohort and keep a running mean, so that memory does not grow with the cohort."""
+        mean, pools, losses = (), [], []
+        visits = zip(cohort.clients, cohort.weights, self._visit_clients(download, cohort), strict=True)
+        for client, weight, (upload, loss, client_state, _) in visits:
             share = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
             mean = share if is_empty(mean) else tree_add(mean, share)
             pools.append(upload.pool)
-            values.append(value)
+            losses.append(loss)
             if not is_empty(client_state):
                 self._client_states[client] = client_state
-        loss = None if download.phase.scoring else torch.stack(values).mean()
-        return Visits(Upload(mean, tree_stack(pools)), loss)
+        mean_loss = None if download.phase.scoring else torch.stack(losses).mean()
+        return Visits(Upload(mean, tree_stack(pools)), mean_loss)
 
-    def _visits(self, download: Download, cohort: Cohort) -> Iterator[Visited]:
-        """The cohort's visits in order: one by one until they turn out to be worth sharing."""
+    def _visit_clients(self, download: Download, cohort: Cohort) -> Iterator[ClientVisit]:
+        """The cohort's visits in order: one by one, until they turn out to be slow enough for threads."""
         tasks = [
-            (download._replace(per_client=tree_at(download.per_client, place)), client)
-            for place, client in enumerate(cohort.clients)
+            (download._replace(per_client=tree_at(download.per_client, position)), client)
+            for position, client in enumerate(cohort.clients)
         ]
-        while tasks and not (self._shareable and self._crew.size > 1):
-            yield self._alone(*tasks.pop(0))
+        while tasks and not (self._threads_pay_off and self._thread_pool.size > 1):
+            yield self._visit_in_this_thread(*tasks.pop(0))
         if tasks:
-            yield from self._crew.visits(lambda network, task: self._visit(network, *task), tasks)
+            yield from self._thread_pool.map_clients(lambda network, task: self._visit_client(network, *task), tasks)
 
-    def _alone(self, download: Download, client: int) -> Visited:
-        with self._keyed(download.phase.round, client):
-            before = torch.get_rng_state()
-            visited = self._visit(self._network, download, client)
-            # The generator is keyed for one client at a time, so a module that draws from it cannot be shared.
-            self._shareable = visited.pace > WORTH and torch.equal(before, torch.get_rng_state())
-        return visited
+    def _visit_in_this_thread(self, download: Download, client: int) -> ClientVisit:
+        with self._seed_module_randomness(download.phase.round, client):
+            generator_state = torch.get_rng_state()
+            visit = self._visit_client(self._network, download, client)
+            # The generator is seeded for one client at a time, so a module that draws from it cannot run in threads.
+            is_deterministic = torch.equal(generator_state, torch.get_rng_state())
+            self._threads_pay_off = visit.fastest_step > USE_THREADS_FROM and is_deterministic
+        return visit
 
-    def _visit(self, network: Network, download: Download, client: int) -> Visited:
-        client_state = (
-            self._client_states[client]
-            if client in self._client_states
-            else self._algorithm.initial_client_state(download)
-        )
-        local, emitted, batches = self._algorithm.begin(download, client_state), [], self._batches(download, client)
-        once, pace = CachedForward(network), math.inf
-        value = self._value(once, download, local, batches[0])
+    def _visit_client(self, network: Network, download: Download, client: int) -> ClientVisit:
+        algorithm, cached, fastest_step = self._algorithm, CachedForward(network), math.inf
+        known = client in self._client_states
+        client_state = self._client_states[client] if known else algorithm.initial_client_state(download)
+        local, emitted, batches = algorithm.begin(download, client_state), [], self._draw_batches(download, client)
+        loss = torch.full((), torch.nan)
+        if not download.phase.scoring:
+            loss = algorithm.monitored_loss(cached, download, local, batches[0])
         for batch in batches:
             start = time.thread_time()
-            local, scores = self._algorithm.step(once, download, local, batch)
-            pace = min(pace, time.thread_time() - start)
-            emitted.append(scores)
-        upload, client_state = self._algorithm.finish(download, client_state, local, tree_stack(emitted))
-        return Visited(upload, value, client_state, pace)
-
-    def _value(self, network: Network, download: Download, local: Tree, batch: Batch) -> Tensor:
-        """The loss before the first step; a scoring visit has none."""
-        if download.phase.scoring:
-            return torch.full((), torch.nan)
-        return self._algorithm.monitored_loss(network, download, local, batch)
+            local, emission = algorithm.step(cached, download, local, batch)
+            fastest_step = min(fastest_step, time.thread_time() - start)
+            emitted.append(emission)
+        upload, client_state = algorithm.finish(download, client_state, local, tree_stack(emitted))
+        return ClientVisit(upload, loss, client_state, fastest_step)
 
     @contextmanager
-    def _keyed(self, round: int, client: int) -> Iterator[None]:
-        """A module's own randomness (dropout) is keyed too, and the caller's generators are left as they were."""
+    def _seed_module_randomness(self, round: int, client: int) -> Iterator[None]:
+        """Key a module's own randomness (dropout) too, and leave the caller's generators as they were."""
         seed = keys.random_integer(self._setting.seed, "module", round, client)
         cuda = self._network.device.type == "cuda"
         with torch.random.fork_rng([self._network.device] if cuda else []):
@@ -115,14 +114,42 @@ class LoopEngine(Simulator):
                 torch.cuda.manual_seed(seed)
             yield
 
-    def _batches(self, download: Download, client: int) -> list[Batch]:
-        drawn = self._draws.cohort((client,), download.phase)
-        index = send_to_device(drawn.rows[0], self._inputs.device)
-        weights = send_to_device(drawn.weights[0], self._inputs.device).to(self._labels)
-        moves = None if drawn.moves is None else send_to_device(drawn.moves[0], self._inputs.device)
+    def _draw_batches(self, download: Download, client: int) -> list[Batch]:
+        draws, device = self._draws.draw_cohort((client,), download.phase), self._inputs.device
+        weights = send_to_device(draws.weights[0], device).to(self._labels)
+        moves = None if draws.moves is None else send_to_device(draws.moves[0], device)
         batches = []
-        for step, chosen in enumerate(index):
-            rows = self._inputs[chosen]
-            inputs = rows if moves is None else apply_crops(rows, moves[step])
-            batches.append(Batch(inputs, self._labels[chosen], weights, tree_at(download.per_client, step)))
+        for step, rows in enumerate(send_to_device(draws.rows[0], device)):
+            inputs = self._inputs[rows] if moves is None else apply_crops(self._inputs[rows], moves[step])
+            batches.append(Batch(inputs, self._labels[rows], weights, tree_at(download.per_client, step)))
         return batches
+
+
+class ClientThreadPool:
+    """Visits clients in as many threads as there are spare cores, each with its own copy of the network."""
+
+    def __init__(self, network: ModuleNetwork) -> None:
+        self._network = network
+        self._copies: SimpleQueue[ModuleNetwork] = SimpleQueue()
+        self.size = count_spare_cores() if network.device.type == "cpu" else 1
+
+    def map_clients(self, visit: Callable[[ModuleNetwork, Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Every task's result, in order."""
+        while self._copies.qsize() < self.size:
+            # Running a module swaps weights in and out of it, so threads cannot share one.
+            self._copies.put(copy.deepcopy(self._network))
+
+        def visit_with_copy(task: Task) -> Result:
+            network = self._copies.get()
+            try:
+                return visit(network, task)
+            finally:
+                self._copies.put(network)
+
+        with ThreadPoolExecutor(self.size) as executor:
+            yield from executor.map(visit_with_copy, tasks)
+
+
+def count_spare_cores() -> int:
+    """Cores of this process for each of torch's threads."""
+    return max(1, count_cores() // torch.get_num_threads())

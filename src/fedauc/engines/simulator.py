@@ -1,7 +1,12 @@
-"""What engines that hold all clients' data have in common."""
+"""What all engines that simulate a federation in this process have in common."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor
 
 from fedauc.data.clients import Clients
@@ -11,36 +16,56 @@ from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree
 
 
+class Simulator(Engine):
+    """Holds all clients' data on the network's device, the keyed draws of batches, and every client's state."""
+
+    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
+        self._algorithm, self._network, self._setting = algorithm, network, setting
+        self._inputs = network.cast_inputs(clients.inputs)
+        self._labels = clients.labels.to(network.device, network.dtype)
+        self._draws = Draws(clients, setting, algorithm.objective.batch_kind)
+        self._client_states: dict[int, Tree] = {}
+
+    def client_states(self) -> dict[int, Tree]:
+        """The state of every client that was visited."""
+        return dict(self._client_states)
+
+    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
+        """Continue with these client states."""
+        self._client_states = dict(client_states)
+
+
 class CachedForward(Network):
-    """A network that keeps its last pass, so that a step and its loss, asked for in turn, share one."""
+    """A network that keeps its last forward pass: the loss and the step that follows it need the same one."""
 
     def __init__(self, inner: Network) -> None:
         self._inner = inner
         self._last: tuple[Tensor, Tensor, ForwardPass] | None = None
 
     def forward_pass(self, model: Model, inputs: Tensor) -> ForwardPass:
-        """The last pass if it was this one, a new pass otherwise."""
+        """The last pass if it had the same weights and inputs, a new pass otherwise."""
         if self._last is not None and self._last[0] is model.weights and self._last[1] is inputs:
             return self._last[2]
-        scored = self._inner.forward_pass(model, inputs)
-        self._last = (model.weights, inputs, scored)
-        return scored
+        forward_pass = self._inner.forward_pass(model, inputs)
+        self._last = (model.weights, inputs, forward_pass)
+        return forward_pass
 
 
-class Simulator(Engine):
-    """Client data on the network's device, keyed draws, and client memories by client."""
+def count_cores() -> int:
+    """Cores that this process may use; the processes of one torchrun share theirs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
-        self._algorithm, self._network, self._setting = algorithm, network, setting
-        self._inputs = network.cast(clients.inputs)
-        self._labels = clients.labels.to(network.device, network.dtype)
-        self._draws = Draws(clients, setting, algorithm.objective.batch_kind)
-        self._client_states: dict[int, Tree] = {}
 
-    def client_states(self) -> dict[int, Tree]:
-        """Every visited client's memory."""
-        return dict(self._client_states)
-
-    def restore_client_states(self, client_states: dict[int, Tree]) -> None:
-        """Put memories back."""
-        self._client_states = dict(client_states)
+@contextmanager
+def limit_torch_threads(wanted: bool) -> Iterator[None]:
+    """Let torch use one thread, if wanted: for small operations, sharing the work costs more than it saves."""
+    threads = torch.get_num_threads() if wanted else 1
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from fedauc.data.clients import Clients
-from fedauc.engines import Parts, make_engine
+from fedauc.engines import EngineParts, make_engine
+from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.distributed import DistributedEngine
-from fedauc.engines.graphed import GraphedEngine
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Algorithm, Engine, Setting
 from fedauc.ledger import Ledger
@@ -49,15 +49,15 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
-    engine: Engine = make_engine(recipe.engine, Parts(algorithm, network, clients, setting, steps))
+    engine: Engine = make_engine(recipe.engine, EngineParts(algorithm, network, clients, setting, steps))
     if isinstance(engine, GraphedEngine):
         first = range(min(schedule.cycle_length, plan.total_rounds))
         # Nobody may come in a whole cycle.
-        engine.widest = max(1, *(len(schedule.cohort(number).clients) for number in first))
+        engine.largest_cohort = max(1, *(len(schedule.cohort(number).clients) for number in first))
     if dist.is_available() and dist.is_initialized():
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
-    return Assembly(training, network, training.initial_state(network.state()))
+    return Assembly(training, network, training.initial_state(network.initial_model()))
 
 
 def _check_augment(recipe: Recipe, clients: Clients) -> str:
@@ -80,7 +80,7 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
     """Run two rows through the model, so that what does not fit is said before anything is written."""
     rows, objective = clients.inputs[:2], algorithm.objective
     try:
-        outputs = network.predict(network.state(), rows)
+        outputs = network.predict(network.initial_model(), rows)
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
         shape, reason = tuple(rows.shape[1:]), " ".join(str(error).split())
         raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {reason}") from error

@@ -40,7 +40,7 @@ class Fitted:
         if len(inputs) == 0:
             return np.zeros(0)
         network = ModuleNetwork(self.module)
-        outputs = network.predict(network.state(), as_inputs(inputs))
+        outputs = network.predict(network.initial_model(), as_inputs(inputs))
         return np.asarray(outputs.double().numpy())
 
 
@@ -82,5 +82,5 @@ def fit(
 
     loop = RunLoop(training, state, evaluate, losses=None, on_round_end=observe)
     loop.train_to_end()
-    trained = network.module(recipe.algorithm.extract_model(loop.state.server.shared))
+    trained = network.build_module(recipe.algorithm.extract_model(loop.state.server.shared))
     return Fitted(trained, recipe, history, training.ledger.traffic)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
-from fedauc.engines.graphed import RUNS, WIDTH, GraphedEngine, SharedGraph
+from fedauc.engines.cuda.engine import MAX_LANES, RUNS_PER_STACK, GraphedEngine, SharedGraph
 from fedauc.experiments.config import Config
 from fedauc.experiments.run_loop import Observer, save_before_interrupts
 from fedauc.experiments.runner import DataCache, Run, assemble_run
@@ -28,10 +28,10 @@ def plan_run_groups(configs: Mapping[str, Config], cache: DataCache) -> list[lis
         shape = _graph_shape(training) or name
         names_by_shape.setdefault(shape, []).append(name)
         # Runs of other engines are alone anyway.
-        width = training.engine.widest if isinstance(training.engine, GraphedEngine) else WIDTH
-        runs = max(1, WIDTH // width)
+        width = training.engine.largest_cohort if isinstance(training.engine, GraphedEngine) else MAX_LANES
+        runs = max(1, MAX_LANES // width)
         has_client_states = type(training.algorithm).initial_client_state is not Algorithm.initial_client_state
-        largest[shape] = min(largest.get(shape, WIDTH), min(runs, RUNS) if has_client_states else runs)
+        largest[shape] = min(largest.get(shape, MAX_LANES), min(runs, RUNS_PER_STACK) if has_client_states else runs)
     return [group for shape, names in names_by_shape.items() for group in _split_names(names, largest[shape])]
 
 
@@ -141,10 +141,10 @@ def _graph_shape(training: Training) -> Hashable:
     """
     if not isinstance(training.engine, GraphedEngine):
         return None
-    plan, setting, width = training.plan, training.setting, training.engine.widest
+    plan, setting, width = training.plan, training.setting, training.engine.largest_cohort
     learning_rounds = sum(stage.cycles for stage in plan.stages) * setting.cycle_length
     steps = tuple(stage.local_steps for stage in plan.stages)
-    return training.engine.twin, learning_rounds, steps, (width - 1).bit_length(), setting.batch
+    return training.engine.graph_signature, learning_rounds, steps, (width - 1).bit_length(), setting.batch
 
 
 def _split_names(names: list[str], largest: int) -> list[list[str]]:
@@ -157,7 +157,7 @@ def _split_names(names: list[str], largest: int) -> list[list[str]]:
     >>> _split_names(list("abcdefg"), 7)
     [['a', 'b', 'c'], ['d', 'e', 'f', 'g']]
     """
-    size = largest - largest % RUNS or largest
+    size = largest - largest % RUNS_PER_STACK or largest
     starts = list(range(0, len(names), size))
     if len(starts) > 1 and size > 2 and len(names) - starts[-1] == 1:
         starts[-1] -= size // 2

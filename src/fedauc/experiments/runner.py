@@ -93,7 +93,7 @@ class Run:
         result = {"data": self.data.split.note, "final": final, **self._measure_auc_by_group(labels, scores)}
         assert self.loop.checkpointer is not None
         self.loop.checkpointer.wait()
-        self.folder.write_model(network.module(model).state_dict())
+        self.folder.write_model(network.build_module(model).state_dict())
         self.folder.write_arrays("scores.npz", {"labels": labels, "scores": scores})
         self.folder.write_result(result)
         return result

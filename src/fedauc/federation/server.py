@@ -108,7 +108,7 @@ class FederatedRun:
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
         self.loop.train_to_end(observer)
         model = self.agreement.recipe.algorithm.extract_model(self.loop.state.server.shared)
-        tensors = self._assembly.network.module(model).state_dict()
+        tensors = self._assembly.network.build_module(model).state_dict()
         # numpy has no bfloat16, and its files need no pickle.
         arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
         self.folder.write_arrays("model.npz", arrays)

@@ -120,7 +120,7 @@ class Site:
         if data.test is None:
             raise SiteRefusal("the server asks for an evaluation; this site holds no test rows")
         network = self._build_network(header, data)
-        model = rebuild_tree(unpack_tensors(payload)["model"], network.state(), "model")
+        model = rebuild_tree(unpack_tensors(payload)["model"], network.initial_model(), "model")
         scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
         site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
         LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)

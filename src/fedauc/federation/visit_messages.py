@@ -72,7 +72,7 @@ def unpack_download(
     algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, payload: Payload, store: SiteState
 ) -> Download:
     """The download in a message. Its structure is that of a download that `dispatch` makes: no structure travels."""
-    server = algorithm.init(setting, network.state())
+    server = algorithm.init(setting, network.initial_model())
     template = algorithm.dispatch(setting, server, Cohort(phase.round, (0,), (1.0,)), phase)
     tensors = unpack_tensors(payload)
     shared = rebuild_tree(tensors["shared"], template.shared, "shared")

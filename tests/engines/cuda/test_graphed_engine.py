@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedauc import Clients, pieces
+from fedauc import Clients, split_vectors
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
-from fedauc.engines import graphed, lanes
-from fedauc.engines.capture import ready
-from fedauc.engines.graphed import GraphedEngine, SharedGraph
+from fedauc.engines.cuda import engine as graphed
+from fedauc.engines.cuda import lanes
+from fedauc.engines.cuda.capture import prepare_stepper
+from fedauc.engines.cuda.engine import GraphedEngine, SharedGraph
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.recipe import Recipe
@@ -69,12 +70,12 @@ def test_every_way_gives_the_loops_result(
 ) -> None:
     """Whole runs with client memory, duals, passive scores and running statistics; some parameters are large."""
     only(monkeypatch, way)
-    monkeypatch.setattr(pieces, "LARGE", 20)
+    monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
     loop = ran(assemble_training(settings(method, engine="loop"), network(norm), images()))
     recipe = settings(method, engine="graphed")
     # The same choice that assemble makes on a GPU, whose order of weights must be undone to compare.
     monkeypatch.setattr(
-        "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
+        "fedauc.experiments.assembly.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
     )
     assembly = assemble_training(recipe, network(norm), images())
     mine = ran(assembly)
@@ -89,7 +90,7 @@ def test_every_way_gives_the_loops_result(
 
 def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
     """The trained module's state, whatever the order of the flat vector."""
-    module = made.module(recipe.algorithm.extract_model(rounds[-1].state.server.shared))
+    module = made.build_module(recipe.algorithm.extract_model(rounds[-1].state.server.shared))
     return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
 
 
@@ -129,18 +130,18 @@ def test_rules_and_data_that_differ_in_numbers_alone_compile_once(monkeypatch: p
 def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixed precision, with client memory: the same bits with and without the copies, which three convolutions have."""
     only(monkeypatch, way)
-    monkeypatch.setattr(pieces, "LARGE", 20)
+    monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
     recipe = settings("scaffold", engine="graphed", dtype="float32", precision="mixed")
     seen: list[int] = []
 
     def lightened(made: lanes.Lanes, kind: ModuleNetwork) -> lanes.Lanes:
-        seen.append(len(plain(made, kind).light))
+        seen.append(len(plain(made, kind).bf16_copies))
         return plain(made, kind)
 
-    plain = lanes._lightened
-    monkeypatch.setattr(lanes, "_lightened", lightened)
+    plain = lanes._add_bf16_copies
+    monkeypatch.setattr(lanes, "_add_bf16_copies", lightened)
     mine = ran(assemble_training(recipe, network(group), images()))
-    monkeypatch.setattr(lanes, "_lightened", lambda made, kind: made)
+    monkeypatch.setattr(lanes, "_add_bf16_copies", lambda made, kind: made)
     other = ran(assemble_training(recipe, network(group), images()))
     assert distance(mine[-1], other[-1]) == 0
     assert seen[0] > 1
@@ -167,7 +168,7 @@ def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
 
 def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven clients in lanes for three: waves of three, three and one."""
-    monkeypatch.setattr(graphed, "WIDTH", 3)
+    monkeypatch.setattr(graphed, "MAX_LANES", 3)
     for method in ("cycp-pairwise", "scaffold"):
         changes = {"groups": 1, "per_round": 7}
         loop = ran(assemble_training(settled(method, engine="loop", **changes), tiny(), table()))
@@ -183,7 +184,7 @@ def test_an_interrupted_first_visit_leaves_nothing_half_made(monkeypatch: pytest
 
     assembly = assemble_training(settled("cycp-fedavg", engine="graphed"), tiny(), table())
     with monkeypatch.context() as patch:
-        patch.setattr(graphed, "ready", interrupted)
+        patch.setattr(graphed, "prepare_stepper", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ran(assembly)
     loop = ran(assemble_training(settled("cycp-fedavg", engine="loop"), tiny(), table()))
@@ -196,18 +197,18 @@ def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
     engine, training = assembly.training.engine, assembly.training
     assert isinstance(engine, GraphedEngine)
     sizes = [len(training.schedule.cohort(number).clients) for number in range(2)]
-    assert engine.widest == max(sizes) == 4
+    assert engine.largest_cohort == max(sizes) == 4
     smallest = sizes.index(3)
     opened = training.open_round(assembly.start._replace(round=smallest))
     assert opened.download is not None
     engine.visit(opened.download, opened.cohort)
-    assert len(engine._alone._stacks[0].losses) == 4
+    assert len(engine._own_graph._lane_stacks[0].losses) == 4
 
 
 @pytest.mark.parametrize("method", ["cycp-minimax", "cycp-pairwise", "a-scaffold", "clipped"])
 @pytest.mark.parametrize("way", WAYS)
 def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other seeds, data, learning rates and schedules; one of them rests for a round. A rule that clips keeps its own."""
+    """Seeds, data, learning rates and schedules differ; one run waits for a round. Clipped runs get their own lanes."""
     only(monkeypatch, way)
     own: list[dict[str, Any]] = [
         {"learning_rate": 0.1},
@@ -229,7 +230,7 @@ def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypa
             for run, (part, state) in enumerate(zip(parts, states, strict=True))
         ]
         visits = together.visit([None if o is None or o.download is None else (o.download, o.cohort) for o in opened])
-        assert len(together._stacks) == (3 if method == "clipped" else 1)
+        assert len(together._lane_stacks) == (3 if method == "clipped" else 1)
         for run, (part, mine, visit) in enumerate(zip(parts, opened, visits, strict=True)):
             if mine is not None:
                 last[run] = finished = part.training.close_round(mine, visit)
@@ -288,15 +289,15 @@ def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return self.factor * super().forward(inputs)
 
-    def twin(module: nn.Module) -> object:
+    def graph_signature(module: nn.Module) -> object:
         engine = assemble_training(settled("cycp-fedavg", engine="graphed"), module, table()).training.engine
         assert isinstance(engine, GraphedEngine)
-        return engine.twin
+        return engine.graph_signature
 
-    assert twin(Hidden(2.0)) == twin(Hidden(2.0))
-    assert twin(Hidden(2.0)) != twin(Hidden(3.0))
+    assert graph_signature(Hidden(2.0)) == graph_signature(Hidden(2.0))
+    assert graph_signature(Hidden(2.0)) != graph_signature(Hidden(3.0))
     frozen = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1))
-    assert twin(frozen) != twin(frozen)
+    assert graph_signature(frozen) != graph_signature(frozen)
 
 
 # -------------------------------------------------------------------------------------------------------------- CUDA
@@ -312,21 +313,21 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
     captured: list[Any] = []
 
     def watched(*given: Any) -> Any:
-        captured.append(ready(*given))
+        captured.append(prepare_stepper(*given))
         return captured[-1]
 
-    monkeypatch.setattr(graphed, "ready", watched)
+    monkeypatch.setattr(graphed, "prepare_stepper", watched)
     recipe = settings(method, engine="loop")
     cpu = ran(assemble_training(recipe, network(nn.BatchNorm2d), images()))
     part = assemble_training(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
     gpu = ran(part)
     model = recipe.algorithm.extract_model(gpu[-1].state.server.shared)
     wanted = ModuleNetwork(network(nn.BatchNorm2d), torch.float64)
-    expected = wanted.module(recipe.algorithm.extract_model(cpu[-1].state.server.shared)).state_dict()
-    for name, value in part.network.module(model).state_dict().items():
+    expected = wanted.build_module(recipe.algorithm.extract_model(cpu[-1].state.server.shared)).state_dict()
+    for name, value in part.network.build_module(model).state_dict().items():
         torch.testing.assert_close(value.cpu(), expected[name], rtol=1e-9, atol=1e-9)
     # A graph's replay, not the fallback that takes lanes one by one.
-    assert [type(take.step.__self__).__name__ for take in captured] == ["CUDAGraph"] * len(captured)
+    assert [type(take.run_step.__self__).__name__ for take in captured] == ["CUDAGraph"] * len(captured)
 
 
 @pytest.mark.gpu

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fedauc.engines import convolve
-from fedauc.engines.convolve import LastBatchNorm2d, LastGroupNorm, StackedConv2d, stackable
+from fedauc.engines.cuda import convolutions
+from fedauc.engines.cuda.convolutions import (
+    ChannelsLastBatchNorm2d,
+    ChannelsLastGroupNorm,
+    StackedConv2d,
+    make_stackable,
+)
 
 
 @pytest.mark.parametrize("columns", [0, 1 << 30], ids=["streams", "product"])
@@ -21,22 +26,22 @@ def test_a_stacked_convolution_is_each_clients_convolution(
     kernel: tuple[int, int, int, int], shape: tuple[int, int], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and both derivatives; (size, stride, padding, dilation). On images of one pixel most taps meet nothing."""
-    monkeypatch.setattr(convolve, "COLUMNS", columns)
+    monkeypatch.setattr(convolutions, "MAX_COLUMN_BYTES", columns)
     layer = nn.Conv2d(2, 4, *kernel).double()
-    assert type(stackable(layer)) is StackedConv2d
-    _same(layer, stackable(layer), torch.randn(3, 2, 2, *shape, dtype=torch.float64, generator=_generator()))
+    assert type(make_stackable(layer)) is StackedConv2d
+    _same(layer, make_stackable(layer), torch.randn(3, 2, 2, *shape, dtype=torch.float64, generator=_generator()))
 
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_the_norms_are_torchs_norms(affine: bool) -> None:
     inputs = 3 + 2 * torch.randn(3, 5, 4, 3, 2, dtype=torch.float64, generator=_generator())
     for layer, kind in (
-        (nn.GroupNorm(2, 4, affine=affine), LastGroupNorm),
-        (nn.BatchNorm2d(4, affine=affine, momentum=0.2), LastBatchNorm2d),
+        (nn.GroupNorm(2, 4, affine=affine), ChannelsLastGroupNorm),
+        (nn.BatchNorm2d(4, affine=affine, momentum=0.2), ChannelsLastBatchNorm2d),
     ):
         for parameter in layer.parameters():
             nn.init.normal_(parameter, 1, generator=_generator())
-        made = stackable(layer.double())
+        made = make_stackable(layer.double())
         assert type(made) is kind
         _same(layer, made, inputs)
 
@@ -44,7 +49,7 @@ def test_the_norms_are_torchs_norms(affine: bool) -> None:
 def test_images_without_contrast_stay_finite() -> None:
     """In float32 the mean square less the squared mean of level images is rounding alone, below nothing for some."""
     level = torch.linspace(5, 20, 64)[:, None, None, None].expand(64, 8, 4, 4)
-    found = stackable(nn.GroupNorm(2, 8))(level)
+    found = make_stackable(nn.GroupNorm(2, 8))(level)
     assert torch.isfinite(found).all()
 
 
@@ -55,7 +60,7 @@ def test_what_has_no_stacked_form_stays_as_it_is() -> None:
         nn.BatchNorm2d(2, momentum=None),
         nn.BatchNorm2d(2, track_running_stats=False),
     ):
-        assert type(stackable(layer)) is type(layer)
+        assert type(make_stackable(layer)) is type(layer)
 
 
 def _generator() -> torch.Generator:

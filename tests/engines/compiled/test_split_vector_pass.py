@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedauc.engines._apart import Apart
+from fedauc.engines.compiled._split_vector_pass import SplitVectorPass
 
 # The compiler itself uses what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
@@ -22,27 +22,27 @@ LENGTHS = [6, 2, 1]
 aten = torch.ops.aten
 
 
-def descend(pieces: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def descend(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A step as the clients' rules write it, with a vector of its own, between a joint and a cut."""
-    weights = torch.cat(pieces, 1)
+    weights = torch.cat(split_vectors, 1)
     moved = weights - size * (torch.cat(gradients, 1) + 0.5 * weights - other / 2)
     return [part.clone() for part in torch.split(-moved, LENGTHS, 1)]
 
 
-def measured(pieces: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def measured(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A rule that looks at the vector as a whole."""
-    return [size * torch.cat(gradients, 1), torch.cat(pieces, 1).norm(dim=1)]
+    return [size * torch.cat(gradients, 1), torch.cat(split_vectors, 1).norm(dim=1)]
 
 
-def elsewhere(pieces: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def elsewhere(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """Vectors that are joined of other parts, or cut at other places."""
     turned = torch.cat(gradients[::-1], 1) + other
-    return [turned, *torch.split(size * torch.cat(pieces, 1), [5, 4], 1)]
+    return [turned, *torch.split(size * torch.cat(split_vectors, 1), [5, 4], 1)]
 
 
-def across(pieces: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def across(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A number for each client, which is not cut."""
-    return [torch.cat(pieces, 1) * other[:, :1]]
+    return [torch.cat(split_vectors, 1) * other[:, :1]]
 
 
 def arguments() -> tuple[Any, ...]:
@@ -57,7 +57,7 @@ def arguments() -> tuple[Any, ...]:
 def traced(function: Callable[..., list[Tensor]]) -> tuple[GraphModule, GraphModule]:
     """The graph as it is, and rewritten."""
     plain, rewritten = (make_fx(function, tracing_mode="fake")(*arguments()) for _ in range(2))
-    Apart(LENGTHS)(rewritten.graph)
+    SplitVectorPass(LENGTHS)(rewritten.graph)
     rewritten.graph.lint()
     rewritten.recompile()
     return plain, rewritten
@@ -91,10 +91,10 @@ def test_a_joint_along_the_clients_stays_whole() -> None:
 
     pair = arguments()[0][0], arguments()[1][0]
     graph = make_fx(stacked, tracing_mode="fake")(*pair)
-    Apart([6, 6])(graph.graph)
+    SplitVectorPass([6, 6])(graph.graph)
     graph.recompile()
     assert torch.equal(graph(*pair), stacked(*pair))
 
 
 def test_what_is_kept_depends_on_the_lengths() -> None:
-    assert Apart(LENGTHS).uuid() == Apart(LENGTHS).uuid() != Apart([6, 3]).uuid()
+    assert SplitVectorPass(LENGTHS).uuid() == SplitVectorPass(LENGTHS).uuid() != SplitVectorPass([6, 3]).uuid()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedauc import pieces
+from fedauc import split_vectors
 from fedauc.algorithms._local import point_gradient
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.experiments.assembly import assemble_training
@@ -48,7 +48,7 @@ class Heavy(FedAvg):  # type: ignore[misc]
 @pytest.mark.parametrize("way", WAYS)
 def test_a_state_may_move_leaves_about_and_a_step_may_emit_vectors(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, way)
-    monkeypatch.setattr(pieces, "LARGE", 10)
+    monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 10)
     recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
     loop, mine = (ran(assemble_training(replace(recipe, algorithm=Heavy()), tiny(), table())) for recipe in recipes)
     assert distance(loop[-1], mine[-1]) < 1e-11
@@ -74,7 +74,7 @@ def test_a_parameter_without_dimensions_trains() -> None:
 
 def test_a_learning_rate_for_each_lane_meets_numbers_for_each_lane_alone() -> None:
     """A batch of as many rows as there are lanes would be scaled in silence, row by row instead of lane by lane."""
-    each = pieces.PerClientScalar(torch.tensor([0.1, 0.2]))
-    with pytest.raises(TypeError, match=r"a number for each of \(2,\) vectors meets something else"):
+    each = split_vectors.PerClientScalar(torch.tensor([0.1, 0.2]))
+    with pytest.raises(TypeError, match=r"a per-client scalar \(2,\) meets something"):
         each * torch.ones(2, 2)
     assert torch.equal(each * torch.ones(2), torch.tensor([0.1, 0.2]))

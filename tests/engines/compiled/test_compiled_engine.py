@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fedauc import Clients, Recipe
 from fedauc import engines as choice
-from fedauc.engines import batched, compiled
-from fedauc.engines.batched import Advanced, BatchedEngine, Rows, StackedEngine
-from fedauc.engines.compiled import CompiledEngine
+from fedauc.engines import batched
+from fedauc.engines.batched import BatchedEngine, CohortRows, LocalResult, StackedEngine
+from fedauc.engines.compiled import engine as compiled_engine
+from fedauc.engines.compiled.engine import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.interfaces import Cohort, Download, Phase
@@ -89,8 +90,8 @@ def test_compiled_runs_equal_the_loops(method: str) -> None:
     """What is compiled is the whole visit, save where memories roll over at the end of a cycle: there the steps are."""
     engine = agree(method, **CASES[method])
     rolling = method == "a-scaffold"
-    assert made(engine._visits) == [not rolling]
-    assert made(engine._loops) == [True] * rolling
+    assert made(engine._compiled_visits) == [not rolling]
+    assert made(engine._compiled_loops) == [True] * rolling
 
 
 def failing(*_: Any) -> Any:
@@ -102,15 +103,16 @@ def idle(method: Any) -> Callable[..., Any]:
     engine = method.__self__
 
     def visit(
-        batch: Any, learning_rate: Any, rows: Rows, client_state: Tree, shares: Tensor, shared: Tree, anchor: Tree
+        batch: Any, learning_rate: Any, rows: CohortRows, client_state: Tree, shares: Tensor, shared: Tree, anchor: Tree
     ) -> Any:
-        download = engine._widened(Download(Phase(0, 0, 0, learning_rate, 1, batch), shared, anchor), len(shares))
-        return engine._reduced(download, client_state, Advanced(download.shared, (), shares), shares)
+        phase = Phase(0, 0, 0, learning_rate, 1, batch)
+        download = engine._expand_download(Download(phase, shared, anchor), len(shares))
+        return engine._reduce_uploads(download, client_state, LocalResult(download.shared, (), shares), shares)
 
-    def steps(batch: Any, learning_rate: Any, rows: Rows, shared: Tree, anchor: Tree, local: Tree) -> Advanced:
-        return Advanced(local, (), rows.weights[:, 0])
+    def steps(batch: Any, learning_rate: Any, rows: CohortRows, shared: Tree, anchor: Tree, local: Tree) -> LocalResult:
+        return LocalResult(local, (), rows.weights[:, 0])
 
-    return visit if method.__name__ == "_visit" else steps
+    return visit if method.__name__ == "_traced_visit" else steps
 
 
 @pytest.mark.parametrize(
@@ -119,10 +121,10 @@ def idle(method: Any) -> Callable[..., Any]:
 def test_what_does_not_compile_or_compiles_to_something_else_runs_step_by_step(
     compiler: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "_compiled", compiler)
+    monkeypatch.setattr(compiled_engine, "_compile_method", compiler)
     with caplog.at_level(logging.INFO, logger="fedauc"):
         engine = agree("cycp-fedavg")
-    assert (made(engine._visits), made(engine._loops)) == ([False], [False])
+    assert (made(engine._compiled_visits), made(engine._compiled_loops)) == ([False], [False])
     said = [record.getMessage() for record in caplog.records if record.name == "fedauc"]
     # Once for the visit and once for its steps.
     assert len(said) == 2
@@ -153,12 +155,12 @@ def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
     method: str, own: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cohorts of seven as three and four: means add up, scores and memories come one after another."""
-    monkeypatch.setattr(compiled, "LARGE", 0)
+    monkeypatch.setattr(compiled_engine, "TWO_CORES_FROM", 0)
     last = []
     for count in (2, 1):
-        monkeypatch.setattr(compiled, "cores", lambda count=count: count)
+        monkeypatch.setattr(compiled_engine, "count_cores", lambda count=count: count)
         engine = agree(method, **own)
-        assert bool(engine._threads) == (count == 2)
+        assert bool(engine._second_threads) == (count == 2)
         training, _, start = assembled("compiled", method, **own)
         last.append([*training.rounds(start)][-1].state.server)
     pairs = zip(*map(tree_leaves, last), strict=True)
@@ -169,19 +171,19 @@ def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
 def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, draw = [], StackedEngine._draw
+    seen, draw = [], StackedEngine._draw_rows
 
-    def watched(self: StackedEngine, download: Download, cohort: Cohort) -> Rows:
+    def watched(self: StackedEngine, download: Download, cohort: Cohort) -> CohortRows:
         seen.append(torch.get_num_threads())
         return draw(self, download, cohort)
 
-    monkeypatch.setattr(StackedEngine, "_draw", watched)
+    monkeypatch.setattr(StackedEngine, "_draw_rows", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         training, _, start = assembled(engine, "cycp-fedavg")
         next(training.rounds(start))
-        monkeypatch.setattr(batched, "SMALL", 0)
+        monkeypatch.setattr(batched, "ONE_THREAD_BELOW", 0)
         next(training.rounds(start))
         assert torch.get_num_threads() == 2
     finally:

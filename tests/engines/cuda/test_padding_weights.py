@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedauc import Clients, pieces
-from fedauc.engines import capture, convolve
-from fedauc.engines.aside import set_aside
-from fedauc.engines.graphed import GraphedEngine, SharedGraph
+from fedauc import Clients, split_vectors
+from fedauc.engines.cuda import capture, convolutions
+from fedauc.engines.cuda.engine import GraphedEngine, SharedGraph
+from fedauc.engines.cuda.padding_weights import extract_padding_updates
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.models._layers import InputScaling
 from fedauc.network import Compute
-from fedauc.pieces import Cut, Window
+from fedauc.split_vectors import KernelWindow, VectorSplit
 from graphed_runs import WAYS, distance, only, ran, settings
 
 METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
@@ -50,19 +50,19 @@ def network() -> nn.Module:
 def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Assembly:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "fedauc.experiments.recipe.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
+            "fedauc.experiments.assembly.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
         )
         return assemble_training(settings(method, engine=engine, **more), network(), images())
 
 
 def values(assembly: Assembly, shared: Any) -> np.ndarray:
-    module = assembly.network.module(assembly.training.algorithm.extract_model(shared))
+    module = assembly.network.build_module(assembly.training.algorithm.extract_model(shared))
     return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
 
 
 @pytest.fixture(autouse=True)
 def _large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "LARGE", 20)
+    monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
@@ -76,7 +76,7 @@ def test_kernels_with_windows_give_the_loops_result(
     found, wanted = (values(each, ran(each)[-1].state.server.shared) for each in (mine, loop))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
     assert isinstance(mine.training.engine, GraphedEngine)
-    windows = dict(mine.training.engine._alone._stacks[0].cut.windows)
+    windows = dict(mine.training.engine._own_graph._lane_stacks[0].split.windows)
     assert [(w.rows, w.columns) for w in windows.values()] == [((1, 1), (0, 3)), ((1, 1), (1, 1))]
 
 
@@ -88,12 +88,12 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
     found = list[int]()
 
     def seen(*given: Any) -> Any:
-        aside = set_aside(*given)
+        aside = extract_padding_updates(*given)
         found.append(0 if aside is None else len([n for n in aside.module.graph.nodes if "copy_" in str(n.target)]))
         return aside
 
-    monkeypatch.setattr(capture, "set_aside", seen)
-    monkeypatch.setattr(capture, "AT_ONCE", 2)
+    monkeypatch.setattr(capture, "extract_padding_updates", seen)
+    monkeypatch.setattr(capture, "MAX_STEPS_AT_ONCE", 2)
     more = [{"learning_rate": 0.1, "seed": 0, "local_steps": 4}, {"learning_rate": 0.02, "seed": 1, "local_steps": 4}]
     loops = [made(method, "loop", True, monkeypatch, **each) for each in more]
     mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
@@ -118,11 +118,11 @@ def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.M
     loop = made("a-scaffold", "loop", False, monkeypatch)
     mine = made("a-scaffold", "graphed", True, monkeypatch, device="cuda")
     wanted, state = values(loop, ran(loop)[-1].state.server.shared), ran(mine)[-1].state
-    module = mine.network.module(mine.training.algorithm.extract_model(state.server.shared)).cpu()
+    module = mine.network.build_module(mine.training.algorithm.extract_model(state.server.shared)).cpu()
     found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
     assert isinstance(mine.training.engine, GraphedEngine)
-    assert len(mine.training.engine._alone._stacks[0].cut.windows) == 2
+    assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == 2
 
 
 def traced(step: Any, *given: Tensor) -> torch.fx.GraphModule:
@@ -139,9 +139,9 @@ def test_only_what_stands_alone_is_set_aside() -> None:
 
     given = [torch.randn(3, generator=torch.Generator().manual_seed(n)) for n in range(6)]
     graph = traced(step, *given)
-    aside = set_aside(graph, [5], 4)
+    aside = extract_padding_updates(graph, [5], 4)
     assert aside is not None
-    assert aside.places == [0, 1]
+    assert aside.inputs == [0, 1]
     plain, mine = [[tensor.clone() for tensor in given] for _ in range(2)]
     aside.module(*mine[:2])
     for _ in range(4):
@@ -149,18 +149,18 @@ def test_only_what_stands_alone_is_set_aside() -> None:
         graph(*mine)
     for one, two in zip(mine, plain, strict=True):
         torch.testing.assert_close(one, two)
-    assert set_aside(graph, [5], 4) is None
+    assert extract_padding_updates(graph, [5], 4) is None
 
 
 def test_a_window_is_taken_out_and_put_back() -> None:
     """Channels last: out 2, kernel 3 x 4, channels 5."""
-    window, vector = Window((2, 3, 4, 5), 1, (1, 1), (0, 2)), torch.arange(3 * 130.0).view(3, 130)
-    cut = Cut((120, 10), ((0, window),))
-    parts = cut.pieces(vector)
+    window, vector = KernelWindow((2, 3, 4, 5), 1, (1, 1), (0, 2)), torch.arange(3 * 130.0).view(3, 130)
+    split = VectorSplit((120, 10), ((0, window),))
+    parts = split.split_vector(vector)
     assert [part.shape[-1] for part in parts] == [20, 10, 120]
     assert torch.equal(next(iter(parts)), vector[:, :120].view(3, 2, 3, 4, 5)[:, :, 1:2, :2].reshape(3, -1))
-    assert torch.equal(cut.joined(parts), vector)
-    doubled = cut.joined(parts + cut.gradient([torch.ones(3, 120), torch.ones(3, 10)]))
+    assert torch.equal(split.join_tree(parts), vector)
+    doubled = split.join_tree(parts + split.split_gradient([torch.ones(3, 120), torch.ones(3, 10)]))
     inside = torch.zeros(2, 3, 4, 5)
     inside[:, 1:2, :2] = 1
     assert torch.equal(doubled - vector, torch.cat([inside.flatten(), torch.ones(10)]).expand(3, -1))
@@ -211,7 +211,7 @@ def test_a_weight_that_anything_else_reads_has_no_window(
     loop, mine = (assemble_training(recipe, module, images()) for recipe in recipes)
     assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-11
     assert isinstance(mine.training.engine, GraphedEngine)
-    assert len(mine.training.engine._alone._stacks[0].cut.windows) == count
+    assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == count
 
 
 def test_writes_into_views_and_lost_digits_stay_in_the_step() -> None:
@@ -225,19 +225,19 @@ def test_writes_into_views_and_lost_digits_stay_in_the_step() -> None:
     def decay(a: Tensor) -> None:
         a.copy_(a - 0.4)
 
-    assert set_aside(traced(fresh, torch.ones(2), torch.ones(3)), [1], 2) is None
-    assert set_aside(traced(decay, torch.ones(2).bfloat16()), [], 2) is None
-    assert set_aside(traced(decay, torch.tensor([7])), [], 2) is None
-    assert set_aside(traced(decay, torch.ones(2)), [], 2) is not None
+    assert extract_padding_updates(traced(fresh, torch.ones(2), torch.ones(3)), [1], 2) is None
+    assert extract_padding_updates(traced(decay, torch.ones(2).bfloat16()), [], 2) is None
+    assert extract_padding_updates(traced(decay, torch.tensor([7])), [], 2) is None
+    assert extract_padding_updates(traced(decay, torch.ones(2)), [], 2) is not None
 
 
 def test_weights_inside_a_window_are_a_product_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule may score more rows than a batch has; cuDNN would take the window for a smaller kernel."""
-    monkeypatch.setattr(convolve, "COLUMNS", 1)
+    monkeypatch.setattr(convolutions, "MAX_COLUMN_BYTES", 1)
     plain, rows = (
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
         torch.randn(4, 3, 1, 1, generator=torch.Generator().manual_seed(0)),
     )
-    layer = convolve.stackable(plain)
+    layer = convolutions.make_stackable(plain)
     inside = {"weight": plain.weight[:, :, 1:2, 1:2]}
     torch.testing.assert_close(torch.func.functional_call(layer, inside, (rows,)), plain(rows))

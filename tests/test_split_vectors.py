@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedauc import pieces
-from fedauc.pieces import Cut, SplitVector
+from fedauc import split_vectors
+from fedauc.split_vectors import SplitVector, VectorSplit
 from fedauc.trees import tree_map
 
-CUT = Cut((3, 40, 2, 25))
+SPLIT = VectorSplit((3, 40, 2, 25))
 
 
 @pytest.fixture(autouse=True)
 def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of the four parts are large."""
-    monkeypatch.setattr(pieces, "LARGE", 20)
+    monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
 
 
 def vectors() -> tuple[Tensor, Tensor]:
@@ -42,31 +42,31 @@ def test_arithmetic_in_pieces_is_arithmetic_on_the_whole(act: Any) -> None:
     """`s` is a number on the device, `c` one number per client."""
     (a, b), s = vectors(), torch.tensor(0.3, dtype=torch.float64)
     c = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    found = CUT.joined(act(CUT.pieces(a), CUT.pieces(b), s, c))
+    found = SPLIT.join_tree(act(SPLIT.split_vector(a), SPLIT.split_vector(b), s, c))
     torch.testing.assert_close(found, act(a, b, s, c), rtol=1e-15, atol=1e-15)
 
 
 def test_large_parts_come_first_and_small_ones_together() -> None:
     a, _ = vectors()
-    assert [part.shape[-1] for part in CUT.pieces(a)] == [40, 25, 5]
-    assert [part.shape[-1] for part in CUT.parts(CUT.pieces(a))] == [3, 40, 2, 25]
-    assert [part.shape[-1] for part in Cut((30, 40)).pieces(a)] == [30, 40]
-    assert torch.equal(Cut((30, 40)).joined(Cut((30, 40)).pieces(a)), a)
+    assert [part.shape[-1] for part in SPLIT.split_vector(a)] == [40, 25, 5]
+    assert [part.shape[-1] for part in SPLIT.list_parameters(SPLIT.split_vector(a))] == [3, 40, 2, 25]
+    assert [part.shape[-1] for part in VectorSplit((30, 40)).split_vector(a)] == [30, 40]
+    assert torch.equal(VectorSplit((30, 40)).join_tree(VectorSplit((30, 40)).split_vector(a)), a)
 
 
 def test_a_tree_comes_apart_where_its_vectors_are() -> None:
     """Leaves of another length, and of other dimensions, stay; trees keep their types."""
     a, b = vectors()
     tree = ((a, torch.zeros(3)), a[:, :4], b)
-    cut = CUT.apart(tree, 1)
+    cut = SPLIT.split_tree(tree, 1)
     assert isinstance(cut[0][0], SplitVector)
     assert isinstance(cut[2], SplitVector)
     assert cut[0][1] is tree[0][1]
     assert cut[1] is tree[1]
     doubled = tree_map(lambda leaf: 2 * leaf, cut)
-    assert torch.equal(CUT.joined(doubled)[2], 2 * b)
-    assert CUT.apart(a, 0) is a
-    assert Cut().apart(a, 1) is a
+    assert torch.equal(SPLIT.join_tree(doubled)[2], 2 * b)
+    assert SPLIT.split_tree(a, 0) is a
+    assert VectorSplit().split_tree(a, 1) is a
 
 
 def test_a_vector_of_another_kind_is_refused() -> None:
@@ -74,4 +74,4 @@ def test_a_vector_of_another_kind_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"vectors \(3,\) in pieces meet a tensor of shape \(3, 70\); it must be \(3,\)"
     ):
-        CUT.pieces(a) + b
+        SPLIT.split_vector(a) + b

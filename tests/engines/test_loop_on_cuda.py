@@ -69,6 +69,6 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
         assembly.training.engine.restore_client_states(loaded.client_states)
         assembly.training.ledger.restore_from(loaded.ledger)
         state = loaded.state
-    again = assembly.network.module(recipe.algorithm.extract_model(state.server.shared))
+    again = assembly.network.build_module(recipe.algorithm.extract_model(state.server.shared))
     for one, two in zip(whole.module.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two)
