@@ -122,5 +122,5 @@ def test_clients_drawn_for_one_at_a_time_draw_what_they_draw_together(
     chosen = [c for c in range(8) if POSITIVES[c] + NEGATIVES[c]]
     together = draws(draw).draw_cohort(chosen, phase(local_steps=4)).rows
     # Blocks of at most two words: fewer than any client needs.
-    monkeypatch.setattr(drawing, "WORDS", 2)
+    monkeypatch.setattr(drawing, "WORDS_PER_BLOCK", 2)
     assert np.array_equal(draws(draw).draw_cohort(chosen, phase(local_steps=4)).rows, together)

@@ -63,7 +63,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
 
 @pytest.mark.parametrize("method", ["rs-pairwise", "a-scaffold", "codasca"])
 def test_threads_give_the_same_bits(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "WORTH", 0.0)
+    monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
     one = run(method, 1)
     assert seen == {threading.get_ident()}
     for _ in range(3):
@@ -79,20 +79,20 @@ def test_threads_give_the_same_bits(method: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_module_that_draws_random_numbers_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "WORTH", 0.0)
+    monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
     run("codasca", 2, dropout=0.5)
     assert seen == {threading.get_ident()}
 
 
 def test_fast_models_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "WORTH", 60.0)
+    monkeypatch.setattr(loop, "USE_THREADS_FROM", 60.0)
     run("codasca", 2)
     assert seen == {threading.get_ident()}
 
 
 # Cores, torch's threads, processes of a torchrun, and the threads left for visits: never fewer than one.
 @pytest.mark.parametrize(
-    ("cores", "threads", "ranks", "spare"), [(8, 1, 1, 8), (8, 2, 1, 4), (8, 2, 2, 2), (2, 2, 1, 1), (2, 1, 4, 1)]
+    ("count_cores", "threads", "ranks", "spare"), [(8, 1, 1, 8), (8, 2, 1, 4), (8, 2, 2, 2), (2, 2, 1, 1), (2, 1, 4, 1)]
 )
 def test_threads_and_processes_share_the_cores(
     cores: int, threads: int, ranks: int, spare: int, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +104,7 @@ def test_threads_and_processes_share_the_cores(
 
 
 def test_what_a_client_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "WORTH", 0.0)
+    monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
     monkeypatch.setattr(LoopEngine, "_batches", failing(LoopEngine._draw_batches))
     with pytest.raises(RuntimeError, match="client 3 is ill"):
         run("codasca", 2)

@@ -10,11 +10,15 @@ from typing import NamedTuple
 from rich.table import Table
 
 PARTS: dict[str, list[tuple[str, str]]] = {
-    "draw rows": [("engines/draws.py", "cohort")],
-    "gather rows": [("engines/batched.py", "gather"), ("engines/loop.py", "_batches")],
-    "local steps": [("algorithms/", "step"), ("engines/compiled.py", "_advance"), ("engines/graphed.py", "advance")],
-    "- forward": [("network.py", "forward_pass"), ("engines/stacked.py", "forward_pass")],
-    "- backward": [("network.py", "pullback"), ("engines/stacked.py", "pullback")],
+    "draw rows": [("engines/draws.py", "draw_cohort")],
+    "gather rows": [("engines/batched.py", "gather_rows"), ("engines/loop.py", "_draw_batches")],
+    "local steps": [
+        ("algorithms/", "step"),
+        ("engines/compiled/engine.py", "_run_local_steps"),
+        ("engines/cuda/engine.py", "run_local_steps"),
+    ],
+    "- forward": [(file, "forward_pass") for file in ("network.py", "engines/kernels.py", "engines/batched.py")],
+    "- backward": [(file, "pullback") for file in ("network.py", "engines/kernels.py", "engines/batched.py")],
     "draw passive scores": [("algorithms/_pool.py", "draw_passive_scores")],
     "rebuild the pool": [("algorithms/_pool.py", "rebuild_pool")],
     "evaluate": [("experiments/runner.py", "_evaluate_round")],
