@@ -71,7 +71,5 @@ def test_a_tree_comes_apart_where_its_vectors_are() -> None:
 
 def test_a_vector_of_another_kind_is_refused() -> None:
     a, b = vectors()
-    with pytest.raises(
-        TypeError, match=r"split vectors \(3,\) meet a tensor of shape \(3, 70\); it must be \(3,\)"
-    ):
+    with pytest.raises(TypeError, match=r"split vectors \(3,\) meet a tensor of shape \(3, 70\); it must be \(3,\)"):
         SPLIT.split_vector(a) + b

@@ -92,7 +92,7 @@ def test_fast_models_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Cores, torch's threads, processes of a torchrun, and the threads left for visits: never fewer than one.
 @pytest.mark.parametrize(
-    ("count_cores", "threads", "ranks", "spare"), [(8, 1, 1, 8), (8, 2, 1, 4), (8, 2, 2, 2), (2, 2, 1, 1), (2, 1, 4, 1)]
+    ("cores", "threads", "ranks", "spare"), [(8, 1, 1, 8), (8, 2, 1, 4), (8, 2, 2, 2), (2, 2, 1, 1), (2, 1, 4, 1)]
 )
 def test_threads_and_processes_share_the_cores(
     cores: int, threads: int, ranks: int, spare: int, monkeypatch: pytest.MonkeyPatch
