@@ -469,7 +469,10 @@ def test_a_recipe_says_which_engines_there_are() -> None:
 def test_the_linear_network_above_is_the_module_network() -> None:
     module, rows = linear_scorer(bias=False), held_out().inputs[:5]
     network = ModuleNetwork(module)
-    first, second = network.forward_pass(network.initial_model(), rows), LinearNetwork().forward_pass(network.initial_model(), rows)
+    first, second = (
+        network.forward_pass(network.initial_model(), rows),
+        LinearNetwork().forward_pass(network.initial_model(), rows),
+    )
     cotangent = torch.arange(5, dtype=torch.float64)
     _assert_close((first.outputs, first.pullback(cotangent)), (second.outputs, second.pullback(cotangent)))
 

@@ -81,7 +81,9 @@ def test_the_run_is_its_twin_on_the_rows_it_drew(sampled_walks: dict[int, np.nda
     draws = Draws(data, training.setting, "rows")
     values = data.inputs[:, 0].numpy()
     phases = [training.plan.phase(number) for number in range(200)]
-    batches = np.array([[values[draws.draw_visit(client, phase)[0][0]] for client in range(clients)] for phase in phases])
+    batches = np.array(
+        [[values[draws.draw_visit(client, phase)[0][0]] for client in range(clients)] for phase in phases]
+    )
     np.testing.assert_allclose(sampled_walks[clients][:200], simulate_autoregression(CENTRE, batches), rtol=1e-13)
 
 
