@@ -105,7 +105,7 @@ def test_threads_and_processes_share_the_cores(
 
 def test_what_a_client_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
-    monkeypatch.setattr(LoopEngine, "_batches", failing(LoopEngine._draw_batches))
+    monkeypatch.setattr(LoopEngine, "_draw_batches", failing(LoopEngine._draw_batches))
     with pytest.raises(RuntimeError, match="client 3 is ill"):
         run("codasca", 2)
 
