@@ -120,18 +120,18 @@ class Drawn:
         self.setting = Setting(recipe.seed, 3, recipe.batch, self.clients.census, weighting)
         self._draws = Draws(self.clients, self.setting, "classes")
 
-    def rows(self, client: int, phase: Phase) -> tuple[Array, Array]:
+    def draw_rows(self, client: int, phase: Phase) -> tuple[Array, Array]:
         index = self._draws.draw_visit(client, phase).rows
         rows = np.concatenate([self.clients.inputs.numpy(), np.ones((len(self.clients.inputs), 1))], axis=1)[index]
         return rows[:, :2], rows[:, 2:]
 
-    def places(self, sizes: tuple[int, int], cohort: Cohort, phase: Phase) -> tuple[Array, Array]:
+    def draw_positions(self, sizes: tuple[int, int], cohort: Cohort, phase: Phase) -> tuple[Array, Array]:
         # A pool whose scores are their own places shows which places are drawn.
         numbered = Passive(*(torch.arange(size, dtype=torch.float64) for size in sizes))
         drawn = draw_passive_scores(self.setting, numbered, cohort, phase)
         return drawn.positives.numpy().astype(int), drawn.negatives.numpy().astype(int)
 
-    def offset(self, phase: Phase, side: int) -> float | None:
+    def resample_offset(self, phase: Phase, side: int) -> float | None:
         if self.setting.weighting != "pooled":
             return None
         return float(keys.random_words(1, self.setting.seed, "resample", phase.round, side)[0]) / 2**64
@@ -148,9 +148,9 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
     for phase, cohort in ((r.phase, r.cohort) for r in rounds):
         ends, values = [], []
         if not phase.scoring:
-            places = drawn.places((len(pool[0]), len(pool[1])), cohort, phase)
+            places = drawn.draw_positions((len(pool[0]), len(pool[1])), cohort, phase)
         for m, client in enumerate(cohort.clients):
-            rows = drawn.rows(client, phase)
+            rows = drawn.draw_rows(client, phase)
             if phase.scoring:
                 scores = (rows[0] @ w, rows[1] @ w)
             else:
@@ -165,8 +165,8 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
             w = np.mean(ends, axis=0)
         if phase.round % 3 == 2:
             pool = (
-                pool_twin(collected[0], counts[0], drawn.offset(phase, 0)),
-                pool_twin(collected[1], counts[1], drawn.offset(phase, 1)),
+                pool_twin(collected[0], counts[0], drawn.resample_offset(phase, 0)),
+                pool_twin(collected[1], counts[1], drawn.resample_offset(phase, 1)),
             )
             collected = ([], [])
         result.append((w, pool, float(np.mean(values)) if values else np.nan))
