@@ -8,7 +8,7 @@ from paper.commands import app
 
 def main() -> None:
     """Start the command line."""
-    run_app(app, "python -m paper", again="the same command")
+    run_app(app, "python -m paper", "the same command")
 
 
 if __name__ == "__main__":

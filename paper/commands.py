@@ -137,7 +137,7 @@ def run(
     if not is_writable(store.path):
         remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
-    with ProgressBars() as bars, RunQueue(store, WORK, device, bars.bar, deadline) as shop:
+    with ProgressBars() as bars, RunQueue(store, WORK, device, bars.add_bar, deadline) as shop:
         try:
             tune_rows(sheets, found, shop, plan)
             for tested in (True, False):

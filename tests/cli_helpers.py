@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fedauc.cli import run_app
+from fedauc.cli import start
 from paper.__main__ import main as start_paper
 
 
@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
 
 def fedauc(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
     """Exit code and output of `fedauc ARGUMENTS`."""
-    return _run(run_app, capsys, *arguments)
+    return _run(start, capsys, *arguments)
 
 
 def paper_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from fedauc.data import Clients, Examples, examples
-from fedauc.experiments.config import Config
-from fedauc.experiments.fitting import Fitted, fit
-from fedauc.experiments.recipe import Recipe
-from fedauc.guards import TrainingStopped
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedauc.version import VERSION as __version__
 
+if TYPE_CHECKING:
+    from fedauc.data import Clients, Examples, examples
+    from fedauc.experiments.config import Config
+    from fedauc.experiments.fitting import Fitted, fit
+    from fedauc.experiments.recipe import Recipe
+    from fedauc.guards import TrainingStopped
+
 __all__ = ["Clients", "Config", "Examples", "Fitted", "Recipe", "TrainingStopped", "__version__", "examples", "fit"]
+
+_HOMES = {
+    "Clients": "fedauc.data",
+    "Config": "fedauc.experiments.config",
+    "Examples": "fedauc.data",
+    "Fitted": "fedauc.experiments.fitting",
+    "Recipe": "fedauc.experiments.recipe",
+    "TrainingStopped": "fedauc.guards",
+    "examples": "fedauc.data",
+    "fit": "fedauc.experiments.fitting",
+}
+"""Where the public names are defined. They are imported on first use, because torch takes seconds to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedauc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

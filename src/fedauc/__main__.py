@@ -13,9 +13,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(f"error: the command line needs {error.name}; install it: pip install 'fedauc[cli]'", file=sys.stderr)
         sys.exit(2)
-    from fedauc.cli import run_app
+    from fedauc.cli import start
 
-    run_app()
+    start()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 import data_files
 from cli_helpers import fedauc, paper_command
-from fedauc.cli import name_bars
+from fedauc.cli.training import name_bars
 from fedauc.data import find_datasets
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 from fedauc.experiments.options import list_options
@@ -60,11 +60,11 @@ def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_of_many_bars_the_run_under_way_stays_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBars() as bars:
-        under_way = bars.bar("slow")
+        under_way = bars.add_bar("slow")
         under_way(Progress(1, 2, None))
         for number in range(2 * MAX_BARS):
-            bars.bar(f"run-{number}")(Progress(2, 2, None))
-        bars.bar("done before")
+            bars.add_bar(f"run-{number}")(Progress(2, 2, None))
+        bars.add_bar("done before")
     lines = capsys.readouterr().err.split("\n")
     names = [line.split()[0] for line in lines if line.strip()]
     # The finished ones make room, the oldest first; a run that was done before took a place, and is not shown.
@@ -86,7 +86,7 @@ def test_a_bar_takes_one_line_of_a_narrow_terminal(
     """A run of card fraud has a name of 41 letters; 80 columns have room for 22 of them beside the rest."""
     monkeypatch.setenv("COLUMNS", "80")
     with ProgressBars() as bars:
-        observe = bars.bar("creditcard-full-cycp-minimax-a7a9f3ec61f1")
+        observe = bars.add_bar("creditcard-full-cycp-minimax-a7a9f3ec61f1")
         observe(Progress(1000, 1000, {"auc": 0.9784}))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "1000/1000" in line]
     assert line.startswith("creditcard-fu…f3ec61f1 ")
@@ -95,7 +95,7 @@ def test_a_bar_takes_one_line_of_a_narrow_terminal(
 
 def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBars() as bars:
-        observe = bars.bar("run")
+        observe = bars.add_bar("run")
         observe(Progress(1, 32, {"auc": 0.5}))
         observe(Progress(1, 32, {"auc": 0.5}, stopped=True))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "1/32" in line]

@@ -68,7 +68,7 @@ class ProgressBars:
             self._progress.update(task.id, visible=task.visible and task.total is not None)
         self._progress.stop()
 
-    def bar(self, name: str) -> Observer:
+    def add_bar(self, name: str) -> Observer:
         """A new bar, as an observer of a run."""
         self._progress.start()
         shown = [task for task in self._progress.tasks if task.visible]

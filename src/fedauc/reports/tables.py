@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-from fedauc.reports.summary import MethodSummary, Ranking, SettingSummary, Spread
+from fedauc.experiments.checkpoint import write_atomically
+from fedauc.experiments.comparison import Comparison
+from fedauc.experiments.folder import RunFolder
+from fedauc.reports.caveats import list_caveats
+from fedauc.reports.curves import write_curves
+from fedauc.reports.summary import (
+    MethodSummary,
+    Ranking,
+    SettingSummary,
+    Spread,
+    compare_methods,
+    rank_settings,
+    summarize_run,
+)
 
 LEFT = 2
 """Columns of a comparison that stand to the left: the method and its AUC."""
@@ -174,9 +188,43 @@ def describe_groups(groups: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + (["alone:", *(f"  {name}" for name in alone)] if alone else []))
 
 
-def pairs_table(values: dict[str, Any]) -> Table:
-    """Names and values, one pair a line."""
+def print_run(folder: RunFolder) -> None:
+    """Print caveats on the data, then a run's result, one fact a line."""
+    _print_caveats([(folder.path.name, folder)])
     table = Table.grid(padding=(0, 2))
-    for name, value in values.items():
-        table.add_row(f"[bold]{name}[/bold]", str(value))
-    return table
+    for name, value in (describe_run(summarize_run(folder)) | {"folder": str(folder.path)}).items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    Console().print(table)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print caveats on the data, then the table of a comparison or sweep with its caption."""
+    _print_caveats(comparison.run_folders())
+    if comparison.sweep:
+        ranking = rank_settings(comparison.run_folders(), comparison.seeds_per_setting())
+        table, caption = ranking_table(ranking), ranking_caption(ranking)
+    else:
+        methods = compare_methods(comparison.run_folders())
+        table, caption = comparison_table(methods), comparison_caption(methods)
+    Console().print(table)
+    if caption:
+        Console().print(caption)
+
+
+def write_comparison(comparison: Comparison) -> None:
+    """Write `table.md`, and for a comparison of methods the learning curves; print the table."""
+    folders = list(comparison.run_folders())
+    if comparison.sweep:
+        text = ranking_markdown(rank_settings(folders, comparison.seeds_per_setting()), list_caveats(folders))
+    else:
+        text = comparison_markdown(compare_methods(folders), list_caveats(folders))
+        write_curves(folders, comparison.path / "curves.png")
+    write_atomically(comparison.path / "table.md", text.encode())
+    print_comparison(comparison)
+    if not comparison.sweep:
+        Console().print(f"Curves: {comparison.path / 'curves.png'}", soft_wrap=True)
+
+
+def _print_caveats(folders: Iterable[tuple[str, RunFolder]]) -> None:
+    for caveat in list_caveats(folders):
+        Console().print(caveat, markup=False, highlight=False)

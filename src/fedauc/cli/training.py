@@ -1,0 +1,329 @@
+"""The commands that train and show runs: run, compare, sweep, resume, show, list.
+
+A command checks its options first and imports what needs torch only then, so that a mistake is reported at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedauc.version import VERSION
+
+if TYPE_CHECKING:
+    from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.config import Config
+    from fedauc.experiments.runner import Run
+
+SHORT_NAMES = {
+    "participation.groups": ["--groups"],
+    "participation.per-round": ["--per-round"],
+    "objective.score": ["--score"],
+    "learning-rate": ["--learning-rate", "--lr"],
+}
+"""Shorter names for the options that are used most often."""
+
+LISTS = {
+    "methods": "method",
+    "objectives": "objective",
+    "participation": "participation",
+    "data": "data",
+    "models": "model",
+    "partitions": "partition",
+    "algorithms": "algorithm",
+    "stages": "stages",
+}
+"""What `fedauc list` knows, and the family of a configuration that it shows."""
+
+OutFolder = Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
+RunsFolder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
+ONE_METHOD = "A name from `fedauc list methods`; cycp-pairwise unless given."
+
+
+def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every field of the configuration as an option; it receives the given ones as `texts`."""
+    from fedauc.experiments.options import describe_type, list_options
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = list_options()
+    argument_names = {option.name: option.name.replace("-", "_").replace(".", "__") for option in options}
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        texts = {name: arguments.pop(argument) for name, argument in argument_names.items()}
+        command(texts={name: text for name, text in texts.items() if text is not None}, **arguments)
+
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [own.replace(kind=keyword) for own in signature.parameters.values() if own.name != "texts"]
+    for option in options:
+        declaration = typer.Option(
+            *SHORT_NAMES.get(option.name, [f"--{option.name}"]),
+            metavar="name" if option.type is None else describe_type(option.type),
+            help=option.help,
+            rich_help_panel=option.panel,
+            show_default=False,
+        )
+        annotation = Annotated[str | None, declaration]
+        parameters.append(inspect.Parameter(argument_names[option.name], keyword, default=None, annotation=annotation))
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
+
+
+def run(
+    texts: dict[str, str],
+    out: OutFolder,
+    method: Annotated[str | None, typer.Option("--method", help=ONE_METHOD)] = None,
+    config: ConfigFile = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+) -> None:
+    """Train one method into a run folder.
+
+    Example: [bold]fedauc run --data creditcard --method cycp-pairwise --cycles 30 --seed 0 --out runs/first[/bold]
+    """
+    from fedauc.experiments.config import Config
+    from fedauc.experiments.options import build_config
+
+    built = build_config(method, Config.read(config) if config else None, texts)
+
+    from fedauc.experiments.ranks import rank_folder
+    from fedauc.experiments.runner import Run
+
+    with rank_folder(out) as folder:
+        _train_run(Run.create(built, folder), profile)
+
+
+def compare(
+    texts: dict[str, str],
+    out: OutFolder,
+    methods: Annotated[
+        str, typer.Option("--methods", metavar="a,b,...", help="Names from `fedauc list methods`.", show_default=False)
+    ],
+    seeds: Seeds = "0",
+    config: ConfigFile = None,
+) -> None:
+    """Train several methods side by side, then print a table and draw the learning curves.
+
+    Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
+    """
+    runs = _expand_runs(methods, seeds, texts, config)
+
+    from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.ranks import rank_folder
+
+    with rank_folder(out) as folder:
+        _train_comparison(Comparison.create(folder, runs))
+
+
+def sweep(
+    texts: dict[str, str],
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to make; not needed for --plan.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            "--method",
+            metavar="a,b,...",
+            help="Names from `fedauc list methods`; cycp-pairwise unless given.",
+        ),
+    ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
+    ] = None,
+    seeds: Seeds = "0",
+    config: ConfigFile = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only print what would run, and which runs share a graph.")
+    ] = False,
+) -> None:
+    """Train every combination of methods, varied options and seeds, and rank the settings by validation AUC.
+
+    With the graphed engine, runs that differ in nothing but seeds, learning rates or data share one CUDA graph.
+
+    Example: [bold]fedauc sweep --method cycp-pairwise --vary lr=0.03,0.1 --seeds 0,1,2 --out runs/sweep[/bold]
+    """
+    runs = _expand_runs(methods, seeds, texts, config, vary)
+    if out is None and not plan:
+        raise ValueError("sweep lacks --out, the folder to make; --plan alone needs none")
+
+    from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.ranks import rank_folder
+    from fedauc.experiments.run_group import plan_run_groups
+    from fedauc.experiments.runner import DataCache
+    from fedauc.reports.tables import describe_groups
+
+    if out is None or plan:
+        print(describe_groups(plan_run_groups(runs, DataCache())))
+        return
+    with rank_folder(out) as folder:
+        _train_comparison(Comparison.create(folder, runs, sweep=True))
+
+
+def resume(folder: RunsFolder) -> None:
+    """Go on with an interrupted run, comparison or sweep, from its last checkpoint, to the same records.
+
+    Example: [bold]fedauc resume runs/first[/bold]
+    """
+    from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.ranks import rank_folder
+    from fedauc.experiments.runner import Run
+
+    with rank_folder(folder) as own_folder:
+        if Comparison.is_comparison(own_folder):
+            _train_comparison(Comparison(own_folder))
+        else:
+            _train_run(Run.resume(own_folder))
+
+
+def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print a run's final and best AUC with interval, rounds and bytes.
+
+    Example: [bold]fedauc show runs/first --json[/bold]
+    """
+    from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.folder import RunFolder
+    from fedauc.reports.summary import summarize_run
+    from fedauc.reports.tables import print_comparison, print_run
+
+    if not Comparison.is_comparison(folder):
+        if as_json:
+            print(json.dumps(summarize_run(RunFolder.open(folder)), indent=2))
+        else:
+            print_run(RunFolder.open(folder))
+        return
+    comparison = Comparison(folder)
+    if as_json:
+        runs = [{"setting": setting} | summarize_run(run_folder) for setting, run_folder in comparison.run_folders()]
+        print(json.dumps(runs, indent=2))
+    else:
+        print_comparison(comparison)
+
+
+def list_members(
+    what: Annotated[str, typer.Argument(help=f"{', '.join(LISTS)}.", show_default=False)] = "methods",
+) -> None:
+    """List what a configuration can name, with parameters and defaults.
+
+    Example: [bold]fedauc list objectives[/bold]
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedauc.algorithms import find_methods
+    from fedauc.discovery import lookup
+    from fedauc.experiments.config import list_families
+    from fedauc.experiments.options import format_default, list_parameters
+
+    kind = lookup("list", what, LISTS)
+    rows: list[tuple[str, ...]] = []
+    if kind == "method":
+        headers = ["method", "algorithm", "participation", "lr", "reference"]
+        rows = [
+            (name, method.algorithm.name, method.participation, f"{method.learning_rate:g}", method.reference)
+            for name, method in find_methods().items()
+        ]
+    else:
+        headers = ["name", "parameters", "what"]
+        for name, member in next(family.members for family in list_families() if family.kind == kind).items():
+            parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]
+            rows.append((name, ", ".join(parameters) or "-", (member.__doc__ or "").split("\n")[0]))
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_version() -> None:
+    """Print the version.
+
+    Example: [bold]fedauc version[/bold]
+    """
+    print(VERSION)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "compare": compare,
+    "sweep": sweep,
+    "resume": resume,
+    "show": show,
+    "list": list_members,
+    "version": print_version,
+}
+"""The commands of this module, in the order in which help lists them."""
+
+
+def name_bars(places: list[str]) -> dict[str, str]:
+    """Names of runs beside their bars: what they differ in. The seed comes before what may be cut off."""
+    parts = {place: place.split("/") for place in places}
+    seeds = len({part[-1] for part in parts.values()}) > 1
+    methods = len({part[0] for part in parts.values()}) > 1
+    return {
+        place: " ".join(varied[-1:] * seeds + [method] * (methods or len(varied) == 1) + varied[:-1])
+        for place, (method, *varied) in parts.items()
+    }
+
+
+def _train_run(run: Run, profile: bool = False) -> None:
+    """Train a run to its end under a progress bar, and print its result."""
+    from rich.console import Console
+
+    from fedauc.experiments.folder import RunFolder
+    from fedauc.reports.profile import profile_work, shares_table
+    from fedauc.reports.progress import ProgressBars
+    from fedauc.reports.tables import print_run
+
+    shares = None
+    with ProgressBars() as bars:
+        observer = bars.add_bar(run.config.recipe.method)
+        if profile:
+            shares = profile_work(lambda: run.train_to_end(observer))
+        else:
+            run.train_to_end(observer)
+    print_run(RunFolder.open(run.folder.path))
+    if shares is not None:
+        Console().print(shares_table(shares))
+
+
+def _train_comparison(comparison: Comparison) -> None:
+    """Train what has not run yet, print and write the tables, and end with code 3 if a run had to stop."""
+    from fedauc.reports.progress import ProgressBars
+    from fedauc.reports.tables import write_comparison
+
+    names = name_bars(list(comparison.read_configs()))
+    with ProgressBars() as bars:
+        stopped = comparison.train_runs(lambda place: bars.add_bar(names[place]))
+    write_comparison(comparison)
+    for place, reason in stopped.items():
+        print(f"{place}: {reason}", file=sys.stderr)
+    if stopped:
+        raise typer.Exit(3)
+
+
+def _expand_runs(
+    methods: str | None, seeds: str, texts: dict[str, str], file: Path | None, vary: list[str] | None = None
+) -> dict[str, Config]:
+    """The configurations of all runs that a command line asks for, by their places in the folder."""
+    from fedauc.experiments.config import Config
+    from fedauc.experiments.options import DEFAULT_METHOD
+    from fedauc.experiments.sweep import expand_sweep, read_list, read_seeds, read_varied
+
+    if "seed" in texts:
+        raise ValueError(f"seed is {texts['seed']}, but several runs take --seeds; use --seeds {texts['seed']}")
+    base = Config.read(file) if file else None
+    if methods is None:
+        methods = base.recipe.method if base else DEFAULT_METHOD
+    full_names = {flag.removeprefix("--"): name for name, flags in SHORT_NAMES.items() for flag in flags}
+    varied = read_varied(vary or [], full_names)
+    return expand_sweep(read_list("methods", methods), read_seeds(seeds), varied, texts, base)
