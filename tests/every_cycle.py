@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedauc.cli import run_app
+from fedauc.cli import start
 from fedauc.experiments.run_loop import RunLoop
 from fedauc.training import Round
 
@@ -25,4 +25,4 @@ def every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 if __name__ == "__main__":
     RunLoop.is_checkpoint_due = is_cycle_over  # type: ignore[assignment, method-assign]
-    run_app()
+    start()

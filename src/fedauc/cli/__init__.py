@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -44,17 +45,32 @@ def start() -> None:
     run_app(build_app(command), "fedauc", remedy)
 
 
+class LazyModule(ModuleType):
+    """A module whose code runs when an attribute is first asked for that an empty module does not have.
+
+    (`importlib.util.LazyLoader` runs the code at the second `import` statement, which asks for `__spec__`.)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        spec = self.__spec__
+        assert spec is not None
+        assert spec.loader is not None
+        # An ordinary module from here on, also for the imports that its own code makes.
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        self.__path__ = spec.submodule_search_locations or []
+        spec.loader.exec_module(self)
+        return getattr(self, name)
+
+
 def make_torch_lazy() -> None:
-    """Let `import torch` return at once and load torch when one of its attributes is first used."""
-    if "torch" in sys.modules:
-        return
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.loader is None:
-        return
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["torch"] = module
-    spec.loader.exec_module(module)
+    """Let `import torch` return at once, and load torch when it is first used."""
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    if spec is not None:
+        module = importlib.util.module_from_spec(spec)
+        # Without a path, the import of a submodule loads torch itself first, as it should.
+        del module.__path__
+        module.__class__ = LazyModule
+        sys.modules["torch"] = module
 
 
 def build_app(command: str) -> typer.Typer:
