@@ -95,14 +95,20 @@ def list_fields(owner: type) -> tuple[FieldInfo, ...]:
 
 
 def resolve_types(owner: type) -> Mapping[str, Any]:
-    """The types of a class's fields. A class whose annotations name something local to a function contributes none."""
+    """The types of a class's fields."""
     hints: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
-        try:
-            hints |= inspect.get_annotations(base, eval_str=True)
-        except NameError:
-            continue
+        hints |= _resolve_own_types(base)
     return hints
+
+
+@functools.cache
+def _resolve_own_types(owner: type) -> Mapping[str, Any]:
+    """The types that a class itself declares; none if they name something local to a function."""
+    try:
+        return inspect.get_annotations(owner, eval_str=True)
+    except NameError:
+        return {}
 
 
 def check_fields(instance: Any) -> None:

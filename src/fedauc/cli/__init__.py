@@ -1,7 +1,7 @@
 """The `fedauc` command: which command is meant, and how errors, notes and interruptions reach the user.
 
-Help, lists and usage errors must come at once, but importing torch takes seconds. So only the module of the given
-command is imported, its commands import torch after they have checked their options, and `start` makes torch lazy.
+Help, lists and usage errors must come at once, but importing torch takes seconds. So `start` lets torch load when it
+is first used, and a command imports what uses it only after it has checked its options.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOW_TO_CONTINUE = {"data": "the same command", "federation": "fedauc federation 
 
 def start() -> None:
     """Run `fedauc` with the words of the shell."""
-    make_torch_lazy()
+    load_lazily("torch")
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", find_out_folder(sys.argv[1:]))
     run_app(build_app(command), "fedauc", remedy)
@@ -62,15 +62,16 @@ class LazyModule(ModuleType):
         return getattr(self, name)
 
 
-def make_torch_lazy() -> None:
-    """Let `import torch` return at once, and load torch when it is first used."""
-    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
-    if spec is not None:
-        module = importlib.util.module_from_spec(spec)
-        # Without a path, the import of a submodule loads torch itself first, as it should.
-        del module.__path__
-        module.__class__ = LazyModule
-        sys.modules["torch"] = module
+def load_lazily(*names: str) -> None:
+    """Let `import` of these packages return at once, and run their code when they are first used."""
+    for name in names:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None:
+            module = importlib.util.module_from_spec(spec)
+            # Without a path, the import of a submodule loads the package itself first, as it should.
+            del module.__path__
+            module.__class__ = LazyModule
+            sys.modules[name] = module
 
 
 def build_app(command: str) -> typer.Typer:
@@ -98,8 +99,6 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str) -> None:
 
     An interrupted command ends with exit code 130 and says how it goes on.
     """
-    from fedauc.guards import TrainingStopped
-
     try:
         with _join_other_ranks(), show_notes():
             code = app(prog_name=program, standalone_mode=False)
@@ -107,8 +106,12 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str) -> None:
         _exit_with_message(describe_usage_error(error), 2)
     except (ValueError, OSError) as error:
         _exit_with_message(f"error: {error}", 2)
-    except TrainingStopped as stopped:
-        _exit_with_message(str(stopped), 3)
+    except RuntimeError as error:
+        from fedauc.guards import TrainingStopped
+
+        if not isinstance(error, TrainingStopped):
+            raise
+        _exit_with_message(str(error), 3)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     # Some releases of typer turn an interrupt into this code.

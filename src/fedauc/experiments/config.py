@@ -137,6 +137,7 @@ def list_families() -> tuple[Family, ...]:
     )
 
 
+@functools.cache
 def find_family(kind: Any) -> Family | None:
     """The family of a base class, or of a narrower one such as PairObjective; a single member has none."""
     for family in list_families() if isinstance(kind, type) else ():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from fedauc.data.preparation import Preparation
@@ -56,7 +56,7 @@ def list_options() -> tuple[Option, ...]:
         Option(_option_name(known.name), (*path, known.name), known.type, panel, _describe_option({"": known}, 1))
         for owner, path, panel in sections
         for known in list_parameters(owner)
-        if known.name not in ("method", "recipe", "preparation")
+        if known.name != "method"
     ]
     for family in list_families():
         panel = family.kind.capitalize()
@@ -152,8 +152,8 @@ def _is_nested(kind: Any) -> bool:
     kind = unwrap_optional(kind)
     if typing.get_origin(kind) is tuple:
         return any(typing.get_origin(inner) is tuple for inner in typing.get_args(kind))
-    members = {member for family in list_families() for member in family.members.values()}
-    return find_family(kind) is not None or kind in members
+    # A field may hold any member of a family, or one member alone.
+    return is_dataclass(kind) or find_family(kind) is not None
 
 
 def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any:
