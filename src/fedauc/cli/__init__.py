@@ -1,13 +1,12 @@
 """The `fedauc` command: which command is meant, and how errors, notes and interruptions reach the user.
 
-Help, lists and usage errors must come at once, but importing torch takes seconds. So `start` lets torch load when it
-is first used, and a command imports what uses it only after it has checked its options.
+Help, lists and usage errors must come at once, but importing torch takes seconds. So `start` delays the import
+of torch, and a command finishes it only after it has checked its options.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import logging
 import os
@@ -16,11 +15,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
+from fedauc.cli.lazy_import import delay_import
 from fedauc.cli.training import COMMANDS, add_config_options
 from fedauc.version import VERSION
 
@@ -39,39 +38,11 @@ HOW_TO_CONTINUE = {"data": "the same command", "federation": "fedauc federation 
 
 def start() -> None:
     """Run `fedauc` with the words of the shell."""
-    load_lazily("torch")
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if command not in ("resume", "show", *GROUPS):
+        delay_import("torch")
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", find_out_folder(sys.argv[1:]))
     run_app(build_app(command), "fedauc", remedy)
-
-
-class LazyModule(ModuleType):
-    """A module whose code runs when an attribute is first asked for that an empty module does not have.
-
-    (`importlib.util.LazyLoader` runs the code at the second `import` statement, which asks for `__spec__`.)
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        spec = self.__spec__
-        assert spec is not None
-        assert spec.loader is not None
-        # An ordinary module from here on, also for the imports that its own code makes.
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        self.__path__ = spec.submodule_search_locations or []
-        spec.loader.exec_module(self)
-        return getattr(self, name)
-
-
-def load_lazily(*names: str) -> None:
-    """Let `import` of these packages return at once, and run their code when they are first used."""
-    for name in names:
-        spec = None if name in sys.modules else importlib.util.find_spec(name)
-        if spec is not None:
-            module = importlib.util.module_from_spec(spec)
-            # Without a path, the import of a submodule loads the package itself first, as it should.
-            del module.__path__
-            module.__class__ = LazyModule
-            sys.modules[name] = module
 
 
 def build_app(command: str) -> typer.Typer:
