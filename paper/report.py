@@ -147,7 +147,8 @@ class Report:
 
     def describe_table(self, name: str) -> str:
         """What a table is about, in the words of its command's help; they are true of the paper's scale alone."""
-        return (inspect.getdoc(TABLES[name]) or "") if self._scale.published else ""
+        paragraphs = (inspect.getdoc(TABLES[name]) or "").split("\n\n") if self._scale.published else []
+        return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
     def split_columns(self, name: str, published: bool = True) -> Table | None:
         """A table with the columns on the paper's data, or with the others; None if there are none."""

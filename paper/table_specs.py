@@ -131,12 +131,13 @@ ALL_METHODS = (*METHODS, "fedavg", "scaffold", "coda-plus", "codasca", "fedxl1")
 
 
 def table1(scale: Scale) -> TableSpec:
-    """The labels as they are. Images are dealt to 100 clients by Dirichlet draws, insurance data by state.
+    """The original labels. Images are assigned to 100 clients by a Dirichlet distribution, insurance data by state.
 
-    100 cycles of 10 groups, which take part whole, with 16 local steps on 32 rows: ResNet-18 with the ImageNet stem and
-    GroupNorm on CIFAR, DenseNet-121 on chest images, a linear scorer on insurance data. On images, a batch's classes,
-    weighting and weight decay differ by method: see `batches`. There a-fedavg and a-scaffold have CyCp-FedAvg's, and
-    rs-minimax and rs-pairwise those of the cyclic methods. There, two learning rates are tuned by row; λ, the proximal
+    Runs have 100 cycles of 10 groups, in which all clients of a group take part, with 16 local steps on batches of 32
+    examples. The model is ResNet-18 with the ImageNet stem and GroupNorm on CIFAR, DenseNet-121 on chest images, and a
+    linear model on insurance data. On images, the classes in a batch, the weighting of clients and the weight decay
+    differ by method (see `batches`): a-fedavg and a-scaffold use the settings of cycp-fedavg, and rs-minimax and
+    rs-pairwise those of the cyclic methods. On images, two learning rates are tuned for each row, while λ, the proximal
     weight and the amplification are fixed.
     """
     columns = (*_dataset_columns(), Column(SYNTHETIC, SYNTHETIC, by_default=False, grid="wider:480"))
@@ -144,7 +145,7 @@ def table1(scale: Scale) -> TableSpec:
 
 
 def table2(scale: Scale) -> TableSpec:
-    """As Table 1, with 20 % of the training positives turned into negatives."""
+    """As Table 1, but 20 % of the training positives are labelled negative."""
     columns = _dataset_columns({"flip-positives": "0.2"})
     return TableSpec("table2", "Table 2: flipped labels, dir = 0.5, flip = 20 %", _method_rows(METHODS), columns)
 
@@ -165,7 +166,7 @@ def table5(scale: Scale) -> TableSpec:
 
 
 def table8(scale: Scale) -> TableSpec:
-    """50 and 200 clients. Groups of 5 take part whole; of those of 20, ten clients at a time."""
+    """50 and 200 clients. All clients of a group take part with groups of 5, and ten at a time with groups of 20."""
     sizes: dict[str, Options] = {"50": {}, "200": {"participation.per-round": "10"}}
     columns = tuple(
         _dataset_column(f"{name}-{count}", name, {**_skew_case("0.1"), "partition.clients": count, **cohort})
@@ -176,7 +177,7 @@ def table8(scale: Scale) -> TableSpec:
 
 
 def table9(scale: Scale) -> TableSpec:
-    """The data drawn three times: split, removal and partition."""
+    """Three versions of the data, which differ in split, removed positives and partition."""
     draws = tuple({"data-seed": str(seed)} for seed in range(3))
     columns = tuple(replace(_dataset_column(name, name), cases=draws) for name in PUBLISHED[:2])
     return TableSpec("table9", "Table 9: repeated random removal, dir = 0.5", _method_rows(METHODS), columns)
@@ -186,10 +187,10 @@ def table9(scale: Scale) -> TableSpec:
 
 
 def figure1(scale: Scale) -> TableSpec:
-    """The communication interval I, at the same number of local steps in all. The paper finds no loss with a long one.
+    """The communication interval I, at the same total number of local steps. The paper finds no loss with a long one.
 
-    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their
-    batches, weighting and weight decay are the table's.
+    Points that are not part of a table are tuned one by one, on images over three learning rates instead of two. They
+    have the batches, weighting and weight decay of the table.
     """
     columns = []
     for dataset in (*PUBLISHED, *FRAUD):
@@ -204,8 +205,8 @@ def figure1(scale: Scale) -> TableSpec:
 def figure2(scale: Scale) -> TableSpec:
     """Clients per round M, out of the same groups; the largest M is the whole group. The paper finds more to be faster.
 
-    Points that are not a table's are tuned one by one, on images over three learning rates instead of two; their
-    batches, weighting and weight decay are the table's. The AUC to reach is the lowest that a point ends with,
+    Points that are not part of a table are tuned one by one, on images over three learning rates instead of two. They
+    have the batches, weighting and weight decay of the table. The AUC to reach is the lowest final AUC of all points,
     and .02 less.
     """
     columns = []
@@ -222,11 +223,12 @@ def figure2(scale: Scale) -> TableSpec:
 
 
 def figure3(scale: Scale) -> TableSpec:
-    """The number of groups K with one client per round, at the same number of rounds; the groups are drawn.
+    """The number of groups K with one client per round, at the same number of rounds; the groups are random.
 
-    The paper (its appendix) finds more groups to be faster in general. CyCp-Pairwise has a cycle of K rounds that only
-    score beside those rounds, at the start and after each stage whose mean goes on. Points are tuned one by one, as in
-    Figure 2, and the AUC to reach is the lowest that one ends with: a K that collapses makes it easy for the others.
+    The paper (in its appendix) finds more groups to be faster in general. CyCp-Pairwise needs K more rounds, which only
+    compute scores, at the start and after each stage that continues from a mean model. Points are tuned one by one, as
+    in Figure 2. The AUC to reach is the lowest final AUC of all points, so that a K that collapses makes it easy for
+    the others.
     """
     columns = []
     for dataset in (*PUBLISHED[:2], *FRAUD):
@@ -245,7 +247,7 @@ def figure3(scale: Scale) -> TableSpec:
 
 
 def intervals(scale: Scale) -> TableSpec:
-    """Figure 1 at the same number of rounds, so that a longer interval has more local steps in all.
+    """As Figure 1, but at the same number of rounds, so that a longer interval has more local steps in total.
 
     Points have the settings of Figure 1.
     """
@@ -260,10 +262,10 @@ def intervals(scale: Scale) -> TableSpec:
 
 
 def classes(scale: Scale) -> TableSpec:
-    """Table 1's image columns as the mean over five positive classes, since the paper does not name its one.
+    """The image columns of Table 1 as the mean over five positive classes, since the paper does not name its class.
 
-    Each class has one run per method, so that there is no deviation over runs, with the settings that Table 1 tuned for
-    class 0. In brackets is what the paper's Table 1 has for its class.
+    Each class has one run per method, so that there is no standard deviation over runs, with the settings that Table 1
+    tuned for class 0. In brackets is what the paper's Table 1 has for its class.
     """
     cases = tuple({scale.positive_option: str(positive)} for positive in range(5))
     columns = tuple(
@@ -273,7 +275,7 @@ def classes(scale: Scale) -> TableSpec:
 
 
 def ablation(scale: Scale) -> TableSpec:
-    """How raw outputs become scores, and whose data counts how much."""
+    """How raw outputs become scores, and how clients are weighted."""
     rows = tuple(
         Row(f"{method}-{score}-{weighting}", method, {"objective.score": score, "weighting": weighting})
         for method in OURS
@@ -284,10 +286,7 @@ def ablation(scale: Scale) -> TableSpec:
 
 
 def traffic(scale: Scale) -> TableSpec:
-    """Rounds and bytes to an AUC that all CyCp methods reach; the runs are those of Table 1 and of card fraud.
-
-    Stand-ins have too few positives for that.
-    """
+    """Rounds and bytes to an AUC that all CyCp methods reach; the runs are those of Table 1 and of card fraud."""
     fraud = tuple(replace(column, by_default=False) for column in creditcard(scale).columns)
     known = tuple(column for column in table1(scale).columns if column.dataset not in STAND_INS)
     columns = (*known, *fraud)
@@ -295,9 +294,9 @@ def traffic(scale: Scale) -> TableSpec:
 
 
 def noise(scale: Scale) -> TableSpec:
-    """Labels flipped both ways; the sigmoid and the barrier hinge are the symmetric losses.
+    """Labels flipped in both directions; the sigmoid and the barrier hinge are symmetric losses.
 
-    A column's number is the share of each class that is flipped; `cycp-pairwise` has the sigmoid loss.
+    A column's number is the share of each class that is flipped. The row `cycp-pairwise` has the sigmoid loss.
     """
     cases = {share: {"flip-positives": share, "flip-negatives": share} for share in ("0.01", "0.05", "0.1")}
     columns = tuple(
@@ -309,11 +308,11 @@ def noise(scale: Scale) -> TableSpec:
 
 
 def schedules(scale: Scale) -> TableSpec:
-    """Steps that fall tenfold after half and three quarters of the cycles, or stay; last models or stage means; decay.
+    """Learning rates that stay or fall tenfold after 1/2 and 3/4 of the cycles, last or mean models, and weight decay.
 
-    It decided the image columns' schedule, by validation AUC: `constant-mean-1e-3` is where `batches` starts from.
-    Nothing is tuned here. Batches have 16 positives and 16 negatives, and clients count alike. A mean is over the
-    rounds of a stage, and its next stage starts from there.
+    This search decided the learning-rate schedule of image models by validation AUC; `batches` starts from
+    `constant-mean-1e-3`. Nothing else is tuned here. Batches have 16 positives and 16 negatives, and all clients have
+    the same weight. A mean model is the mean over the rounds of a stage, and the next stage starts from it.
     """
     even = {"positives": "16", "negatives": "16", "weighting": "clients"}
     fixed: dict[str, tuple[str, Options]] = {
@@ -338,11 +337,11 @@ def schedules(scale: Scale) -> TableSpec:
 
 
 def batches(scale: Scale) -> TableSpec:
-    """A batch's positives and negatives, whose data counts how much, and weight decay, at two learning rates or three.
+    """Positives and negatives in a batch, the weighting of clients, and weight decay, at two or three learning rates.
 
-    It decided the rest of the image columns' settings, by validation AUC: each method has what is highest in its rows.
-    FedAvg draws rows of any class, 32 at a time. Nothing is tuned here; what has no number was not tried. The search
-    began after `alike`, whose test AUCs were known by then.
+    This search decided the remaining settings of image models by validation AUC: each method uses the best of its rows.
+    FedAvg draws 32 examples of any class. Nothing else is tuned here, and a dash was not tried. The search began after
+    the test AUCs of `alike` were known.
     """
     rows = [Row(f"cycp-fedavg-{step}", "cycp-fedavg", {"learning-rate": step}) for step in ("0.3", "0.1", "0.03")]
     own: dict[str, tuple[Options, tuple[str, str]]] = {
@@ -364,9 +363,9 @@ def batches(scale: Scale) -> TableSpec:
 
 
 def alike(scale: Scale) -> TableSpec:
-    """CyCp rows on CIFAR-10 with 16 positives and 16 negatives, clients that count alike and weight decay 1e-3 for all.
+    """CyCp rows on CIFAR-10 with 16 positives and 16 negatives, equal client weights and weight decay 1e-3 for all.
 
-    Their learning rates are those that were best on validation rows. This is what Table 1 would have without `batches`.
+    Their learning rates are those with the best validation AUC. Table 1 would have these numbers without `batches`.
     """
     kept = ("cycp-fedavg-0.1", "cycp-minimax-16-16-0.01", "cycp-pairwise-16-16-0.03")
     rows = tuple(row for row in batches(scale).rows if row.name in kept)
@@ -387,12 +386,12 @@ def surrogates(scale: Scale) -> TableSpec:
 def creditcard(scale: Scale) -> TableSpec:
     """Every method on 284,807 card transactions, at 48 hourly clients in 8 groups by time of day.
 
-    Each of five runs has a split of its own: 30 % to test on, 20 % of the rest for validation. `creditcard` is a linear
-    scorer, `creditcard-mlp` has a hidden layer of 64. `central` is logistic regression by SGD at one client that holds
-    every row, with as many local steps as all clients have together. Methods in which all clients take part in every
-    round have one round a cycle, the others eight. Tuning sees the first split alone, whose rows are
-    in the test parts of the others too. Two test parts share 30 % of their rows, which the test allows for. Other
-    tables and figures have the first three of the splits.
+    Each of five runs has its own split: 30 % of the rows to test on, and 20 % of the rest for validation. `creditcard`
+    is a linear model, `creditcard-mlp` has a hidden layer of 64 units. `central` is logistic regression by SGD at one
+    client that holds every row, with as many local steps as all clients have together. Methods in which all clients
+    take part in every round have one round per cycle, the others eight. Tuning uses the first split alone; its rows are
+    also in the test parts of the other splits. Two test parts share 30 % of their rows, and the test allows for that.
+    Other tables and figures use the first three splits.
     """
     columns = tuple(replace(_fraud_column(name, splits=5), by_default=True) for name in FRAUD)
     rows = (*_method_rows(ALL_METHODS), central_row(scale, HOURS))
@@ -400,7 +399,7 @@ def creditcard(scale: Scale) -> TableSpec:
 
 
 def central_row(scale: Scale, clients: int) -> Row:
-    """Logistic regression by SGD at one client that holds every row, with the local steps of them all."""
+    """Logistic regression by SGD at one client that holds every row, with the local steps of all clients together."""
     steps = {"local-steps": str(clients * scale.local_steps)}
     return Row("central", "fedavg", {"partition": "iid", "partition.clients": "1", "participation.groups": "1"} | steps)
 
@@ -427,24 +426,24 @@ def _surrogate_row(objective: str) -> Row:
 
 
 def _dataset_columns(case: Options | None = None) -> tuple[Column, ...]:
-    """Every dataset; stand-ins come only when named."""
+    """Every dataset; substitute data runs only if it is named."""
     names = (*PUBLISHED, *STAND_INS)
     return tuple(replace(_dataset_column(name, name, case), by_default=name in PUBLISHED) for name in names)
 
 
 def _dataset_column(name: str, dataset: str, case: Options | None = None) -> Column:
-    """Image models are tuned in whole runs: short ones put their learning rates in another order."""
+    """Image models are tuned in full-length runs, because short ones rank learning rates differently."""
     return Column(name, dataset, (case or {},), grid="full" if dataset in IMAGES else "steps")
 
 
 def _fraud_column(dataset: str, suffix: str = "", case: Options | None = None, splits: int = 3) -> Column:
-    """Card fraud over several splits; it comes only when named."""
+    """Card fraud over several splits; it runs only if it is named."""
     cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
     return Column(dataset + suffix, dataset, cases, by_default=False, seeds=(0,), test_overlap=0.3, grid=FRAUD[dataset])
 
 
 def _figure_point(dataset: str, value: str, case: Options, tested: bool = False) -> Column:
-    """A figure's point. Those that are a table's runs too keep their ranks; the others are tuned by themselves."""
+    """A point of a figure. Points that are runs of a table keep their ranks; the others are tuned separately."""
     made = (
         _fraud_column(dataset, f"-{value}", case)
         if dataset in FRAUD
@@ -456,7 +455,7 @@ def _figure_point(dataset: str, value: str, case: Options, tested: bool = False)
 
 
 def _interval_case(scale: Scale, steps: int) -> dict[str, str]:
-    """So many local steps a round, in fewer cycles the more they are."""
+    """So many local steps per round, with fewer cycles the more there are."""
     cycles = scale.cycles * scale.local_steps // steps
     return {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
 
