@@ -168,6 +168,7 @@ BAD_INPUT = {
     "step": ([*TINY, "--lr", "-1"], ["learning_rate", "-1", "above 0"]),
     "file": (["--config", "{missing}"], ["does not exist"]),
     "newer": (["--config", "{newer}"], [str(FORMAT + 1), "upgrade"]),
+    "older": (["--config", "{older}"], ["format 1", "reads format 2", "start it again"]),
     "not json": (["--config", "{broken}"], ["not JSON"]),
     "unknown field": (["--config", "{typo}"], ["cycels", "cycles"]),
     "kind of objective": ([*TINY, "--method", "cycp-fedavg", "--objective", "sigmoid"], ["sigmoid", "logistic"]),
@@ -194,6 +195,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     inputs.mkdir()
     for name, text in {
         "newer": json.dumps({"format": FORMAT + 1, "recipe": {}}),
+        "older": json.dumps({"format": 1, "recipe": {"method": "fedavg", "step_size": 0.1}}),
         "broken": '{"recipe": ',
         "typo": json.dumps({"recipe": {"method": "fedavg", "cycels": 3}}),
         "nameless": json.dumps({"recipe": {"cycles": 3}}),
@@ -205,7 +207,10 @@ def places(tmp_path: Path) -> dict[str, str]:
         "nan": table(inputs / "nan.npz", x=NAN),
         "negative": table(inputs / "negative.npz", y=np.zeros(40)),
         "few": table(inputs / "few.npz", y=np.arange(40) < 2),
-        **{name: str(inputs / name) for name in ("missing", "newer", "broken", "typo", "nameless", "trace.csv")},
+        **{
+            name: str(inputs / name)
+            for name in ("missing", "newer", "older", "broken", "typo", "nameless", "trace.csv")
+        },
     }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import data_files
 from cli_helpers import fedauc, paper_command
@@ -14,6 +16,7 @@ from fedauc.data import find_datasets
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 from fedauc.experiments.options import list_options
 from fedauc.experiments.run_loop import Progress
+from fedauc.progress import report_activity
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread
@@ -100,6 +103,19 @@ def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> 
         observe(Progress(1, 32, {"auc": 0.5}, stopped=True))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "1/32" in line]
     assert line.split()[-2:] == ["1/32", "stopped"]
+
+
+def test_compiling_shows_a_bar_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with ProgressBars() as bars:
+        bars.add_bar("run")(Progress(0, 32, None))
+        console = Console(width=80, file=io.StringIO(), force_terminal=True)
+        with report_activity("compiling the training step"):
+            console.print(bars._progress.get_renderable())
+        console.print("then", bars._progress.get_renderable())
+    shown, _, finished = console.file.getvalue().partition("then")  # type: ignore[attr-defined]
+    assert "compiling the training step (about a minute the first time)" in shown
+    assert "compiling" not in finished
 
 
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.run_loop import Progress as Step
+from fedauc.progress import show_activities
 
 BAR_WIDTH = 58
 """Columns of a terminal that a bar takes beside its name: 20, a count, a time, an AUC, and room between."""
@@ -41,13 +45,28 @@ class TimeColumn(TimeRemainingColumn):
         return Text.assemble("took " if task.finished else "left ", super().render(task))
 
 
+class ActivityProgress(Progress):
+    """Bars, and below them a line on what takes long just now, such as compiling."""
+
+    activity = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The table of bars, then a bar without an end and the activity."""
+        yield from super().get_renderables()
+        if self.activity:
+            line = Table.grid(padding=(0, 1))
+            line.add_row(ProgressBar(total=None, width=20, pulse=True), Text(self.activity))
+            yield line
+
+
 class ProgressBars:
     """A stack of bars, each with the last AUC beside it; of many, the finished ones make room first."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
         self._room = max(14, console.width - BAR_WIDTH)
-        self._progress = Progress(
+        self._activities = ExitStack()
+        self._progress = ActivityProgress(
             TextColumn("{task.description:<14}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -57,9 +76,11 @@ class ProgressBars:
         )
 
     def __enter__(self) -> Self:
+        self._activities.enter_context(show_activities(self._show_activity))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._activities.close()
         # Where nothing runs, nothing is shown, not even an empty line.
         if not self._progress.tasks:
             return
@@ -81,3 +102,13 @@ class ProgressBars:
             self._progress.update(task, completed=step.done, total=step.rounds, auc="stopped" if step.stopped else auc)
 
         return observe
+
+    @contextmanager
+    def _show_activity(self, description: str) -> Iterator[None]:
+        compiles = description.startswith("compiling")
+        self._progress.activity = description + " (about a minute the first time)" * compiles
+        self._progress.refresh()
+        try:
+            yield
+        finally:
+            self._progress.activity = ""
