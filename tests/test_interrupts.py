@@ -1,4 +1,4 @@
-"""Ctrl-C: a real signal to a real process ends it with a line that says how to go on."""
+"""Ctrl-C and SIGTERM: a real signal to a real process saves the run; Ctrl-C also says how to go on."""
 
 from __future__ import annotations
 
@@ -16,25 +16,44 @@ RUN = ("run", "--data", "synthetic", "--cycles", "500", "--out", "made")
 """Far longer than the test waits."""
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
-    # A process in the background may have been told to ignore the signal; then so would its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def send_signal_during_run(folder: Path, number: int) -> tuple[int, str]:
+    """Start a run and send it a signal after its first record; the exit code and what it wrote on standard error."""
+    # A test that runs in the background may ignore the signal, and then its children would ignore it too.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "fedauc", *RUN]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        signal.signal(signal.SIGINT, before)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        signal.signal(signal.SIGINT, previous)
         try:
             end = time.monotonic() + 60  # importing the library takes seconds
-            while not (tmp_path / "made" / "records.jsonl").exists():
+            while not (folder / "made" / "records.jsonl").exists():
                 assert process.poll() is None
                 assert time.monotonic() < end
                 time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            err = process.communicate(timeout=60)[1].decode()
+            process.send_signal(number)
+            errors = process.communicate(timeout=60)[1].decode()
         finally:
             process.kill()
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; go on with: fedauc resume made"
-    assert "Traceback" not in err
+    return process.returncode, errors
+
+
+def count_saved_rounds(folder: Path) -> int:
+    return max(int(path.stem.removeprefix("round-")) for path in (folder / "made" / "checkpoints").iterdir())
+
+
+def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path: Path) -> None:
+    code, errors = send_signal_during_run(tmp_path, signal.SIGINT)
+    assert code == 130
+    assert errors.splitlines()[-1] == "interrupted; go on with: fedauc resume made"
+    assert "Traceback" not in errors
+    assert count_saved_rounds(tmp_path) > 0
+
+
+def test_a_terminated_run_is_saved(tmp_path: Path) -> None:
+    """As a scheduler does it before a job's time is over; 143 is 128 and the signal's number."""
+    code, errors = send_signal_during_run(tmp_path, signal.SIGTERM)
+    assert code == 143
+    assert "Traceback" not in errors
+    assert count_saved_rounds(tmp_path) > 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedauc.experiments.checkpoint import write_atomically
 START = "import os, signal, sys; from pathlib import Path; from fedauc.experiments.checkpoint import write_atomically\n"
 
 
-def started(program: str, *arguments: str) -> subprocess.Popen[str]:
+def start_process(program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", START + program, *arguments], stderr=subprocess.PIPE, text=True)
 
 
@@ -24,7 +24,7 @@ def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
     """200 writes each of 100 kB of one letter: both get to their ends, and the file is one of the two."""
     program = "for _ in range(200): write_atomically(Path(sys.argv[1]), sys.argv[2].encode() * 100_000)"
     path = tmp_path / "file"
-    writers = [started(program, str(path), letter) for letter in "ab"]
+    writers = [start_process(program, str(path), letter) for letter in "ab"]
     assert [writer.communicate(timeout=120)[1] for writer in writers] == ["", ""]
     assert [writer.returncode for writer in writers] == [0, 0]
     assert path.read_bytes() in (b"a" * 100_000, b"b" * 100_000)
@@ -44,7 +44,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(tmp_path: Path
     path = tmp_path / "file.json"
     path.write_bytes(b"old")
     dying = "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
-    killed = started(dying + "write_atomically(Path(sys.argv[1]), b'new')", str(path))
+    killed = start_process(dying + "write_atomically(Path(sys.argv[1]), b'new')", str(path))
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"

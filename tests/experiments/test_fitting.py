@@ -1,4 +1,4 @@
-"""The front door: arrays in, a trained module out, and clear words when something does not fit."""
+"""`fit`: arrays in, a trained module out, and clear errors when something does not fit."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from fedauc.participation.uniform import Uniform
 from fedauc.stages import Geometric
 
 
-def rows(count: int = 240, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def make_rows(count: int = 240, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """A fifth positives, shifted by one in every feature."""
     rng = np.random.default_rng(1)
     y = np.arange(count) % 5 == 0
     return rng.normal(size=(count, features)) + y[:, None], y
 
 
-def clients() -> Clients:
-    x, y = rows()
+def make_clients() -> Clients:
+    x, y = make_rows()
     return Clients.from_arrays(x, y, client=np.arange(len(y)) // 20)
 
 
 def test_a_pair_of_arrays_is_a_test_set() -> None:
-    x, y = rows(100)
-    first = fit(nn.Linear(4, 1), clients(), test=(x, y), cycles=1, groups=3, seed=1)
-    second = fit(first.module, clients(), test=examples(x, y), cycles=1, groups=3)
+    x, y = make_rows(100)
+    first = fit(nn.Linear(4, 1), make_clients(), test=(x, y), cycles=1, groups=3, seed=1)
+    second = fit(first.module, make_clients(), test=examples(x, y), cycles=1, groups=3)
     assert [len(fitted.history) for fitted in (first, second)] == [1, 1]
     assert first.scores(x).shape == (100,)
     assert first.scores(x[:0]).shape == (0,)
 
 
 def test_members_can_be_given_by_name() -> None:
-    found = Recipe.of("cycp-pairwise", objective="squared-hinge", participation="uniform", stages="geometric")
-    assert found.algorithm.objective == SquaredHinge()
-    assert (found.participation, found.stages) == (Uniform(), Geometric())
+    recipe = Recipe.of("cycp-pairwise", objective="squared-hinge", participation="uniform", stages="geometric")
+    assert recipe.algorithm.objective == SquaredHinge()
+    assert (recipe.participation, recipe.stages) == (Uniform(), Geometric())
 
 
 def test_embeddings_are_trained_and_evaluated_by_pairs() -> None:
-    x, y = rows(100)
-    fitted = fit(nn.Linear(4, 3), clients(), objective=Contrastive(margin=2.0), test=(x, y), groups=3, cycles=4)
+    x, y = make_rows(100)
+    fitted = fit(nn.Linear(4, 3), make_clients(), objective=Contrastive(margin=2.0), test=(x, y), groups=3, cycles=4)
     quality = fitted.history[-1][1]
     # Same-label pairs end up nearer than pairs of two labels; there is no interval for them.
     assert quality.auc > 0.55
@@ -77,7 +77,7 @@ def test_embeddings_are_trained_and_evaluated_by_pairs() -> None:
 def test_what_does_not_fit_is_said_in_one_line(module: nn.Module, settings: dict[str, Any], message: str) -> None:
     groups: dict[str, Any] = {} if "participation" in settings else {"groups": 3}
     with pytest.raises(ValueError, match=message) as caught:
-        fit(module, clients(), "cycp-pairwise", **groups, **settings)
+        fit(module, make_clients(), "cycp-pairwise", **groups, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -86,12 +86,12 @@ def test_a_dead_scorer_is_noticed_without_test_rows() -> None:
         "cycp-pairwise", objective=PairwiseSigmoid(score="sigmoid"), learning_rate=1e8, groups=3, cycles=3
     )
     with pytest.raises(TrainingStopped, match="the scorer is dead"):
-        fit(nn.Linear(4, 1), clients(), recipe)
+        fit(nn.Linear(4, 1), make_clients(), recipe)
 
 
 def test_settings_beside_a_whole_recipe_are_refused() -> None:
     with pytest.raises(ValueError, match="come with a whole recipe"):
-        fit(nn.Linear(4, 1), clients(), Recipe.of("fedavg"), cycles=3)
+        fit(nn.Linear(4, 1), make_clients(), Recipe.of("fedavg"), cycles=3)
 
 
 def test_numpy_integers_are_whole_numbers() -> None:
@@ -105,12 +105,12 @@ def test_an_index_buffer_survives_half_precision() -> None:
     class Indexed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("place", torch.tensor([999]))
+            self.register_buffer("index", torch.tensor([999]))
             self.table, self.score = nn.Embedding(1000, 4), nn.Linear(4, 1)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.score(inputs + self.table(self.place))
-            return found
+            scores: torch.Tensor = self.score(inputs + self.table(self.index))
+            return scores
 
-    fitted = fit(Indexed(), clients(), "cycp-fedavg", groups=3, cycles=1, dtype="bfloat16")
-    assert fitted.module.get_buffer("place").tolist() == [999]
+    fitted = fit(Indexed(), make_clients(), "cycp-fedavg", groups=3, cycles=1, dtype="bfloat16")
+    assert fitted.module.get_buffer("index").tolist() == [999]

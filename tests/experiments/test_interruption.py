@@ -23,23 +23,23 @@ ARGUMENTS = [
 ]
 
 
-def command(*arguments: str) -> list[str]:
+def python_command(*arguments: str) -> list[str]:
     """With a checkpoint after every cycle, so that a short run has some."""
     return [sys.executable, "-m", "every_cycle", *arguments]
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(("src", "tests", "."))}
 
 
-def finished(*arguments: str) -> None:
-    subprocess.run(command(*arguments), check=True, capture_output=True, env=environment())
+def run_to_end(*arguments: str) -> None:
+    subprocess.run(python_command(*arguments), check=True, capture_output=True, env=child_environment())
 
 
-def killed(out: Path, moment: float, *arguments: str) -> bool:
+def run_and_kill(out: Path, moment: float, *arguments: str) -> bool:
     """Start, kill -9 at a moment after the folder appears; False if the run was done before."""
     process = subprocess.Popen(
-        command(*arguments), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        python_command(*arguments), env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 60
     while not out.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -54,44 +54,46 @@ def killed(out: Path, moment: float, *arguments: str) -> bool:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     arguments = ["run", "--method", method, *ARGUMENTS]
-    finished(*arguments, "--out", str(whole))
-    kills = [killed(torn, 0.01, *arguments, "--out", str(torn))]
-    # Each sitting is longer than the last, so that the kills fall on different instants of a round.
-    for sitting in range(1, 4):
-        kills.append(killed(torn, 0.08 * sitting, "resume", str(torn)))
-    finished("resume", str(torn))
+    run_to_end(*arguments, "--out", str(uninterrupted))
+    kills = [run_and_kill(killed, 0.01, *arguments, "--out", str(killed))]
+    # Each attempt is longer than the last, so that the kills fall on different instants of a round.
+    for attempt in range(1, 4):
+        kills.append(run_and_kill(killed, 0.08 * attempt, "resume", str(killed)))
+    run_to_end("resume", str(killed))
     assert kills[0], "the first kill came too late to test anything"
-    assert (torn / "records.jsonl").read_bytes() == (whole / "records.jsonl").read_bytes()
-    assert json.loads((torn / "result.json").read_text()) == json.loads((whole / "result.json").read_text())
-    assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
+    assert (killed / "records.jsonl").read_bytes() == (uninterrupted / "records.jsonl").read_bytes()
+    assert json.loads((killed / "result.json").read_text()) == json.loads((uninterrupted / "result.json").read_text())
+    assert not list(killed.glob("**/.*")), "nothing half-written is left behind"
 
 
 @pytest.mark.usefixtures("every_cycle")
 def test_a_killed_sweep_resumes_to_the_same_bits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Two runs in one graph."""
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     vary = ["--vary", "lr=0.03,0.1", "--engine", "graphed", "--cycles", "4"]
     arguments = ["sweep", "--method", "cycp-pairwise", *ARGUMENTS, *vary]
-    assert fedauc(capsys, *arguments, "--out", str(whole)).code == 0
-    assert killed(torn, 0.2, *arguments, "--out", str(torn)), "the kill came too late to test anything"
-    finished("resume", str(torn))
+    assert fedauc(capsys, *arguments, "--out", str(uninterrupted)).code == 0
+    assert run_and_kill(killed, 0.2, *arguments, "--out", str(killed)), "the kill came too late to test anything"
+    run_to_end("resume", str(killed))
     for name in ("records.jsonl", "result.json"):
-        found = [{path.relative_to(out): path.read_bytes() for path in out.rglob(name)} for out in (whole, torn)]
-        assert len(found[0]) == 2
-        assert found[0] == found[1]
-    assert not list(torn.glob("**/.*")), "nothing half-written is left behind"
+        files = [
+            {path.relative_to(out): path.read_bytes() for path in out.rglob(name)} for out in (uninterrupted, killed)
+        ]
+        assert len(files[0]) == 2
+        assert files[0] == files[1]
+    assert not list(killed.glob("**/.*")), "nothing half-written is left behind"
 
 
 def test_a_torn_record_is_left_out_and_written_again(tmp_path: Path) -> None:
     """A kill in the middle of a write leaves half a line: the run goes on from the checkpoint before it."""
     out = tmp_path / "run"
     arguments = ["run", "--method", "cycp-fedavg", *ARGUMENTS, "--out", str(out)]
-    finished(*arguments)
-    records, whole = out / "records.jsonl", (out / "records.jsonl").read_bytes()
+    run_to_end(*arguments)
+    records, content = out / "records.jsonl", (out / "records.jsonl").read_bytes()
     (out / "result.json").unlink()
     sorted((out / "checkpoints").iterdir())[-1].unlink()
-    records.write_bytes(whole[:-20])
-    finished("resume", str(out))
-    assert records.read_bytes() == whole
+    records.write_bytes(content[:-20])
+    run_to_end("resume", str(out))
+    assert records.read_bytes() == content

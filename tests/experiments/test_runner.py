@@ -20,8 +20,8 @@ def test_a_record_holds_the_mean_loss_since_the_one_before(tmp_path: Path) -> No
     run.train_to_end()
     training, _, start = assemble_run(config, DataCache())[1]
     losses = [finished.loss_value or 0.0 for finished in training.rounds(start)]
-    found = [record["loss"] for record in run.folder.read_records()]
-    assert found == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 2], rel=1e-12)
+    recorded = [record["loss"] for record in run.folder.read_records()]
+    assert recorded == pytest.approx([sum(losses[:4]) / 4, sum(losses[4:]) / 2], rel=1e-12)
 
 
 def test_a_runs_seconds_are_those_of_its_rounds_and_of_what_it_does_with_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -39,7 +40,9 @@ class DeferredInterrupts:
         if number == self._received == signal.SIGINT and not is_distributed():
             raise KeyboardInterrupt
         if not self._received:
-            LOG.info("the round under way is finished and saved first; press Ctrl-C again to stop at once")
+            # Printing fails if the signal has come in the middle of a print.
+            with suppress(RuntimeError):
+                LOG.info("the round under way is finished and saved first; press Ctrl-C again to stop at once")
         self._received = number
 
     def received_signal(self) -> int:
