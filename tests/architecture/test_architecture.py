@@ -82,6 +82,27 @@ def test_functions_are_short_and_take_few_arguments() -> None:
                 assert arguments <= 8, f"{path.name}: {node.name} takes {arguments} arguments"
 
 
+def test_function_names_say_what_they_do() -> None:
+    """At most 30 % of the functions have a one-word name, such as the verbs of the interfaces (`begin`, `merge`)."""
+    names = [
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    one_word = [name for name in names if "_" not in name.strip("_")]
+    assert len(one_word) <= 0.3 * len(names)
+
+
+def test_the_library_does_not_import_the_paper() -> None:
+    """`paper/` stands beside the library and imports it, never the other way round."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert "paper" not in {module.split(".")[0] for module in modules}, path
+
+
 def test_the_public_names_are_these() -> None:
     """A name here is a promise: adding one is a decision, removing one is a breaking change."""
     assert fedauc.__all__ == PUBLIC

@@ -1,4 +1,4 @@
-"""How results say that their rows only stand in for others."""
+"""Caveats: results on synthetic data, or on data that replaces the paper's, say so first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from fedauc.experiments.folder import RunFolder
 
 MARKS = ("STAND-IN", "SYNTHETIC")
-"""How the note of rows begins that nobody may take for the real ones."""
+"""How the note of a dataset begins that must not be taken for the real one."""
 
 
 def has_caveat(note: str) -> bool:
-    """Whether the rows only stand in for others."""
+    """Whether a note says that the data is synthetic or replaces other data."""
     return note.startswith(MARKS)
 
 
@@ -31,9 +31,10 @@ def shorten_note(note: str) -> str:
 
 
 def list_caveats(folders: Iterable[tuple[str, RunFolder]]) -> list[str]:
-    """A line for each kind of rows that only stand in; none where all rows are what they are called.
+    """A line for each dataset with a caveat; none where all data is what it is called.
 
-    It is the note of the runs, or the kind alone where their counts differ. Beside another dataset it says whose it is.
+    The line is the note of the runs, without its counts where these differ. If the runs use several datasets, the line
+    names its own.
     """
     known = [folder for _, folder in folders if folder.note]
     owners: dict[str, list[RunFolder]] = {}
@@ -41,17 +42,17 @@ def list_caveats(folders: Iterable[tuple[str, RunFolder]]) -> list[str]:
         if has_caveat(folder.note):
             owners.setdefault(source_of(folder.note), []).append(folder)
     mixed = len({folder.config.data.name for folder in known}) > 1
-    return [_label(what, mine, mixed) for what, mine in owners.items()]
+    return [_describe_caveat(source, owned, mixed) for source, owned in owners.items()]
 
 
-def _label(what: str, folders: list[RunFolder], mixed: bool) -> str:
+def _describe_caveat(what: str, folders: list[RunFolder], mixed: bool) -> str:
     notes = {folder.note for folder in folders}
     text = notes.pop() if len(notes) == 1 else what
     return f"{text} (data {folders[0].config.data.name})" if mixed else text
 
 
 def caveat_sentence(name: str, note: str, positives: int | None = None) -> str:
-    """That rows only stand in for the paper's, as on the page of results.
+    """A sentence that says that a dataset is not the paper's.
 
     >>> caveat_sentence("x", "STAND-IN for others, rows; and more", 7)
     "`x` is not the paper's data: STAND-IN for others, rows, 7 positives to test on."

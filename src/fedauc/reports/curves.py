@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's palette, told apart by most colour-blind readers."""
+"""Okabe and Ito's palette, which most colour-blind readers can distinguish."""
 
 STYLES = ("-", "--", ":", "-.")
 
@@ -28,7 +28,7 @@ def write_curves(folders: Iterable[tuple[str, RunFolder]], path: Path) -> None:
 
 
 def draw_curves(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
-    """The curves; the title says where rows only stand in for others."""
+    """The curves; the title holds caveats on the data."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -24,7 +24,7 @@ MAX_BARS = 16
 
 
 def shorten_name(name: str, room: int) -> str:
-    """A name in so many columns; of a long one the end stays, which tells runs apart.
+    """A name in so many columns; a long one keeps its end, by which runs differ.
 
     >>> shorten_name("creditcard-full-cycp-minimax-a7a9f3ec61f1", 22)
     'creditcard-fu…f3ec61f1'

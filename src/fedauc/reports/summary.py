@@ -17,7 +17,7 @@ QUALITY = ("round", "auc", "low", "high", "average_precision", "validation_auc")
 
 
 def summarize_run(folder: RunFolder) -> dict[str, Any]:
-    """Final and best AUC with interval, rounds, traffic, seconds and status; `data` where rows only stand in.
+    """Final and best AUC with interval, rounds, traffic, seconds and status; `data` if the data has a caveat.
 
     The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
     number is for looking at a curve, not for reporting.

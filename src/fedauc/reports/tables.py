@@ -63,7 +63,7 @@ def comparison_cells(line: MethodSummary) -> list[str]:
 
 def comparison_headers(lines: Sequence[MethodSummary]) -> list[str]:
     """What the cells of a comparison are: the AUC has an interval, or the standard deviation over seeds."""
-    auc = "AUC ± sd" if _several(lines) else "AUC [95 %]"
+    auc = "AUC ± sd" if _has_several_seeds(lines) else "AUC [95 %]"
     return ["method", auc, "AP", "rounds", "up", "down", "sec", "p"]
 
 
@@ -71,11 +71,11 @@ def comparison_caption(lines: Sequence[MethodSummary]) -> str:
     """What p is, in a sentence; nothing if there is nothing to compare."""
     if len(lines) < 2:
         return ""
-    scores = " on the first seed's scores" if _several(lines) else ""
+    scores = " on the first seed's scores" if _has_several_seeds(lines) else ""
     return f"p: paired DeLong test against {lines[0].method}{scores}."
 
 
-def _several(lines: Sequence[MethodSummary]) -> bool:
+def _has_several_seeds(lines: Sequence[MethodSummary]) -> bool:
     return any(line.seeds > 1 for line in lines)
 
 
@@ -91,7 +91,9 @@ def comparison_table(lines: Sequence[MethodSummary]) -> Table:
 
 def comparison_markdown(lines: Sequence[MethodSummary], labels: Sequence[str]) -> str:
     """The comparison, for a document, under the labels of its rows."""
-    return _above(labels) + _markdown(comparison_headers(lines), [comparison_cells(line) for line in lines])
+    return _caveats_above(labels) + _markdown_table(
+        comparison_headers(lines), [comparison_cells(line) for line in lines]
+    )
 
 
 def ranking_table(found: Ranking) -> Table:
@@ -106,8 +108,8 @@ def ranking_table(found: Ranking) -> Table:
 
 def ranking_markdown(found: Ranking, labels: Sequence[str]) -> str:
     """The settings of a sweep, for a document, under the labels of its rows."""
-    table = _markdown(ranking_headers(found), [ranking_cells(found, line) for line in found.lines])
-    return f"{_above(labels)}{table}\n{ranking_caption(found)}\n"
+    table = _markdown_table(ranking_headers(found), [ranking_cells(found, line) for line in found.lines])
+    return f"{_caveats_above(labels)}{table}\n{ranking_caption(found)}\n"
 
 
 def ranking_headers(found: Ranking) -> list[str]:
@@ -119,7 +121,7 @@ def ranking_cells(found: Ranking, line: SettingSummary) -> list[str]:
     """A line's cells: mean and spread over seeds; `2 of 3` says that a run is not done."""
     runs = str(line.runs) if line.done == line.runs else f"{line.done} of {line.runs}"
     judged = [line.judged] if found.by == "validation_auc" else []
-    spreads = [_spread(spread, line.done) for spread in (*judged, line.final, line.best)]
+    spreads = [_format_spread(spread, line.done) for spread in (*judged, line.final, line.best)]
     return [line.setting.replace("/", " "), runs, *spreads]
 
 
@@ -130,17 +132,17 @@ def ranking_caption(found: Ranking) -> str:
     return "Sorted by test AUC in each run's best round, as there is no validation part: not for reporting."
 
 
-def _spread(found: Spread, runs: int) -> str:
+def _format_spread(found: Spread, runs: int) -> str:
     if not runs:
         return "-"
     return format_share(found.mean, 4) + (f" ± {format_share(found.deviation, 4)}" if runs > 1 else "")
 
 
-def _above(labels: Sequence[str]) -> str:
+def _caveats_above(labels: Sequence[str]) -> str:
     return "".join(f"{label}\n\n" for label in labels)
 
 
-def _markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _markdown_table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [headers, ["---"] * len(headers), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
@@ -153,15 +155,15 @@ def describe_run(found: dict[str, Any]) -> dict[str, str]:
     return {
         "method": f"{found['method']}, seed {found['seed']}",
         "status": found["status"],
-        "final": _quality(found["final"]),
-        "best": f"{_quality(found['best'])} (by {chosen})",
+        "final": _describe_quality(found["final"]),
+        "best": f"{_describe_quality(found['best'])} (by {chosen})",
         "rounds": f"{found['rounds']} ({found['visits']} client visits, {found['absences']} absences)",
         "traffic": f"{format_bytes(found['bytes_up'])} up, {format_bytes(found['bytes_down'])} down",
         "seconds": f"{found['seconds']:.1f}",
     }
 
 
-def _quality(found: dict[str, Any]) -> str:
+def _describe_quality(found: dict[str, Any]) -> str:
     text = f"AUC {found['auc']:.4f}"
     if found["low"] is not None:
         text += f" [{found['low']:.4f}, {found['high']:.4f}], AP {found['average_precision']:.4f}"
