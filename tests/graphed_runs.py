@@ -21,22 +21,22 @@ from fedauc.trees import tree_leaves
 WAYS = ["stacked", "single"]
 
 
-def settings(method: str, **changes: Any) -> Recipe:
+def make_recipe(method: str, **changes: Any) -> Recipe:
     """Two clients a round, three steps, crops, in float64."""
     own: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
     return Recipe.of(method, **{**own, "dtype": "float64", "weight_decay": 1e-3, **changes})
 
 
-def ran(assembly: Assembly) -> list[Round]:
+def run_all_rounds(assembly: Assembly) -> list[Round]:
     return list(assembly.training.rounds(assembly.start))
 
 
-def distance(one: Round, other: Round) -> float:
+def largest_difference(one: Round, other: Round) -> float:
     pairs = zip(tree_leaves(one.state.server), tree_leaves(other.state.server), strict=True)
     return max(float((a.cpu() - b.cpu()).abs().max()) for a, b in pairs if a.numel())
 
 
-def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
+def force_step_variant(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> None:
     """Let engines take steps in one way only."""
     plain = GraphedEngine.make_step_variants
 
@@ -48,16 +48,16 @@ def only(monkeypatch: pytest.MonkeyPatch, way: str, compiled: bool = False) -> N
     monkeypatch.setattr(GraphedEngine, "make_step_variants", steps)
 
 
-def tiny() -> nn.Module:
+def tiny_network() -> nn.Module:
     torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-def table(count: int = 7) -> Clients:
+def small_table(count: int = 7) -> Clients:
     rng = np.random.default_rng(1)
     rows = 9 * count
     return Clients.from_arrays(rng.normal(size=(rows, 3)), np.arange(rows) % 3 == 0, client=np.arange(rows) // 9)
 
 
-def settled(method: str, **changes: Any) -> Recipe:
-    return settings(method, **{"augment": "none", **changes})
+def make_plain_recipe(method: str, **changes: Any) -> Recipe:
+    return make_recipe(method, **{"augment": "none", **changes})

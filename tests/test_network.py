@@ -29,7 +29,7 @@ from small_federations import (
 ROWS = held_out().inputs[:6]
 
 
-def seeded(module: nn.Module) -> nn.Module:
+def seed_weights(module: nn.Module) -> nn.Module:
     """The module in float64 with keyed parameters."""
     rng = np.random.default_rng(11)
     with torch.no_grad():
@@ -38,16 +38,17 @@ def seeded(module: nn.Module) -> nn.Module:
     return module
 
 
-def normed() -> nn.Module:
+def normed_network() -> nn.Module:
     """BatchNorm: 4 + 4 float statistics and one integer count; 8 + 5 parameters."""
-    return seeded(nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)))
+    return seed_weights(nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1)))
 
 
 # ------------------------------------------------------------------------------------------------- flat vectors
 
 
 @pytest.mark.parametrize(
-    "module", [linear_scorer(), normed(), seeded(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))]
+    "module",
+    [linear_scorer(), normed_network(), seed_weights(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))],
 )
 def test_state_and_module_are_inverse(module: nn.Module) -> None:
     network = ModuleNetwork(module)
@@ -73,7 +74,7 @@ def test_the_network_is_a_copy() -> None:
     assert same_bits(network.initial_model(), before)
 
 
-@pytest.mark.parametrize("module", [linear_scorer(), normed()])
+@pytest.mark.parametrize("module", [linear_scorer(), normed_network()])
 def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.Module) -> None:
     network = ModuleNetwork(module)
     model = network.initial_model()
@@ -93,7 +94,7 @@ def test_score_is_the_training_forward_and_its_pullback_the_gradient(module: nn.
 
 
 def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
-    network = ModuleNetwork(nn.Sequential(normed(), nn.Dropout(0.9)))
+    network = ModuleNetwork(nn.Sequential(normed_network(), nn.Dropout(0.9)))
     model = network.forward_pass(network.initial_model(), ROWS)
     trained = Model(network.initial_model().weights, model.buffers)
     with torch.no_grad():
@@ -103,7 +104,7 @@ def test_predict_is_the_module_in_evaluation_mode_whatever_the_parts() -> None:
 
 
 def test_predict_leaves_its_inputs_alone_even_if_the_module_writes_in_place() -> None:
-    network = ModuleNetwork(seeded(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 1))))
+    network = ModuleNetwork(seed_weights(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 1))))
     rows = ROWS.clone()
     network.predict(network.initial_model(), rows)
     assert torch.equal(rows, ROWS)
@@ -121,7 +122,7 @@ def batchnorm_twin(mean: np.ndarray, var: np.ndarray, batches: list[np.ndarray])
 
 
 def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
-    clients, module, recipe = small_federation(), normed(), small_recipe("cycp-fedavg", cycles=1)
+    clients, module, recipe = small_federation(), normed_network(), small_recipe("cycp-fedavg", cycles=1)
     training, network, state = assemble_training(recipe, module, clients)
     draws = Draws(clients, training.setting, "rows")
     statistics = np.zeros(FEATURES), np.ones(FEATURES)
@@ -142,7 +143,7 @@ def test_batchnorm_statistics_travel_and_are_averaged_over_the_cohort() -> None:
 
 
 def test_integer_buffers_are_rounded_when_put_back() -> None:
-    network = ModuleNetwork(normed())
+    network = ModuleNetwork(normed_network())
     model = network.initial_model()
     filled = network.build_module(Model(model.weights, torch.full_like(model.buffers, 2.6)))
     counted, mean = filled.get_buffer("0.num_batches_tracked"), filled.get_buffer("0.running_mean")
@@ -151,8 +152,8 @@ def test_integer_buffers_are_rounded_when_put_back() -> None:
 
 
 def test_scoring_rounds_leave_the_statistics_alone() -> None:
-    rounds = run_rounds(small_recipe("cycp-pairwise", cycles=1), normed())
-    start = ModuleNetwork(normed()).initial_model().buffers
+    rounds = run_rounds(small_recipe("cycp-pairwise", cycles=1), normed_network())
+    start = ModuleNetwork(normed_network()).initial_model().buffers
     assert all(torch.equal(r.state.server.shared.buffers, start) for r in rounds if r.phase.scoring)
     assert not torch.equal(rounds[-1].state.server.shared.buffers, start)
 
@@ -175,12 +176,12 @@ class Counting(nn.Module):
 
 def test_a_buffer_that_is_replaced_travels_too() -> None:
     # 2 cycles of 3 rounds of 2 steps of 5 rows, averaged over clients that all count alike.
-    rounds = run_rounds(small_recipe("cycp-fedavg"), seeded(Counting()))
+    rounds = run_rounds(small_recipe("cycp-fedavg"), seed_weights(Counting()))
     assert rounds[-1].state.server.shared.buffers.tolist() == [60.0]
 
 
 def test_frozen_parameters_never_move_and_never_travel() -> None:
-    module = seeded(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)))
+    module = seed_weights(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)))
     module.get_parameter("0.weight").requires_grad_(False)
     rounds, exchanges = record_exchanges(small_recipe("cycp-fedavg"), module)
     # 3 + 3 + 1 of the 19 parameters are trainable.
@@ -206,7 +207,7 @@ class Tied(nn.Module):
 
 
 def test_tied_parameters_travel_once_and_stay_tied() -> None:
-    module = seeded(Tied())
+    module = seed_weights(Tied())
     network = ModuleNetwork(module)
     model = network.initial_model()
     assert model.weights.shape == (FEATURES * FEATURES,)
@@ -233,7 +234,7 @@ class OnlyFirst(nn.Module):
 
 
 def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
-    network = ModuleNetwork(seeded(OnlyFirst()))
+    network = ModuleNetwork(seed_weights(OnlyFirst()))
     gradient = network.forward_pass(network.initial_model(), ROWS).pullback(torch.ones(6, dtype=torch.float64))
     assert gradient.shape == (5 + 6,)
     assert bool((gradient[5:] == 0).all())
@@ -241,7 +242,7 @@ def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
 
 
 def test_dropout_is_keyed_by_the_seed_and_not_by_the_callers_generator() -> None:
-    module = seeded(nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, 1)))
+    module = seed_weights(nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, 1)))
     states = []
     for caller in (1, 2):
         torch.manual_seed(caller)
@@ -258,7 +259,7 @@ def test_dropout_is_keyed_by_the_seed_and_not_by_the_callers_generator() -> None
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_dtype_is_the_one_asked_for(dtype: torch.dtype) -> None:
-    network = ModuleNetwork(normed(), dtype)
+    network = ModuleNetwork(normed_network(), dtype)
     # Statistics are kept in float32 at least.
     assert network.initial_model().weights.dtype == dtype
     assert network.initial_model().buffers.dtype == torch.promote_types(dtype, torch.float32)
@@ -346,7 +347,7 @@ class Merging(nn.Linear):
         return nn.functional.linear(inputs, self.merged, self.bias)
 
 
-@pytest.mark.parametrize("module", [linear_scorer(), seeded(Merging(FEATURES, 1))], ids=["plain", "merging"])
+@pytest.mark.parametrize("module", [linear_scorer(), seed_weights(Merging(FEATURES, 1))], ids=["plain", "merging"])
 def test_every_prediction_is_the_models_own(module: nn.Module) -> None:
     """A copy of the module is kept for the next; one in which evaluation leaves traces is not."""
     network = ModuleNetwork(module)

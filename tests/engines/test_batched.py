@@ -26,7 +26,7 @@ from fedauc.trees import Tree, tree_leaves
 CLIENTS, ROWS, FEATURES = 3, 5, 4
 
 
-def keyed(make: Callable[[], nn.Module]) -> nn.Module:
+def seed_module(make: Callable[[], nn.Module]) -> nn.Module:
     """A module whose weights do not depend on other tests."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -45,23 +45,23 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def reusing() -> nn.Module:
+def reuse_activation() -> nn.Module:
     """One activation object in two places, as is often written."""
     act = nn.ReLU()
     return nn.Sequential(nn.Linear(FEATURES, 6), act, nn.Linear(6, 5), act, nn.Linear(5, 1))
 
 
-def sharing() -> nn.Module:
+def share_layer() -> nn.Module:
     """One layer in two places: its weights count once."""
     layer = nn.Linear(FEATURES, FEATURES)
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(FEATURES, 1))
 
 
-CHAINS["reused activation"] = reusing
+CHAINS["reused activation"] = reuse_activation
 
 MAPPED: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 1)),
-    "shared layer": sharing,
+    "shared layer": share_layer,
     "subclass": lambda: nn.Sequential(nn.Linear(FEATURES, 2), nn.Softplus(), nn.Linear(2, 1)),
 }
 
@@ -83,7 +83,7 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def stack(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor]:
+def stack_clients(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor]:
     """Three clients' weights around the module's, and rows of their own."""
     rng = np.random.default_rng(0)
     start = network.initial_model()
@@ -92,10 +92,10 @@ def stack(network: ModuleNetwork, shape: tuple[int, ...]) -> tuple[Model, Tensor
     return Model(weights, start.buffers.expand(CLIENTS, 0)), rows
 
 
-def agree(network: ModuleNetwork, together: Network, shape: tuple[int, ...] = (FEATURES,)) -> None:
+def check_agreement(network: ModuleNetwork, stacked_network: Network, shape: tuple[int, ...] = (FEATURES,)) -> None:
     """Outputs and pullback of the stack are each client's own."""
-    model, inputs = stack(network, shape)
-    scored = together.forward_pass(model, inputs)
+    model, inputs = stack_clients(network, shape)
+    scored = stacked_network.forward_pass(model, inputs)
     cotangent = torch.from_numpy(np.random.default_rng(1).normal(size=scored.outputs.shape))
     gradient = scored.pullback(cotangent)
     for client in range(CLIENTS):
@@ -106,33 +106,33 @@ def agree(network: ModuleNetwork, together: Network, shape: tuple[int, ...] = (F
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_kernels_give_autograds_numbers(chain: str) -> None:
-    network = ModuleNetwork(keyed(CHAINS[chain]))
-    agree(network, KernelNetwork(network.plain_module))
+    network = ModuleNetwork(seed_module(CHAINS[chain]))
+    check_agreement(network, KernelNetwork(network.plain_module))
 
 
 @pytest.mark.parametrize("chain", IMAGES)
 def test_image_kernels_give_autograds_numbers(chain: str) -> None:
-    network = ModuleNetwork(keyed(IMAGES[chain]))
-    agree(network, KernelNetwork(network.plain_module), IMAGE)
+    network = ModuleNetwork(seed_module(IMAGES[chain]))
+    check_agreement(network, KernelNetwork(network.plain_module), IMAGE)
 
 
 @pytest.mark.parametrize("chain", [*CHAINS, *MAPPED])
 def test_mapped_networks_give_autograds_numbers(chain: str) -> None:
-    network = ModuleNetwork(keyed((CHAINS | MAPPED)[chain]))
-    agree(network, VmapNetwork(network))
+    network = ModuleNetwork(seed_module((CHAINS | MAPPED)[chain]))
+    check_agreement(network, VmapNetwork(network))
 
 
 @pytest.mark.parametrize("how", [(0.0, 1.0), (0.5, 0.25)], ids=["plain", "centred"])
 def test_kernels_take_images_of_bytes(how: tuple[float, float]) -> None:
-    network = ModuleNetwork(keyed(lambda: InputScaling(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
+    network = ModuleNetwork(seed_module(lambda: InputScaling(nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), *how)))
     images = torch.arange(CLIENTS * ROWS * 12, dtype=torch.uint8).view(CLIENTS, ROWS, 3, 2, 2)
     model = Model(network.initial_model().weights.expand(CLIENTS, -1), torch.zeros(CLIENTS, 0))
-    together = KernelNetwork(network.plain_module).forward_pass(model, images)
+    stacked_network = KernelNetwork(network.plain_module).forward_pass(model, images)
     alone = network.forward_pass(network.initial_model(), images[1])
-    torch.testing.assert_close(together.outputs[1], alone.outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stacked_network.outputs[1], alone.outputs, rtol=1e-12, atol=1e-12)
 
 
-def federation() -> Clients:
+def six_clients() -> Clients:
     """Six clients of unequal size, one without positives and one without negatives."""
     rng = np.random.default_rng(2)
     client = np.repeat(np.arange(6), [4, 30, 9, 14, 6, 17])
@@ -140,12 +140,12 @@ def federation() -> Clients:
     return Clients.from_arrays(rng.normal(size=(80, FEATURES)) + labels[:, None], labels, client=client)
 
 
-def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list[Tree]:
+def run_server_states(engine: str, module: nn.Module, method: str, **settings: Any) -> list[Tree]:
     chosen = {"cycles": 3, "local_steps": 3, "positives": 3, "negatives": 4, "dtype": "float64", "groups": 2}
     if find_methods()[method].participation == "full":
         del chosen["groups"]
     recipe = Recipe.of(method, engine=engine, **{**chosen, **settings})
-    assembly = assemble_training(recipe, module, federation())
+    assembly = assemble_training(recipe, module, six_clients())
     return [finished.state.server for finished in assembly.training.rounds(assembly.start)]
 
 
@@ -153,8 +153,10 @@ def states(engine: str, module: nn.Module, method: str, **settings: Any) -> list
 @pytest.mark.parametrize("chain", ["mlp", "layer norm", "shared layer", "reused activation"])
 def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
     """To 1e-9 in float64, over stages, single-class clients and memories, by kernels and by vmap."""
-    module = keyed((CHAINS | MAPPED)[chain])
-    loop, other = (states(engine, module, method, stage_output="cycle_mean") for engine in ("loop", "batched"))
+    module = seed_module((CHAINS | MAPPED)[chain])
+    loop, other = (
+        run_server_states(engine, module, method, stage_output="cycle_mean") for engine in ("loop", "batched")
+    )
     for one, two in zip(loop, other, strict=True):
         for left, right in zip(tree_leaves(one), tree_leaves(two), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
@@ -162,17 +164,17 @@ def test_whole_runs_equal_the_loops(method: str, chain: str) -> None:
 
 def test_embeddings_run_stacked() -> None:
     loop, other = (
-        states(engine, keyed(CHAINS["embedding"]), "cycp-pairwise", objective=Contrastive())
+        run_server_states(engine, seed_module(CHAINS["embedding"]), "cycp-pairwise", objective=Contrastive())
         for engine in ("loop", "batched")
     )
     torch.testing.assert_close(other[-1].shared.weights, loop[-1].shared.weights, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = keyed(CHAINS["mlp"])
-    whole = states("batched", module, "cycp-pairwise")
+    module = seed_module(CHAINS["mlp"])
+    whole = run_server_states("batched", module, "cycp-pairwise")
     monkeypatch.setattr(batched, "GATHER_AT_ONCE", 0)
-    parts = states("batched", module, "cycp-pairwise")
+    parts = run_server_states("batched", module, "cycp-pairwise")
     assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
 
 
@@ -216,12 +218,12 @@ def test_layers_that_would_run_otherwise_have_no_kernel(make: Callable[[], nn.Mo
 def test_a_module_that_resists_runs_in_the_loop_and_that_is_said_once(
     make: Callable[[], nn.Module], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = keyed(make)
+    module = seed_module(make)
     with pytest.raises(Unsupported, match=f"cannot run this model.*{reason}.*use engine='auto' or 'loop'"):
-        states("batched", module, "fedavg")
+        run_server_states("batched", module, "fedavg")
     with caplog.at_level(logging.INFO, logger="fedauc"):
-        auto, loop = (states(engine, module, "fedavg") for engine in ("auto", "loop"))
-        states("auto", module, "fedavg")
+        auto, loop = (run_server_states(engine, module, "fedavg") for engine in ("auto", "loop"))
+        run_server_states("auto", module, "fedavg")
     assert torch.equal(auto[-1].shared.weights, loop[-1].shared.weights)
     assert sum(reason in record.getMessage() for record in caplog.records) <= 1
 
@@ -233,33 +235,33 @@ def test_auto_stacks_what_can_be_stacked_and_leaves_convolutions_to_the_loop() -
         return type(assemble_training(Recipe.of("fedavg"), module, clients).training.engine)
 
     assert chosen(nn.Linear(FEATURES, 1), (FEATURES,)) is BatchedEngine
-    assert chosen(keyed(MAPPED["layer norm"]), (FEATURES,)) is BatchedEngine
+    assert chosen(seed_module(MAPPED["layer norm"]), (FEATURES,)) is BatchedEngine
     image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1))
     assert chosen(image, (1, 4, 4)) is engines()["loop"]
 
 
 def test_frozen_weights_have_no_kernel_but_can_be_mapped() -> None:
-    module = keyed(CHAINS["mlp"])
+    module = seed_module(CHAINS["mlp"])
     module.get_parameter("0.weight").requires_grad_(False)
     with pytest.raises(Unsupported, match=r"0\.weight is frozen"):
         build_kernels(module)
-    loop, other = (states(engine, module, "cycp-minimax") for engine in ("loop", "batched"))
+    loop, other = (run_server_states(engine, module, "cycp-minimax") for engine in ("loop", "batched"))
     torch.testing.assert_close(other[-1].shared.model.weights, loop[-1].shared.model.weights, rtol=1e-9, atol=1e-9)
 
 
 def test_the_result_can_be_trained_on_with_autograd() -> None:
     """Tensors of a batched run are ordinary ones: the loop can go on from them."""
-    fitted = fit(keyed(CHAINS["mlp"]), federation(), "cycp-pairwise", engine="batched", cycles=1, groups=2)
-    again = fit(fitted.module, federation(), "cycp-pairwise", engine="loop", cycles=1, groups=2)
+    fitted = fit(seed_module(CHAINS["mlp"]), six_clients(), "cycp-pairwise", engine="batched", cycles=1, groups=2)
+    again = fit(fitted.module, six_clients(), "cycp-pairwise", engine="loop", cycles=1, groups=2)
     assert all(parameter.isfinite().all() for parameter in again.module.parameters())
 
 
 def test_what_a_kernel_would_not_see_has_no_kernel() -> None:
-    hooked = keyed(CHAINS["mlp"])
+    hooked = seed_module(CHAINS["mlp"])
     hooked.get_submodule("1").register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     with pytest.raises(Unsupported, match="ReLU has hooks"):
         build_kernels(hooked)
     with pytest.raises(Unsupported, match="share weights"):
-        build_kernels(sharing())
-    loop, other = (states(engine, hooked, "cycp-fedavg") for engine in ("loop", "batched"))
+        build_kernels(share_layer())
+    loop, other = (run_server_states(engine, hooked, "cycp-fedavg") for engine in ("loop", "batched"))
     torch.testing.assert_close(other[-1].shared.weights, loop[-1].shared.weights, rtol=1e-9, atol=1e-9)

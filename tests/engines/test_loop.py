@@ -43,7 +43,7 @@ def model(dropout: float) -> nn.Module:
         return nn.Sequential(Noting(), nn.Linear(FEATURES, 3), nn.BatchNorm1d(3), nn.Dropout(dropout), nn.Linear(3, 1))
 
 
-def federation() -> Clients:
+def six_clients() -> Clients:
     """Six clients of 12 rows, a third positives."""
     labels = np.arange(72) % 3 == 0
     rows = np.random.default_rng(5).normal(size=(72, FEATURES)) + labels[:, None]
@@ -54,7 +54,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
     """Every round's state and loss, and the memories at the end."""
     seen.clear()
     recipe = Recipe.of(method, engine="loop", cycles=2, local_steps=3, positives=2, negatives=3)
-    training, _, start = assemble_training(recipe, model(dropout), federation())
+    training, _, start = assemble_training(recipe, model(dropout), six_clients())
     assert isinstance(training.engine, LoopEngine)
     training.engine._thread_pool.size = threads
     rounds = [(done.state.server, () if done.loss is None else done.loss) for done in training.rounds(start)]
@@ -105,12 +105,12 @@ def test_threads_and_processes_share_the_cores(
 
 def test_what_a_client_raises_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
-    monkeypatch.setattr(LoopEngine, "_draw_batches", failing(LoopEngine._draw_batches))
+    monkeypatch.setattr(LoopEngine, "_draw_batches", fail_for_client(LoopEngine._draw_batches))
     with pytest.raises(RuntimeError, match="client 3 is ill"):
         run("codasca", 2)
 
 
-def failing(batches: object) -> object:
+def fail_for_client(batches: object) -> object:
     def inner(self: LoopEngine, download: object, client: int) -> object:
         if client == 3:
             raise RuntimeError("client 3 is ill")

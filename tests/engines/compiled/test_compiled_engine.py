@@ -49,7 +49,7 @@ def _no_second_compilation() -> Iterator[None]:
         yield
 
 
-def federation() -> Clients:
+def seven_clients() -> Clients:
     """Seven clients of 12 rows, a third positives, the first without any."""
     rng = np.random.default_rng(3)
     labels = (np.arange(84) % 3 == 0) & (np.arange(84) >= 12)
@@ -62,16 +62,16 @@ def model() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double()
 
 
-def assembled(engine: str, method: str, **settings: Any) -> Assembly:
+def assemble_run(engine: str, method: str, **settings: Any) -> Assembly:
     chosen: dict[str, Any] = {"cycles": 2, "local_steps": 5, "positives": 3, "negatives": 3, "dtype": "float64"}
-    return assemble_training(Recipe.of(method, engine=engine, **{**chosen, **settings}), model(), federation())
+    return assemble_training(Recipe.of(method, engine=engine, **{**chosen, **settings}), model(), seven_clients())
 
 
-def agree(method: str, **settings: Any) -> CompiledEngine:
+def compare_with_loop(method: str, **settings: Any) -> CompiledEngine:
     """Run the loop and the compiled engine, compare every round, and return the latter."""
     found = []
     for name in ("loop", "compiled"):
-        training, _, start = assembled(name, method, **settings)
+        training, _, start = assemble_run(name, method, **settings)
         found.append([(finished.state.server, finished.loss_value) for finished in training.rounds(start)])
     for (loop, loss), (other, other_loss) in zip(*found, strict=True):
         assert other_loss == (None if loss is None else pytest.approx(loss, rel=1e-9))
@@ -81,24 +81,24 @@ def agree(method: str, **settings: Any) -> CompiledEngine:
     return training.engine
 
 
-def made(functions: dict[Any, Any]) -> list[bool]:
+def list_compiled(functions: dict[Any, Any]) -> list[bool]:
     return [function is not None for function in functions.values()]
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_compiled_runs_equal_the_loops(method: str) -> None:
     """What is compiled is the whole visit, save where memories roll over at the end of a cycle: there the steps are."""
-    engine = agree(method, **CASES[method])
+    engine = compare_with_loop(method, **CASES[method])
     rolling = method == "a-scaffold"
-    assert made(engine._compiled_visits) == [not rolling]
-    assert made(engine._compiled_loops) == [True] * rolling
+    assert list_compiled(engine._compiled_visits) == [not rolling]
+    assert list_compiled(engine._compiled_loops) == [True] * rolling
 
 
-def failing(*_: Any) -> Any:
+def fail_to_call(*_: Any) -> Any:
     raise RuntimeError("no such loop")
 
 
-def idle(method: Any) -> Callable[..., Any]:
+def skip_local_steps(method: Any) -> Callable[..., Any]:
     """A miscompiled function: it takes no steps."""
     engine = method.__self__
 
@@ -116,15 +116,17 @@ def idle(method: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"), [(lambda _: failing, "no such loop"), (idle, "the result differs")], ids=["fails", "errs"]
+    ("compiler", "reason"),
+    [(lambda _: fail_to_call, "no such loop"), (skip_local_steps, "the result differs")],
+    ids=["fails", "errs"],
 )
 def test_what_does_not_compile_or_compiles_to_something_else_runs_step_by_step(
     compiler: Any, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compiled_engine, "_compile_method", compiler)
     with caplog.at_level(logging.INFO, logger="fedauc"):
-        engine = agree("cycp-fedavg")
-    assert (made(engine._compiled_visits), made(engine._compiled_loops)) == ([False], [False])
+        engine = compare_with_loop("cycp-fedavg")
+    assert (list_compiled(engine._compiled_visits), list_compiled(engine._compiled_loops)) == ([False], [False])
     said = [record.getMessage() for record in caplog.records if record.name == "fedauc"]
     # Once for the visit and once for its steps.
     assert len(said) == 2
@@ -133,7 +135,7 @@ def test_what_does_not_compile_or_compiles_to_something_else_runs_step_by_step(
 
 def test_long_runs_are_compiled_and_short_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine() -> type:
-        return type(assembled("auto", "cycp-fedavg").training.engine)
+        return type(assemble_run("auto", "cycp-fedavg").training.engine)
 
     assert engine() is BatchedEngine
     # 2 cycles of 7 rounds of 5 steps.
@@ -147,7 +149,7 @@ def test_what_has_no_kernel_is_not_compiled() -> None:
     recipe = Recipe.of("cycp-fedavg", engine="compiled")
     module = nn.Sequential(nn.Linear(FEATURES, 3), nn.LayerNorm(3), nn.Linear(3, 1))
     with pytest.raises(Unsupported, match="layers without a kernel"):
-        assemble_training(recipe, module, federation())
+        assemble_training(recipe, module, seven_clients())
 
 
 @pytest.mark.parametrize(("method", "own"), [("cycp-pairwise", {"groups": 1}), ("codasca", {"local_steps": 1})])
@@ -159,9 +161,9 @@ def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
     last = []
     for count in (2, 1):
         monkeypatch.setattr(compiled_engine, "count_cores", lambda count=count: count)
-        engine = agree(method, **own)
+        engine = compare_with_loop(method, **own)
         assert bool(engine._second_threads) == (count == 2)
-        training, _, start = assembled("compiled", method, **own)
+        training, _, start = assemble_run("compiled", method, **own)
         last.append([*training.rounds(start)][-1].state.server)
     pairs = zip(*map(tree_leaves, last), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
@@ -173,15 +175,15 @@ def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
 ) -> None:
     seen, draw = [], StackedEngine._draw_rows
 
-    def watched(self: StackedEngine, download: Download, cohort: Cohort) -> CohortRows:
+    def watch_draws(self: StackedEngine, download: Download, cohort: Cohort) -> CohortRows:
         seen.append(torch.get_num_threads())
         return draw(self, download, cohort)
 
-    monkeypatch.setattr(StackedEngine, "_draw_rows", watched)
+    monkeypatch.setattr(StackedEngine, "_draw_rows", watch_draws)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        training, _, start = assembled(engine, "cycp-fedavg")
+        training, _, start = assemble_run(engine, "cycp-fedavg")
         next(training.rounds(start))
         monkeypatch.setattr(batched, "ONE_THREAD_BELOW", 0)
         next(training.rounds(start))

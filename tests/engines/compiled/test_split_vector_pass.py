@@ -22,30 +22,30 @@ LENGTHS = [6, 2, 1]
 aten = torch.ops.aten
 
 
-def descend(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def descend_vectors(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A step as the clients' rules write it, with a vector of its own, between a joint and a cut."""
     weights = torch.cat(split_vectors, 1)
     moved = weights - size * (torch.cat(gradients, 1) + 0.5 * weights - other / 2)
     return [part.clone() for part in torch.split(-moved, LENGTHS, 1)]
 
 
-def measured(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def measure_norm(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A rule that looks at the vector as a whole."""
     return [size * torch.cat(gradients, 1), torch.cat(split_vectors, 1).norm(dim=1)]
 
 
-def elsewhere(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def split_elsewhere(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """Vectors that are joined of other parts, or cut at other places."""
     turned = torch.cat(gradients[::-1], 1) + other
     return [turned, *torch.split(size * torch.cat(split_vectors, 1), [5, 4], 1)]
 
 
-def across(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
+def scale_per_client(split_vectors: list[Tensor], gradients: list[Tensor], other: Tensor, size: Tensor) -> list[Tensor]:
     """A number for each client, which is not cut."""
     return [torch.cat(split_vectors, 1) * other[:, :1]]
 
 
-def arguments() -> tuple[Any, ...]:
+def draw_arguments() -> tuple[Any, ...]:
     keyed = torch.Generator().manual_seed(4)
 
     def draw(length: int) -> Tensor:
@@ -54,31 +54,32 @@ def arguments() -> tuple[Any, ...]:
     return [draw(n) for n in LENGTHS], [draw(n) for n in LENGTHS], draw(9), torch.tensor(0.3, dtype=torch.float64)
 
 
-def traced(function: Callable[..., list[Tensor]]) -> tuple[GraphModule, GraphModule]:
+def trace_and_rewrite(function: Callable[..., list[Tensor]]) -> tuple[GraphModule, GraphModule]:
     """The graph as it is, and rewritten."""
-    plain, rewritten = (make_fx(function, tracing_mode="fake")(*arguments()) for _ in range(2))
+    plain, rewritten = (make_fx(function, tracing_mode="fake")(*draw_arguments()) for _ in range(2))
     SplitVectorPass(LENGTHS)(rewritten.graph)
     rewritten.graph.lint()
     rewritten.recompile()
     return plain, rewritten
 
 
-def joints(module: GraphModule) -> int:
+def count_concatenations(module: GraphModule) -> int:
     return sum(node.target is aten.cat.default for node in module.graph.nodes)
 
 
 @pytest.mark.parametrize(
-    ("function", "before", "after"), [(descend, 2, 0), (measured, 2, 2), (elsewhere, 2, 2), (across, 1, 1)]
+    ("function", "before", "after"),
+    [(descend_vectors, 2, 0), (measure_norm, 2, 2), (split_elsewhere, 2, 2), (scale_per_client, 1, 1)],
 )
 def test_the_numbers_stay_and_joints_that_nobody_needs_go(function: Any, before: int, after: int) -> None:
-    plain, rewritten = traced(function)
-    assert (joints(plain), joints(rewritten)) == (before, after)
-    for one, other in zip(plain(*arguments()), rewritten(*arguments()), strict=True):
+    plain, rewritten = trace_and_rewrite(function)
+    assert (count_concatenations(plain), count_concatenations(rewritten)) == (before, after)
+    for one, other in zip(plain(*draw_arguments()), rewritten(*draw_arguments()), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_product_of_a_joint_is_a_joint_of_products() -> None:
-    _, rewritten = traced(measured)
+    _, rewritten = trace_and_rewrite(measure_norm)
     products = [node for node in rewritten.graph.nodes if node.target is aten.mul.Tensor]
     assert [node.meta["val"].shape[1] for node in products] == LENGTHS
 
@@ -89,7 +90,7 @@ def test_a_joint_along_the_clients_stays_whole() -> None:
     def stacked(one: Tensor, other: Tensor) -> Tensor:
         return 2 * torch.cat([one, other])
 
-    pair = arguments()[0][0], arguments()[1][0]
+    pair = draw_arguments()[0][0], draw_arguments()[1][0]
     graph = make_fx(stacked, tracing_mode="fake")(*pair)
     SplitVectorPass([6, 6])(graph.graph)
     graph.recompile()

@@ -28,12 +28,21 @@ from fedauc.network import Compute, ModuleNetwork
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.training import Round
 from fedauc.trees import Tree
-from graphed_runs import WAYS, distance, only, ran, settings, settled, table, tiny
+from graphed_runs import (
+    WAYS,
+    force_step_variant,
+    largest_difference,
+    make_plain_recipe,
+    make_recipe,
+    run_all_rounds,
+    small_table,
+    tiny_network,
+)
 
 METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
 
 
-def images() -> Clients:
+def image_clients() -> Clients:
     """Five clients of 12 small colour images, one of them without positives."""
     rng = np.random.default_rng(0)
     owner = np.repeat(np.arange(5), 12)
@@ -57,30 +66,30 @@ def network(norm: Callable[[int], nn.Module]) -> nn.Module:
     return InputScaling(body)
 
 
-def group(channels: int) -> nn.Module:
+def group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(2, channels)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
-@pytest.mark.parametrize("norm", [group, nn.BatchNorm2d], ids=["group", "batch"])
+@pytest.mark.parametrize("norm", [group_norm, nn.BatchNorm2d], ids=["group", "batch"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_gives_the_loops_result(
     method: str, way: str, norm: Callable[[int], nn.Module], last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole runs with client memory, duals, passive scores and running statistics; some parameters are large."""
-    only(monkeypatch, way)
+    force_step_variant(monkeypatch, way)
     monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
-    loop = ran(assemble_training(settings(method, engine="loop"), network(norm), images()))
-    recipe = settings(method, engine="graphed")
+    loop = run_all_rounds(assemble_training(make_recipe(method, engine="loop"), network(norm), image_clients()))
+    recipe = make_recipe(method, engine="graphed")
     # The same choice that assemble makes on a GPU, whose order of weights must be undone to compare.
     monkeypatch.setattr(
         "fedauc.experiments.assembly.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
     )
-    assembly = assemble_training(recipe, network(norm), images())
-    mine = ran(assembly)
-    found = _values(mine, recipe, assembly.network)
-    wanted = _values(loop, recipe, ModuleNetwork(network(norm), torch.float64))
+    assembly = assemble_training(recipe, network(norm), image_clients())
+    mine = run_all_rounds(assembly)
+    found = _read_state(mine, recipe, assembly.network)
+    wanted = _read_state(loop, recipe, ModuleNetwork(network(norm), torch.float64))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
     for one, two in zip(mine, loop, strict=True):
         assert (one.loss_value is None) == (two.loss_value is None)
@@ -88,7 +97,7 @@ def test_every_way_gives_the_loops_result(
     assert mine[-1].traffic == loop[-1].traffic
 
 
-def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
+def _read_state(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
     """The trained module's state, whatever the order of the flat vector."""
     module = made.build_module(recipe.algorithm.extract_model(rounds[-1].state.server.shared))
     return np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
@@ -98,52 +107,53 @@ def _values(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndar
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Duals have no dimension of their own in one lane, which compiled code once lost."""
-    only(monkeypatch, way, compiled=True)
+    force_step_variant(monkeypatch, way, compiled=True)
     loop, mine = (
-        ran(assemble_training(settled("cycp-minimax", engine=e), tiny(), table())) for e in ("loop", "graphed")
+        run_all_rounds(assemble_training(make_plain_recipe("cycp-minimax", engine=e), tiny_network(), small_table()))
+        for e in ("loop", "graphed")
     )
-    assert distance(loop[-1], mine[-1]) < 1e-11
+    assert largest_difference(loop[-1], mine[-1]) < 1e-11
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_rules_and_data_that_differ_in_numbers_alone_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decay, the surrogate's scale and the rows are inputs of compiled code; results are each run's own."""
-    only(monkeypatch, "stacked", compiled=True)
+    force_step_variant(monkeypatch, "stacked", compiled=True)
     compiled: list[object] = []
     plain = torch.compile
 
-    def counted(*given: Any, **more: Any) -> Any:
+    def count_compilation(*given: Any, **more: Any) -> Any:
         compiled.append(given)
         return plain(*given, **more)
 
-    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(torch, "compile", count_compilation)
     rules = [PairwiseSigmoid(scale=0.7), PairwiseSigmoid(scale=0.2)]
     for decay, rule, clients in zip((1e-3, 3e-2), rules, (7, 8), strict=True):
         change = {"objective": rule, "weight_decay": decay}
-        runs = (settled("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
-        loop, mine = (ran(assemble_training(run, tiny(), table(clients))) for run in runs)
-        assert distance(loop[-1], mine[-1]) < 1e-11
+        runs = (make_plain_recipe("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
+        loop, mine = (run_all_rounds(assemble_training(run, tiny_network(), small_table(clients))) for run in runs)
+        assert largest_difference(loop[-1], mine[-1]) < 1e-11
     assert len(compiled) == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixed precision, with client memory: the same bits with and without the copies, which three convolutions have."""
-    only(monkeypatch, way)
+    force_step_variant(monkeypatch, way)
     monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
-    recipe = settings("scaffold", engine="graphed", dtype="float32", precision="mixed")
+    recipe = make_recipe("scaffold", engine="graphed", dtype="float32", precision="mixed")
     seen: list[int] = []
 
-    def lightened(made: lanes.Lanes, kind: ModuleNetwork) -> lanes.Lanes:
+    def count_bf16_copies(made: lanes.Lanes, kind: ModuleNetwork) -> lanes.Lanes:
         seen.append(len(plain(made, kind).bf16_copies))
         return plain(made, kind)
 
     plain = lanes._add_bf16_copies
-    monkeypatch.setattr(lanes, "_add_bf16_copies", lightened)
-    mine = ran(assemble_training(recipe, network(group), images()))
+    monkeypatch.setattr(lanes, "_add_bf16_copies", count_bf16_copies)
+    mine = run_all_rounds(assemble_training(recipe, network(group_norm), image_clients()))
     monkeypatch.setattr(lanes, "_add_bf16_copies", lambda made, kind: made)
-    other = ran(assemble_training(recipe, network(group), images()))
-    assert distance(mine[-1], other[-1]) == 0
+    other = run_all_rounds(assemble_training(recipe, network(group_norm), image_clients()))
+    assert largest_difference(mine[-1], other[-1]) == 0
     assert seen[0] > 1
 
 
@@ -158,12 +168,12 @@ class Clipped(FedAvg):  # type: ignore[misc]
 
 
 def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
-    recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
+    recipes = [make_plain_recipe("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
     clipped = [replace(recipe, algorithm=Clipped(weight_decay=1e-3)) for recipe in recipes]
-    loop, mine = (ran(assemble_training(recipe, tiny(), table())) for recipe in clipped)
-    assert distance(loop[-1], mine[-1]) < 1e-11
-    plain = ran(assemble_training(recipes[0], tiny(), table()))
-    assert distance(loop[-1], plain[-1]) > 1e-3
+    loop, mine = (run_all_rounds(assemble_training(recipe, tiny_network(), small_table())) for recipe in clipped)
+    assert largest_difference(loop[-1], mine[-1]) < 1e-11
+    plain = run_all_rounds(assemble_training(recipes[0], tiny_network(), small_table()))
+    assert largest_difference(loop[-1], plain[-1]) > 1e-3
 
 
 def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,29 +181,37 @@ def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(graphed, "MAX_LANES", 3)
     for method in ("cycp-pairwise", "scaffold"):
         changes = {"groups": 1, "per_round": 7}
-        loop = ran(assemble_training(settled(method, engine="loop", **changes), tiny(), table()))
-        mine = ran(assemble_training(settled(method, engine="graphed", **changes), tiny(), table()))
-        assert distance(loop[-1], mine[-1]) < 1e-11
+        loop = run_all_rounds(
+            assemble_training(make_plain_recipe(method, engine="loop", **changes), tiny_network(), small_table())
+        )
+        mine = run_all_rounds(
+            assemble_training(make_plain_recipe(method, engine="graphed", **changes), tiny_network(), small_table())
+        )
+        assert largest_difference(loop[-1], mine[-1]) < 1e-11
 
 
 def test_an_interrupted_first_visit_leaves_nothing_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while compiling: the next visit starts again, and trains."""
 
-    def interrupted(*_: Any) -> Any:
+    def interrupt_capture(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    assembly = assemble_training(settled("cycp-fedavg", engine="graphed"), tiny(), table())
+    assembly = assemble_training(make_plain_recipe("cycp-fedavg", engine="graphed"), tiny_network(), small_table())
     with monkeypatch.context() as patch:
-        patch.setattr(graphed, "prepare_stepper", interrupted)
+        patch.setattr(graphed, "prepare_stepper", interrupt_capture)
         with pytest.raises(KeyboardInterrupt):
-            ran(assembly)
-    loop = ran(assemble_training(settled("cycp-fedavg", engine="loop"), tiny(), table()))
-    assert distance(loop[-1], ran(assembly)[-1]) < 1e-11
+            run_all_rounds(assembly)
+    loop = run_all_rounds(
+        assemble_training(make_plain_recipe("cycp-fedavg", engine="loop"), tiny_network(), small_table())
+    )
+    assert largest_difference(loop[-1], run_all_rounds(assembly)[-1]) < 1e-11
 
 
 def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
     """Seven clients in two groups, in the order 3 and 4: the first visit makes four lanes."""
-    assembly = assemble_training(settled("cycp-fedavg", engine="graphed", groups=2), tiny(), table())
+    assembly = assemble_training(
+        make_plain_recipe("cycp-fedavg", engine="graphed", groups=2), tiny_network(), small_table()
+    )
     engine, training = assembly.training.engine, assembly.training
     assert isinstance(engine, GraphedEngine)
     sizes = [len(training.schedule.cohort(number).clients) for number in range(2)]
@@ -209,17 +227,20 @@ def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds, data, learning rates and schedules differ; one run waits for a round. Clipped runs get their own lanes."""
-    only(monkeypatch, way)
+    force_step_variant(monkeypatch, way)
     own: list[dict[str, Any]] = [
         {"learning_rate": 0.1},
         {"learning_rate": 0.02, "per_round": 1},
         {"learning_rate": 0.3},
     ]
-    recipes = [_named(method, seed=seed, **change) for seed, change in enumerate(own)]
-    alone = [ran(assemble_training(recipe, tiny(), table(7 + run)))[-1] for run, recipe in enumerate(recipes)]
-    parts = [assemble_training(recipe, tiny(), table(7 + run)) for run, recipe in enumerate(recipes)]
+    recipes = [_make_named_recipe(method, seed=seed, **change) for seed, change in enumerate(own)]
+    alone = [
+        run_all_rounds(assemble_training(recipe, tiny_network(), small_table(7 + run)))[-1]
+        for run, recipe in enumerate(recipes)
+    ]
+    parts = [assemble_training(recipe, tiny_network(), small_table(7 + run)) for run, recipe in enumerate(recipes)]
     engines = [part.training.engine for part in parts]
-    together = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
+    shared_graph = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
     states = [part.start for part in parts]
     last: list[Round | None] = [None] * 3
     for turn in range(1 + max(part.training.plan.total_rounds for part in parts)):
@@ -229,26 +250,28 @@ def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypa
             else None
             for run, (part, state) in enumerate(zip(parts, states, strict=True))
         ]
-        visits = together.visit([None if o is None or o.download is None else (o.download, o.cohort) for o in opened])
-        assert len(together._lane_stacks) == (3 if method == "clipped" else 1)
+        visits = shared_graph.visit(
+            [None if o is None or o.download is None else (o.download, o.cohort) for o in opened]
+        )
+        assert len(shared_graph._lane_stacks) == (3 if method == "clipped" else 1)
         for run, (part, mine, visit) in enumerate(zip(parts, opened, visits, strict=True)):
             if mine is not None:
                 last[run] = finished = part.training.close_round(mine, visit)
                 states[run] = finished.state
     for one, other in zip(alone, last, strict=True):
         assert other is not None
-        assert distance(one, other) < 1e-13
+        assert largest_difference(one, other) < 1e-13
 
 
-def _named(method: str, **changes: Any) -> Recipe:
+def _make_named_recipe(method: str, **changes: Any) -> Recipe:
     if method != "clipped":
-        return settled(method, engine="graphed", **changes)
-    return replace(settled("cycp-fedavg", engine="graphed", **changes), algorithm=Clipped(weight_decay=1e-3))
+        return make_plain_recipe(method, engine="graphed", **changes)
+    return replace(make_plain_recipe("cycp-fedavg", engine="graphed", **changes), algorithm=Clipped(weight_decay=1e-3))
 
 
 def test_runs_of_another_shape_are_refused() -> None:
-    recipes = [settled("cycp-minimax", engine="graphed"), settled("cycp-fedavg", engine="graphed")]
-    engines = [assemble_training(recipe, tiny(), table()).training.engine for recipe in recipes]
+    recipes = [make_plain_recipe("cycp-minimax", engine="graphed"), make_plain_recipe("cycp-fedavg", engine="graphed")]
+    engines = [assemble_training(recipe, tiny_network(), small_table()).training.engine for recipe in recipes]
     with pytest.raises(ValueError, match="need one local step, model and shape of rows"):
         SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
 
@@ -256,15 +279,15 @@ def test_runs_of_another_shape_are_refused() -> None:
 def test_a_module_with_dropout_is_refused_and_runs_in_the_loop() -> None:
     shaky = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     with pytest.raises(Unsupported, match="it draws random numbers"):
-        assemble_training(settled("cycp-fedavg", engine="graphed"), shaky, table())
+        assemble_training(make_plain_recipe("cycp-fedavg", engine="graphed"), shaky, small_table())
     still = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1))
-    assemble_training(settled("cycp-fedavg", engine="graphed"), still, table())
+    assemble_training(make_plain_recipe("cycp-fedavg", engine="graphed"), still, small_table())
 
 
 @pytest.mark.parametrize(("name", "norm"), [("resnet18", "group"), ("resnet18", "batch"), ("densenet121", "batch")])
 def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of two clients on two positives and two negatives, all clients stacked, channels last."""
-    only(monkeypatch, "stacked")
+    force_step_variant(monkeypatch, "stacked")
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (16, 3, 32, 32)).astype(np.uint8)
     data = Clients.from_arrays(pictures, np.arange(16) % 2 == 0, client=np.arange(16) // 8)
@@ -272,10 +295,10 @@ def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeyp
     module = kind(norm=norm).build((3, 32, 32), 0)
     size: dict[str, Any] = {"positives": 2, "negatives": 2, "local_steps": 1, "cycles": 1, "groups": 1, "per_round": 2}
     loop, mine = (
-        assemble_training(settings("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed")
+        assemble_training(make_recipe("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed")
     )
     # A BatchNorm over four images of one pixel magnifies rounding a thousandfold.
-    assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-10
+    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(mine)[-1]) < 1e-10
 
 
 def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
@@ -290,7 +313,9 @@ def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
             return self.factor * super().forward(inputs)
 
     def graph_signature(module: nn.Module) -> object:
-        engine = assemble_training(settled("cycp-fedavg", engine="graphed"), module, table()).training.engine
+        engine = assemble_training(
+            make_plain_recipe("cycp-fedavg", engine="graphed"), module, small_table()
+        ).training.engine
         assert isinstance(engine, GraphedEngine)
         return engine.graph_signature
 
@@ -309,18 +334,20 @@ def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax"])
 def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, with running statistics; 1e-9 leaves room for sums in another order."""
-    only(monkeypatch, "single" if way == "single" else "stacked", compiled=way == "compiled")
+    force_step_variant(monkeypatch, "single" if way == "single" else "stacked", compiled=way == "compiled")
     captured: list[Any] = []
 
-    def watched(*given: Any) -> Any:
+    def watch_capture(*given: Any) -> Any:
         captured.append(prepare_stepper(*given))
         return captured[-1]
 
-    monkeypatch.setattr(graphed, "prepare_stepper", watched)
-    recipe = settings(method, engine="loop")
-    cpu = ran(assemble_training(recipe, network(nn.BatchNorm2d), images()))
-    part = assemble_training(settings(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), images())
-    gpu = ran(part)
+    monkeypatch.setattr(graphed, "prepare_stepper", watch_capture)
+    recipe = make_recipe(method, engine="loop")
+    cpu = run_all_rounds(assemble_training(recipe, network(nn.BatchNorm2d), image_clients()))
+    part = assemble_training(
+        make_recipe(method, engine="graphed", device="cuda"), network(nn.BatchNorm2d), image_clients()
+    )
+    gpu = run_all_rounds(part)
     model = recipe.algorithm.extract_model(gpu[-1].state.server.shared)
     wanted = ModuleNetwork(network(nn.BatchNorm2d), torch.float64)
     expected = wanted.build_module(recipe.algorithm.extract_model(cpu[-1].state.server.shared)).state_dict()
@@ -335,8 +362,8 @@ def test_graphs_on_cuda_give_the_cpus_result(method: str, way: str, monkeypatch:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
 def test_no_round_waits_for_the_device(method: str) -> None:
     """Once lanes are captured, torch finds no call that waits, whole cycles long; reading a result still waits."""
-    recipe = settings(method, engine="graphed", device="cuda", dtype="float32", precision="mixed", cycles=4)
-    training, _, state = assemble_training(recipe, network(group), images())
+    recipe = make_recipe(method, engine="graphed", device="cuda", dtype="float32", precision="mixed", cycles=4)
+    training, _, state = assemble_training(recipe, network(group_norm), image_clients())
     warm = 2 * training.setting.cycle_length
     try:
         for number in range(training.plan.total_rounds):

@@ -15,7 +15,15 @@ from fedauc.algorithms.fedavg import FedAvg
 from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Batch, Download, Model, Network, Upload
 from fedauc.trees import Tree
-from graphed_runs import WAYS, distance, only, ran, settled, table, tiny
+from graphed_runs import (
+    WAYS,
+    force_step_variant,
+    largest_difference,
+    make_plain_recipe,
+    run_all_rounds,
+    small_table,
+    tiny_network,
+)
 
 
 class Ball(NamedTuple):
@@ -47,11 +55,14 @@ class Heavy(FedAvg):  # type: ignore[misc]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_state_may_move_leaves_about_and_a_step_may_emit_vectors(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, way)
+    force_step_variant(monkeypatch, way)
     monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 10)
-    recipes = [settled("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
-    loop, mine = (ran(assemble_training(replace(recipe, algorithm=Heavy()), tiny(), table())) for recipe in recipes)
-    assert distance(loop[-1], mine[-1]) < 1e-11
+    recipes = [make_plain_recipe("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
+    loop, mine = (
+        run_all_rounds(assemble_training(replace(recipe, algorithm=Heavy()), tiny_network(), small_table()))
+        for recipe in recipes
+    )
+    assert largest_difference(loop[-1], mine[-1]) < 1e-11
 
 
 def test_a_parameter_without_dimensions_trains() -> None:
@@ -67,9 +78,10 @@ def test_a_parameter_without_dimensions_trains() -> None:
     torch.default_generator.manual_seed(0)
     module = Tempered()
     loop, mine = (
-        ran(assemble_training(settled("cycp-fedavg", engine=e), module, table())) for e in ("loop", "graphed")
+        run_all_rounds(assemble_training(make_plain_recipe("cycp-fedavg", engine=e), module, small_table()))
+        for e in ("loop", "graphed")
     )
-    assert distance(loop[-1], mine[-1]) < 1e-11
+    assert largest_difference(loop[-1], mine[-1]) < 1e-11
 
 
 def test_a_learning_rate_for_each_lane_meets_numbers_for_each_lane_alone() -> None:

@@ -18,12 +18,12 @@ from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.models._layers import InputScaling
 from fedauc.network import Compute
 from fedauc.split_vectors import KernelWindow, VectorSplit
-from graphed_runs import WAYS, distance, only, ran, settings
+from graphed_runs import WAYS, force_step_variant, largest_difference, make_recipe, run_all_rounds
 
 METHODS = ["cycp-pairwise", "cycp-minimax", "a-scaffold", "codasca", "cycp-fedavg"]
 
 
-def images() -> Clients:
+def image_clients() -> Clients:
     rng = np.random.default_rng(0)
     owner = np.repeat(np.arange(4), 8)
     return Clients.from_arrays(rng.integers(0, 256, (32, 3, 5, 4)).astype(np.uint8), np.arange(32) % 3 == 0, owner)
@@ -47,12 +47,14 @@ def network() -> nn.Module:
     return InputScaling(body)
 
 
-def made(method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Assembly:
+def assemble_with_layout(
+    method: str, engine: str, last: bool, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> Assembly:
     with monkeypatch.context() as patch:
         patch.setattr(
             "fedauc.experiments.assembly.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
         )
-        return assemble_training(settings(method, engine=engine, **more), network(), images())
+        return assemble_training(make_recipe(method, engine=engine, **more), network(), image_clients())
 
 
 def values(assembly: Assembly, shared: Any) -> np.ndarray:
@@ -71,9 +73,9 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_with_windows_give_the_loops_result(
     method: str, way: str, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only(monkeypatch, way)
-    loop, mine = (made(method, engine, last, monkeypatch) for engine in ("loop", "graphed"))
-    found, wanted = (values(each, ran(each)[-1].state.server.shared) for each in (mine, loop))
+    force_step_variant(monkeypatch, way)
+    loop, mine = (assemble_with_layout(method, engine, last, monkeypatch) for engine in ("loop", "graphed"))
+    found, wanted = (values(each, run_all_rounds(each)[-1].state.server.shared) for each in (mine, loop))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
     assert isinstance(mine.training.engine, GraphedEngine)
     windows = dict(mine.training.engine._own_graph._lane_stacks[0].split.windows)
@@ -84,28 +86,28 @@ def test_kernels_with_windows_give_the_loops_result(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs with their own learning rates share the lanes; each has the loop's result."""
-    only(monkeypatch, "stacked", compiled=True)
+    force_step_variant(monkeypatch, "stacked", compiled=True)
     found = list[int]()
 
-    def seen(*given: Any) -> Any:
+    def record_updates(*given: Any) -> Any:
         aside = extract_padding_updates(*given)
         found.append(0 if aside is None else len([n for n in aside.module.graph.nodes if "copy_" in str(n.target)]))
         return aside
 
-    monkeypatch.setattr(capture, "extract_padding_updates", seen)
+    monkeypatch.setattr(capture, "extract_padding_updates", record_updates)
     monkeypatch.setattr(capture, "MAX_STEPS_AT_ONCE", 2)
     more = [{"learning_rate": 0.1, "seed": 0, "local_steps": 4}, {"learning_rate": 0.02, "seed": 1, "local_steps": 4}]
-    loops = [made(method, "loop", True, monkeypatch, **each) for each in more]
-    mine = [made(method, "graphed", True, monkeypatch, **each) for each in more]
-    together = SharedGraph([each.training.engine for each in mine])  # type: ignore[misc]
+    loops = [assemble_with_layout(method, "loop", True, monkeypatch, **each) for each in more]
+    mine = [assemble_with_layout(method, "graphed", True, monkeypatch, **each) for each in more]
+    shared_graph = SharedGraph([each.training.engine for each in mine])  # type: ignore[misc]
     states = [each.start for each in mine]
     for _ in range(mine[0].training.plan.total_rounds):
         opened = [each.training.open_round(state) for each, state in zip(mine, states, strict=True)]
-        visits = together.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
+        visits = shared_graph.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
         closed = zip(mine, opened, visits, strict=True)
         states = [each.training.close_round(one, visit).state for each, one, visit in closed]
     for each, loop, state in zip(mine, loops, states, strict=True):
-        wanted = values(loop, ran(loop)[-1].state.server.shared)
+        wanted = values(loop, run_all_rounds(loop)[-1].state.server.shared)
         np.testing.assert_allclose(values(each, state.server.shared), wanted, rtol=1e-9, atol=1e-12)
     assert found == [apart]
 
@@ -114,10 +116,10 @@ def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monk
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled and captured, with the updates that are set aside."""
-    only(monkeypatch, "stacked", compiled=True)
-    loop = made("a-scaffold", "loop", False, monkeypatch)
-    mine = made("a-scaffold", "graphed", True, monkeypatch, device="cuda")
-    wanted, state = values(loop, ran(loop)[-1].state.server.shared), ran(mine)[-1].state
+    force_step_variant(monkeypatch, "stacked", compiled=True)
+    loop = assemble_with_layout("a-scaffold", "loop", False, monkeypatch)
+    mine = assemble_with_layout("a-scaffold", "graphed", True, monkeypatch, device="cuda")
+    wanted, state = values(loop, run_all_rounds(loop)[-1].state.server.shared), run_all_rounds(mine)[-1].state
     module = mine.network.build_module(mine.training.algorithm.extract_model(state.server.shared)).cpu()
     found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
@@ -125,7 +127,7 @@ def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.M
     assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == 2
 
 
-def traced(step: Any, *given: Tensor) -> torch.fx.GraphModule:
+def trace_step(step: Any, *given: Tensor) -> torch.fx.GraphModule:
     return make_fx(step)(*map(torch.clone, given))
 
 
@@ -138,7 +140,7 @@ def test_only_what_stands_alone_is_set_aside() -> None:
             old.copy_(new)
 
     given = [torch.randn(3, generator=torch.Generator().manual_seed(n)) for n in range(6)]
-    graph = traced(step, *given)
+    graph = trace_step(step, *given)
     aside = extract_padding_updates(graph, [5], 4)
     assert aside is not None
     assert aside.inputs == [0, 1]
@@ -178,18 +180,18 @@ class Base(nn.Module):
             self.same.weight = self.convolve.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        images = inputs.to(self.head.weight) / 255
-        if self.kind == "by the rows" and images[0, 0, 0, 0] > 0.5:
-            return self.head(self.convolve(images).mean((2, 3)))  # type: ignore[no-any-return]
-        pixel = images.mean((2, 3), keepdim=True)
+        image_clients = inputs.to(self.head.weight) / 255
+        if self.kind == "by the rows" and image_clients[0, 0, 0, 0] > 0.5:
+            return self.head(self.convolve(image_clients).mean((2, 3)))  # type: ignore[no-any-return]
+        pixel = image_clients.mean((2, 3), keepdim=True)
         once = self.convolve(input=pixel) if self.kind == "by name" else self.convolve(pixel)
         found: Tensor = once.flatten(1)
         if self.kind == "twice":
-            found = found + self.convolve(images).mean((2, 3))
+            found = found + self.convolve(image_clients).mean((2, 3))
         if self.kind == "tied":
-            found = found + self.same(images).mean((2, 3))
+            found = found + self.same(image_clients).mean((2, 3))
         if self.kind == "past the hooks":
-            found = found + self.convolve.forward(images).mean((2, 3))
+            found = found + self.convolve.forward(image_clients).mean((2, 3))
         if self.kind == "a norm of vectors":
             found = self.norm(found)
         scores: Tensor = self.head(found)
@@ -204,12 +206,12 @@ def test_a_weight_that_anything_else_reads_has_no_window(
     kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the way that always works; results are the loop's whatever a module does with its weights."""
-    only(monkeypatch, "single")
+    force_step_variant(monkeypatch, "single")
     torch.default_generator.manual_seed(0)
     module = Base(kind)
-    recipes = [settings("cycp-fedavg", engine=engine, augment="none") for engine in ("loop", "graphed")]
-    loop, mine = (assemble_training(recipe, module, images()) for recipe in recipes)
-    assert distance(ran(loop)[-1], ran(mine)[-1]) < 1e-11
+    recipes = [make_recipe("cycp-fedavg", engine=engine, augment="none") for engine in ("loop", "graphed")]
+    loop, mine = (assemble_training(recipe, module, image_clients()) for recipe in recipes)
+    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(mine)[-1]) < 1e-11
     assert isinstance(mine.training.engine, GraphedEngine)
     assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == count
 
@@ -225,10 +227,10 @@ def test_writes_into_views_and_lost_digits_stay_in_the_step() -> None:
     def decay(a: Tensor) -> None:
         a.copy_(a - 0.4)
 
-    assert extract_padding_updates(traced(fresh, torch.ones(2), torch.ones(3)), [1], 2) is None
-    assert extract_padding_updates(traced(decay, torch.ones(2).bfloat16()), [], 2) is None
-    assert extract_padding_updates(traced(decay, torch.tensor([7])), [], 2) is None
-    assert extract_padding_updates(traced(decay, torch.ones(2)), [], 2) is not None
+    assert extract_padding_updates(trace_step(fresh, torch.ones(2), torch.ones(3)), [1], 2) is None
+    assert extract_padding_updates(trace_step(decay, torch.ones(2).bfloat16()), [], 2) is None
+    assert extract_padding_updates(trace_step(decay, torch.tensor([7])), [], 2) is None
+    assert extract_padding_updates(trace_step(decay, torch.ones(2)), [], 2) is not None
 
 
 def test_weights_inside_a_window_are_a_product_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
