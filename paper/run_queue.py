@@ -1,4 +1,4 @@
-"""Run what has no record yet, in shared graphs where that can be, within a time limit; then record it."""
+"""Run the configurations that have no record yet, in shared graphs where possible, and record them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from paper.records import RecordStore, run_name
 
 
 class OutOfTime(RunPaused):
-    """The time limit came before the end; what is unfinished goes on from its checkpoint next time."""
+    """The time limit was reached. Unfinished runs continue from their checkpoints next time."""
 
 
 @dataclass
 class RunQueue:
-    """Where runs are made: their records' store, a folder for unfinished ones, a device and the moment to stop.
+    """Runs configurations on a device until a deadline: finished runs go to the store, unfinished ones to a folder.
 
-    From its first run to its end, as a context, the folder is held: no other process may work there.
+    The queue is a context. From its first run to its end it locks the folder, so that no other process works there.
     """
 
     store: RecordStore
@@ -36,84 +36,85 @@ class RunQueue:
     device: str
     observer: Callable[[str], Observer]
     deadline: float = float("inf")
-    _load: DataCache = field(default_factory=DataCache)
-    _held: ExitStack | None = None
+    _data_cache: DataCache = field(default_factory=DataCache)
+    _lock: ExitStack | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._held:
-            self._held.close()
-
-    def _lock_folder(self) -> None:
-        if self._held is None:
-            self.work_folder.mkdir(parents=True, exist_ok=True)
-            remedy = "wait until it has ended, or start in another folder"
-            with ExitStack() as held:
-                busy = f"{self.work_folder} is in use by another process (pid {{pid}}); {remedy}"
-                held.enter_context(hold_lock(self.work_folder / ".lock", busy))
-                self._held = held.pop_all()
+        if self._lock:
+            self._lock.close()
 
     def run_missing(self, configs: Iterable[Config], tested: bool = True) -> None:
-        """Give every configuration a record, and ranks if it is tested. Runs of one shape share a graph."""
-        missing, complete = list[Config](), list[Config]()
+        """Give every configuration a record, and ranks if it is tested. Runs of the same shape share a graph."""
+        missing, recorded = list[Config](), set[str]()
         for config in configs:
-            (complete if self.store.is_complete(config, tested) else missing).append(config)
-        self._remove_recorded(complete)
-        # Runs on the same data one after another: the loader keeps the last.
-        todo = {run_name(config): self._on_device(config) for config in sorted(missing, key=_data_key)}
-        if not todo:
+            if self.store.is_complete(config, tested):
+                recorded.add(run_name(config))
+            else:
+                missing.append(config)
+        self._remove_recorded(recorded)
+        # Runs on the same data follow each other, because the cache holds one dataset.
+        queued = {run_name(config): self._place_on_device(config) for config in sorted(missing, key=_data_key)}
+        if not queued:
             return
         self._check_time()
         self._lock_folder()
-        for group in plan_run_groups(todo, self._load):
+        for group in plan_run_groups(queued, self._data_cache):
             self._check_time()
-            stopped = train_run_group({each: self._open_run(each, todo[each]) for each in group}, self._watch_deadline)
-            for each in group:
-                self.store.add_run(RunFolder.open(self.work_folder / each), stopped.get(each, ""), tested)
-                _remove_folder(self.work_folder / each)
-            # An engine and its lanes refer to each other: the next group may need their memory at once.
+            stopped = train_run_group({name: self._open_run(name, queued[name]) for name in group}, self._observe_run)
+            for name in group:
+                self.store.add_run(RunFolder.open(self.work_folder / name), stopped.get(name, ""), tested)
+                _remove_folder(self.work_folder / name)
+            # An engine and its lanes refer to each other, and the next group may need their memory at once.
             gc.collect()
 
-    def _remove_recorded(self, complete: Iterable[Config]) -> None:
-        """Remove the folders of runs that are recorded: a process that is killed may leave them."""
-        there = (
-            {path.name for path in self.work_folder.iterdir() if path.is_dir()} if self.work_folder.is_dir() else set()
-        )
-        left = there and there & {run_name(config) for config in complete}
-        # Whoever works there clears up too: it is no reason to stop, where everything has run.
-        with suppress(LockBusy):
-            for each in left:
-                self._lock_folder()
-                _remove_folder(self.work_folder / each)
+    def _lock_folder(self) -> None:
+        if self._lock is None:
+            self.work_folder.mkdir(parents=True, exist_ok=True)
+            remedy = "wait until it has ended, or start in another folder"
+            busy = f"{self.work_folder} is in use by another process (pid {{pid}}); {remedy}"
+            with ExitStack() as stack:
+                stack.enter_context(hold_lock(self.work_folder / ".lock", busy))
+                self._lock = stack.pop_all()
 
-    def _on_device(self, config: Config) -> Config:
-        # Runs of an experiment share compiled steps, so that even short ones gain on a GPU.
+    def _remove_recorded(self, recorded: set[str]) -> None:
+        """Remove the folders of recorded runs, which a killed process may leave behind."""
+        if not self.work_folder.is_dir():
+            return
+        # If another process works there, it removes them; this is no reason to stop when everything has run.
+        with suppress(LockBusy):
+            for path in [path for path in self.work_folder.iterdir() if path.is_dir() and path.name in recorded]:
+                self._lock_folder()
+                _remove_folder(path)
+
+    def _place_on_device(self, config: Config) -> Config:
+        # The runs of a table share compiled steps, so that even short ones gain on a GPU.
         engine = config.recipe.engine if self.device == "cpu" else "graphed"
         return replace(config, recipe=replace(config.recipe, device=self.device, engine=engine))
 
-    def _open_run(self, place: str, config: Config) -> Run:
-        """A run from where it stood; one begun on another device, or half removed, starts anew."""
-        path = self.work_folder / place
+    def _open_run(self, name: str, config: Config) -> Run:
+        """Resume a run, or start it again if its folder is of another device or was removed in part."""
+        path = self.work_folder / name
         if path.is_dir() and not ((path / "config.json").is_file() and RunFolder.open(path).config == config):
             _remove_folder(path)
-        run = Run.resume(path, self._load) if path.is_dir() else Run.create(config, path, self._load)
+        run = Run.resume(path, self._data_cache) if path.is_dir() else Run.create(config, path, self._data_cache)
         assert run.loop.checkpointer is not None
         # The result follows at once, and with a state per client a checkpoint of an image model is gigabytes.
         run.loop.checkpointer.at_end = False
         return run
 
-    def _watch_deadline(self, place: str) -> Observer:
-        observe = self.observer(place)
+    def _observe_run(self, name: str) -> Observer:
+        show_progress = self.observer(name)
 
-        def see(progress: Progress) -> None:
-            observe(progress)
-            # A run's last round is followed by its result: stopping there would lose it.
+        def observe(progress: Progress) -> None:
+            show_progress(progress)
+            # A run's last round is followed by its result, which would be lost by stopping there.
             if progress.done < progress.rounds and not progress.stopped:
                 self._check_time()
 
-        return see
+        return observe
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:
@@ -121,7 +122,7 @@ class RunQueue:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a run folder. Without a configuration it is none any more, should the rest stay behind."""
+    """Remove a run folder. Its configuration goes first: without one, the rest is not taken for a run."""
     (folder / "config.json").unlink(missing_ok=True)
     shutil.rmtree(folder)
 

@@ -1,6 +1,6 @@
-"""How large an experiment is: the paper's, or a smoke test of seconds on drawn rows.
+"""The size of an experiment: the paper's, or a smoke test of seconds on synthetic rows.
 
-Everything is said in the options of `fedauc run`, so that a record can be repeated by hand.
+Everything is an option of `fedauc run`, so that a run can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Options = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers of a run, the data behind each dataset's name, and the values that figures go through.
+    """The length of a run, the options of each dataset, and the values that figures vary.
 
-    `positive` is the option that tells apart the repetitions over positive classes; `published` says whether results
-    may stand beside the paper's; `ways` is what methods change on a dataset.
+    `published` says whether results may stand beside the paper's, `positive_option` is the option that repetitions over
+    positive classes change, and `method_options` are the options that a method changes on a dataset.
     """
 
     name: str
@@ -38,26 +38,27 @@ class Scale:
     positive_option: str
     method_options: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)
 
-    def build_config(self, dataset: str, method: str, texts: Options) -> Config:
-        """A run of a method on a dataset; later texts win over the scale's, and another partition drops its numbers."""
-        numbers = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
-        numbers |= {"participation.groups": str(self.groups)}
-        own = _drop_prefix("partition.", self.datasets[dataset]) if "partition" in texts else self.datasets[dataset]
-        merged = {**numbers, **self.common, **own, **self.method_options.get(dataset, {}).get(method, {}), **texts}
+    def build_config(self, dataset: str, method: str, options: Options) -> Config:
+        """A run of a method on a dataset. `options` win over the scale's; another partition drops its numbers."""
+        length = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
+        length |= {"participation.groups": str(self.groups)}
+        data = self.datasets[dataset]
+        data = _drop_prefix("partition.", data) if "partition" in options else data
+        merged = {**length, **self.common, **data, **self.method_options.get(dataset, {}).get(method, {}), **options}
         if find_methods()[method].participation == "full":
-            # Everyone takes part in every round: there are no groups to count.
+            # All clients take part in every round, so that there are no groups.
             merged = _drop_prefix("participation.", merged)
         return _build_cached(method, tuple(merged.items()))
 
 
-def _drop_prefix(prefix: str, texts: Options) -> dict[str, str]:
-    return {name: text for name, text in texts.items() if not name.startswith(prefix)}
+def _drop_prefix(prefix: str, options: Options) -> dict[str, str]:
+    return {name: value for name, value in options.items() if not name.startswith(prefix)}
 
 
 @functools.lru_cache(maxsize=8192)
-def _build_cached(method: str, texts: tuple[tuple[str, str], ...]) -> Config:
-    """Kept, because a report asks for a thousand configurations several times, and each takes milliseconds."""
-    return build_config(method, None, dict(texts))
+def _build_cached(method: str, options: tuple[tuple[str, str], ...]) -> Config:
+    """Cached, because a report needs a thousand configurations several times, and each takes milliseconds."""
+    return build_config(method, None, dict(options))
 
 
 IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
@@ -70,12 +71,12 @@ _LUNGS = _IMAGES | {"model": "densenet121", "remove-positives": "0.5"}
 _FEW_POSITIVES = {"positives": "4", "negatives": "28"}
 _MINIMAX = _FEW_POSITIVES | {"algorithm.weight-decay": "0.003"}
 _PAIRWISE = _FEW_POSITIVES | {"weighting": "pooled"}
-_WAYS = {f"{way}-minimax": _MINIMAX for way in ("cycp", "rs")} | {
-    f"{way}-pairwise": _PAIRWISE for way in ("cycp", "rs")
+_METHOD_OPTIONS = {f"{clients}-minimax": _MINIMAX for clients in ("cycp", "rs")} | {
+    f"{clients}-pairwise": _PAIRWISE for clients in ("cycp", "rs")
 }
-_STATES = {"partition": "natural", "model": "linear"}
-_HOURS = {"data": "creditcard-full", "data.validation-fraction": "0.2", "partition": "natural"}
-_HOURS |= {"participation.groups": "none"}
+_INSURANCE = {"partition": "natural", "model": "linear"}
+_CARD_FRAUD = {"data": "creditcard-full", "data.validation-fraction": "0.2", "partition": "natural"}
+_CARD_FRAUD |= {"participation.groups": "none"}
 
 PAPER = Scale(
     name="paper",
@@ -93,26 +94,26 @@ PAPER = Scale(
         "cifar10": _PHOTOGRAPHS | {"data": "cifar10", "remove-positives": "0.95"},
         "cifar100": _PHOTOGRAPHS | {"data": "cifar100", "remove-positives": "0.5"},
         "chestmnist": _LUNGS | {"data": "chestmnist"},
-        "insurance": _STATES | {"data": "medicare"},
+        "insurance": _INSURANCE | {"data": "medicare"},
         "chest-stand-in": _LUNGS | {"data": "chest-stand-in", "remove-positives": "0"},
-        "insurance-synthetic": _STATES | {"data": "medicare-like", "evaluate-every": "10"},
-        "creditcard": _HOURS | {"model": "linear"},
-        "creditcard-mlp": _HOURS | {"model": "mlp"},
+        "insurance-synthetic": _INSURANCE | {"data": "medicare-like", "evaluate-every": "10"},
+        "creditcard": _CARD_FRAUD | {"model": "linear"},
+        "creditcard-mlp": _CARD_FRAUD | {"model": "mlp"},
     },
     intervals=(4, 8, 16, 32, 64),
     cohorts=(1, 2, 5, 10),
     group_counts=(1, 5, 10, 20, 50),
     positive_option="data.positive",
-    method_options=dict.fromkeys(IMAGES, _WAYS),
+    method_options=dict.fromkeys(IMAGES, _METHOD_OPTIONS),
 )
-"""The paper's settings, read as in docs/paper_map.md. Groups take part whole: 10 of 100 clients where none is empty.
+"""The paper's settings, read as in docs/paper_map.md. All clients of a group take part in its round.
 
-Image models keep their learning rate, and hand on the mean over each stage's rounds; `sheets.schedules` shows why, and
-`sheets.batches` why the AUC methods draw few positives, and weigh rows or clients alike."""
+Image models have a constant learning rate, and each stage hands on the mean over its rounds; the table `schedules`
+shows why. The table `batches` shows why AUC methods have few positives per batch, and how they weight rows."""
 
-_DRAWN = {"data": "synthetic", "data.clients": "40", "data.rows-per-client": "60", "model": "linear"}
-_DRAWN |= {"partition": "dirichlet", "partition.clients": "40", "partition.concentration": "0.5"}
-_DRAWN |= {"remove-positives": "0.5"}
+_SYNTHETIC_ROWS = {"data": "synthetic", "data.clients": "40", "data.rows-per-client": "60", "model": "linear"}
+_SYNTHETIC_ROWS |= {"partition": "dirichlet", "partition.clients": "40", "partition.concentration": "0.5"}
+_SYNTHETIC_ROWS |= {"remove-positives": "0.5"}
 
 SMOKE = Scale(
     name="smoke",
@@ -121,12 +122,15 @@ SMOKE = Scale(
     local_steps=2,
     groups=4,
     common={"positives": "4", "negatives": "4", "algorithm.weight-decay": "0.0001", "evaluate-every": "1"},
-    datasets={name: _DRAWN | {"data.features": str(features)} for features, name in enumerate(PAPER.datasets, start=5)},
+    datasets={
+        name: _SYNTHETIC_ROWS | {"data.features": str(features)}
+        for features, name in enumerate(PAPER.datasets, start=5)
+    },
     intervals=(1, 2, 3),
     cohorts=(1, 2, 5),
     group_counts=(1, 2, 4),
     positive_option="data-seed",
 )
-"""Drawn rows and a linear scorer in place of every dataset: it shows that an experiment runs, and nothing else."""
+"""Synthetic rows and a linear model in place of every dataset: it shows that a table runs, and nothing else."""
 
 SCALES = {scale.name: scale for scale in (PAPER, SMOKE)}

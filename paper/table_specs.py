@@ -1,4 +1,7 @@
-"""What a table or figure is before anything has run: rows, columns, and the run behind every cell."""
+"""Every table and figure before anything has run: its rows, its columns, and the runs behind every cell.
+
+A table is one function below, whose docstring is its text on the page of results.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from fedauc.algorithms import find_methods
 from fedauc.data.datasets.creditcard import HOURS
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
@@ -18,11 +22,26 @@ View = Literal["auc", "traffic"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row: a method, and what it changes from its defaults. It is tuned once per dataset."""
+    """A row: a method, and the options it changes from the method's defaults. It is tuned once per dataset."""
 
     name: str
     method: str
     settings: Options = field(default_factory=dict, hash=False)
+
+    @staticmethod
+    def parse(text: str) -> Row:
+        """Read `name=method,option=value,...`, which is how a command names a row that the tables do not have.
+
+        >>> Row.parse("square=cycp-pairwise,objective=square")
+        Row(name='square', method='cycp-pairwise', settings={'objective': 'square'})
+        """
+        name, _, rest = text.partition("=")
+        method, *pairs = rest.split(",")
+        if not name or not method or not all("=" in pair for pair in pairs):
+            example = "square=cycp-pairwise,objective=square"
+            raise ValueError(f"row is {text!r}; it must be name=method and options, such as {example}")
+        lookup("method", method, find_methods())
+        return Row(name, method, dict(pair.split("=", 1) for pair in pairs))
 
 
 @dataclass(frozen=True)
@@ -52,10 +71,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table or figure before anything has run; `precision` and `validation` ask for more numbers beside test AUC.
-
-    Where something is `varied`, columns are its values, and are shown one below the other.
-    """
+    """The rows and columns of a table or figure. In a figure, columns are the values of one option."""
 
     name: str
     title: str
@@ -67,35 +83,40 @@ class TableSpec:
     is_figure: bool = False
 
     def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
-        """Only the columns (the usual ones, if none is named) and rows named."""
-        mine, entries = {each.name: each for each in self.columns}, {each.name: each for each in self.rows}
-        kept = [lookup(f"column of {self.name}", name, mine) for name in columns]
-        chosen = [lookup(f"method of {self.name}", name, entries) for name in rows]
-        usual = tuple(column for column in self.columns if column.by_default)
-        return replace(self, columns=tuple(kept) or usual, rows=tuple(chosen) or self.rows)
+        """The table with only the named rows and columns; by default all rows, and the columns shown by default."""
+        columns_by_name = {column.name: column for column in self.columns}
+        rows_by_name = {row.name: row for row in self.rows}
+        selected_columns = tuple(lookup(f"column of {self.name}", name, columns_by_name) for name in columns)
+        selected_rows = tuple(lookup(f"method of {self.name}", name, rows_by_name) for name in rows)
+        default_columns = tuple(column for column in self.columns if column.by_default)
+        return replace(self, columns=selected_columns or default_columns, rows=selected_rows or self.rows)
+
+    def add_rows(self, rows: Sequence[Row]) -> TableSpec:
+        """The table with more rows below its own."""
+        for row in rows:
+            if row.name in {known.name for known in self.rows}:
+                raise ValueError(f"{self.name} already has a row {row.name!r}; give yours another name")
+        return replace(self, rows=(*self.rows, *rows))
 
 
 class CellSpec(NamedTuple):
-    """One row in one column of a sheet."""
+    """One row in one column of a table."""
 
     row: Row
     column: Column
 
 
-def list_cells(sheet: TableSpec) -> Iterator[CellSpec]:
-    """Every cell, column by column: runs on the same data come one after another."""
-    for column in sheet.columns:
-        for entry in sheet.rows:
-            yield CellSpec(entry, column)
+def list_cells(table: TableSpec) -> Iterator[CellSpec]:
+    """Every cell, column by column, so that runs on the same data follow each other."""
+    return (CellSpec(row, column) for column in table.columns for row in table.rows)
 
 
 def cell_configs(scale: Scale, cell: CellSpec, tuned: Options, seeds: Sequence[int]) -> list[list[Config]]:
-    """A cell's configurations: per case, one per seed. The column wins over the row, the row over what was tuned."""
-    entry, column = cell
-    made = [
-        scale.build_config(column.dataset, entry.method, {**tuned, **entry.settings, **case}) for case in column.cases
-    ]
-    return [[with_seed(config, seed) for seed in column.seeds or seeds] for config in made]
+    """The runs of a cell: per case, one per seed. The column wins over the row, and the row over tuned settings."""
+    row, column = cell
+    options = [{**tuned, **row.settings, **case} for case in column.cases]
+    configs = [scale.build_config(column.dataset, row.method, case) for case in options]
+    return [[with_seed(config, seed) for seed in column.seeds or seeds] for config in configs]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -117,20 +138,20 @@ STAND_INS = ("chest-stand-in",)
 SYNTHETIC = "insurance-synthetic"
 
 FRAUD = {"creditcard": "wide", "creditcard-mlp": "wider:480"}
-"""Card fraud with a linear scorer and with a hidden layer, and what they are tuned over: logistic loss and a hidden
-layer want large steps. In 120 cycles the wider grid's many candidates have one or two each, which chooses worse."""
+"""Card fraud with a linear model and with a hidden layer, and the grids they are tuned over. Both need large learning
+rates; with only 120 cycles, the many candidates of the wider grid would have one or two cycles each."""
 
 FRAUD_COHORTS = (1, 2, 4, 6)
-"""Clients of 48 in 8 groups that come in a round; six are a whole group."""
+"""Clients per round, of 48 clients in 8 groups of six."""
 
 FRAUD_GROUPS = (1, 2, 4, 8, 16)
-"""Groups that the 48 clients are put into; eight are the data's own number."""
+"""Numbers of groups of the 48 clients; the data have eight."""
 
 ALL_METHODS = (*METHODS, "fedavg", "scaffold", "coda-plus", "codasca", "fedxl1")
-"""Those of the paper's rows, and those beyond."""
+"""The methods of the paper's tables, and further ones."""
 
 
-def table1(scale: Scale) -> TableSpec:
+def original_labels(scale: Scale) -> TableSpec:
     """The original labels. Images are assigned to 100 clients by a Dirichlet distribution, insurance data by state.
 
     Runs have 100 cycles of 10 groups, in which all clients of a group take part, with 16 local steps on batches of 32
@@ -144,28 +165,28 @@ def table1(scale: Scale) -> TableSpec:
     return TableSpec("table1", "Table 1: original labels, dir = 0.5", _method_rows(METHODS), columns)
 
 
-def table2(scale: Scale) -> TableSpec:
+def flipped_labels(scale: Scale) -> TableSpec:
     """As Table 1, but 20 % of the training positives are labelled negative."""
     columns = _dataset_columns({"flip-positives": "0.2"})
     return TableSpec("table2", "Table 2: flipped labels, dir = 0.5, flip = 20 %", _method_rows(METHODS), columns)
 
 
-def table3(scale: Scale) -> TableSpec:
+def cifar10_heterogeneity(scale: Scale) -> TableSpec:
     """Heterogeneity and label noise on CIFAR-10."""
     return _skew_table("table3", "cifar10", "CIFAR-10")
 
 
-def table4(scale: Scale) -> TableSpec:
+def cifar100_heterogeneity(scale: Scale) -> TableSpec:
     """Heterogeneity and label noise on CIFAR-100."""
     return _skew_table("table4", "cifar100", "CIFAR-100")
 
 
-def table5(scale: Scale) -> TableSpec:
+def chestmnist_heterogeneity(scale: Scale) -> TableSpec:
     """Heterogeneity and label noise on ChestMNIST."""
     return _skew_table("table5", "chestmnist", "ChestMNIST")
 
 
-def table8(scale: Scale) -> TableSpec:
+def client_counts(scale: Scale) -> TableSpec:
     """50 and 200 clients. All clients of a group take part with groups of 5, and ten at a time with groups of 20."""
     sizes: dict[str, Options] = {"50": {}, "200": {"participation.per-round": "10"}}
     columns = tuple(
@@ -176,7 +197,7 @@ def table8(scale: Scale) -> TableSpec:
     return TableSpec("table8", "Table 8: number of clients, dir = 0.1, flip = 0", _method_rows(METHODS), columns)
 
 
-def table9(scale: Scale) -> TableSpec:
+def repeated_removal(scale: Scale) -> TableSpec:
     """Three versions of the data, which differ in split, removed positives and partition."""
     draws = tuple({"data-seed": str(seed)} for seed in range(3))
     columns = tuple(replace(_dataset_column(name, name), cases=draws) for name in PUBLISHED[:2])
@@ -186,7 +207,7 @@ def table9(scale: Scale) -> TableSpec:
 # ------------------------------------------------------------------------------------------------ the paper's figures
 
 
-def figure1(scale: Scale) -> TableSpec:
+def communication_intervals(scale: Scale) -> TableSpec:
     """The communication interval I, at the same total number of local steps. The paper finds no loss with a long one.
 
     Points that are not part of a table are tuned one by one, on images over three learning rates instead of two. They
@@ -202,7 +223,7 @@ def figure1(scale: Scale) -> TableSpec:
     return TableSpec("figure1", title, _method_rows(OURS), tuple(columns), is_figure=True)
 
 
-def figure2(scale: Scale) -> TableSpec:
+def clients_per_round(scale: Scale) -> TableSpec:
     """Clients per round M, out of the same groups; the largest M is the whole group. The paper finds more to be faster.
 
     Points that are not part of a table are tuned one by one, on images over three learning rates instead of two. They
@@ -222,7 +243,7 @@ def figure2(scale: Scale) -> TableSpec:
     )
 
 
-def figure3(scale: Scale) -> TableSpec:
+def group_counts(scale: Scale) -> TableSpec:
     """The number of groups K with one client per round, at the same number of rounds; the groups are random.
 
     The paper (in its appendix) finds more groups to be faster in general. CyCp-Pairwise needs K more rounds, which only
@@ -246,7 +267,7 @@ def figure3(scale: Scale) -> TableSpec:
 # --------------------------------------------------------------------------------------------------- beyond the paper
 
 
-def intervals(scale: Scale) -> TableSpec:
+def intervals_at_equal_rounds(scale: Scale) -> TableSpec:
     """As Figure 1, but at the same number of rounds, so that a longer interval has more local steps in total.
 
     Points have the settings of Figure 1.
@@ -261,7 +282,7 @@ def intervals(scale: Scale) -> TableSpec:
     return TableSpec("intervals", title, _method_rows(OURS), tuple(columns), is_figure=True)
 
 
-def classes(scale: Scale) -> TableSpec:
+def mean_over_classes(scale: Scale) -> TableSpec:
     """The image columns of Table 1 as the mean over five positive classes, since the paper does not name its class.
 
     Each class has one run per method, so that there is no standard deviation over runs, with the settings that Table 1
@@ -274,7 +295,7 @@ def classes(scale: Scale) -> TableSpec:
     return TableSpec("classes", "Table 1 as the mean over positive classes 0-4", _method_rows(METHODS), columns)
 
 
-def ablation(scale: Scale) -> TableSpec:
+def scores_and_weighting(scale: Scale) -> TableSpec:
     """How raw outputs become scores, and how clients are weighted."""
     rows = tuple(
         Row(f"{method}-{score}-{weighting}", method, {"objective.score": score, "weighting": weighting})
@@ -285,15 +306,15 @@ def ablation(scale: Scale) -> TableSpec:
     return TableSpec("ablation", "Scores and weighting", rows, (*_dataset_columns()[:2], *map(_fraud_column, FRAUD)))
 
 
-def traffic(scale: Scale) -> TableSpec:
+def rounds_and_bytes(scale: Scale) -> TableSpec:
     """Rounds and bytes to an AUC that all CyCp methods reach; the runs are those of Table 1 and of card fraud."""
-    fraud = tuple(replace(column, by_default=False) for column in creditcard(scale).columns)
-    known = tuple(column for column in table1(scale).columns if column.dataset not in STAND_INS)
+    fraud = tuple(replace(column, by_default=False) for column in card_fraud(scale).columns)
+    known = tuple(column for column in original_labels(scale).columns if column.dataset not in STAND_INS)
     columns = (*known, *fraud)
     return TableSpec("traffic", "Rounds and bytes to a common AUC", _method_rows(METHODS), columns, "traffic")
 
 
-def noise(scale: Scale) -> TableSpec:
+def two_sided_noise(scale: Scale) -> TableSpec:
     """Labels flipped in both directions; the sigmoid and the barrier hinge are symmetric losses.
 
     A column's number is the share of each class that is flipped. The row `cycp-pairwise` has the sigmoid loss.
@@ -307,7 +328,7 @@ def noise(scale: Scale) -> TableSpec:
     return TableSpec("noise", "Two-sided label noise", rows, columns)
 
 
-def schedules(scale: Scale) -> TableSpec:
+def learning_rate_schedules(scale: Scale) -> TableSpec:
     """Learning rates that stay or fall tenfold after 1/2 and 3/4 of the cycles, last or mean models, and weight decay.
 
     This search decided the learning-rate schedule of image models by validation AUC; `batches` starts from
@@ -336,7 +357,7 @@ def schedules(scale: Scale) -> TableSpec:
     return TableSpec("schedules", title, rows, tuple(columns), show_validation=True)
 
 
-def batches(scale: Scale) -> TableSpec:
+def batch_composition(scale: Scale) -> TableSpec:
     """Positives and negatives in a batch, the weighting of clients, and weight decay, at two or three learning rates.
 
     This search decided the remaining settings of image models by validation AUC: each method uses the best of its rows.
@@ -362,19 +383,19 @@ def batches(scale: Scale) -> TableSpec:
     return TableSpec("batches", title, tuple(rows), tuple(columns), show_validation=True)
 
 
-def alike(scale: Scale) -> TableSpec:
+def identical_batches(scale: Scale) -> TableSpec:
     """CyCp rows on CIFAR-10 with 16 positives and 16 negatives, equal client weights and weight decay 1e-3 for all.
 
     Their learning rates are those with the best validation AUC. Table 1 would have these numbers without `batches`.
     """
     kept = ("cycp-fedavg-0.1", "cycp-minimax-16-16-0.01", "cycp-pairwise-16-16-0.03")
-    rows = tuple(row for row in batches(scale).rows if row.name in kept)
+    rows = tuple(row for row in batch_composition(scale).rows if row.name in kept)
     case = {"weighting": "clients", "algorithm.weight-decay": "0.001"}
     column = Column("cifar10-alike", "cifar10", (case,), grid="none")
     return TableSpec("alike", "CyCp rows with the same batches, dir = 0.5", rows, (column,))
 
 
-def surrogates(scale: Scale) -> TableSpec:
+def surrogate_losses(scale: Scale) -> TableSpec:
     """The seven losses of the paper's Table 10; `cycp-pairwise` has the sigmoid loss, `cycp-minimax` its own form."""
     pairwise = ("square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge")
     rows = (Row("cycp-minimax", "cycp-minimax"), *map(_surrogate_row, pairwise))
@@ -383,7 +404,7 @@ def surrogates(scale: Scale) -> TableSpec:
     )
 
 
-def creditcard(scale: Scale) -> TableSpec:
+def card_fraud(scale: Scale) -> TableSpec:
     """Every method on 284,807 card transactions, at 48 hourly clients in 8 groups by time of day.
 
     Each of five runs has its own split: 30 % of the rows to test on, and 20 % of the rest for validation. `creditcard`
@@ -399,18 +420,32 @@ def creditcard(scale: Scale) -> TableSpec:
 
 
 def central_row(scale: Scale, clients: int) -> Row:
-    """Logistic regression by SGD at one client that holds every row, with the local steps of all clients together."""
+    """Logistic regression by SGD at one client that holds every row, with the local steps of all clients."""
     steps = {"local-steps": str(clients * scale.local_steps)}
     return Row("central", "fedavg", {"partition": "iid", "partition.clients": "1", "participation.groups": "1"} | steps)
 
 
 TABLES: Mapping[str, Callable[[Scale], TableSpec]] = {
-    made.__name__: made
-    for made in (
-        *(table1, table2, table3, table4, table5, table8, table9),
-        *(figure1, figure2, figure3),
-        *(intervals, classes, creditcard, traffic, schedules, batches, alike, ablation, noise, surrogates),
-    )
+    "table1": original_labels,
+    "table2": flipped_labels,
+    "table3": cifar10_heterogeneity,
+    "table4": cifar100_heterogeneity,
+    "table5": chestmnist_heterogeneity,
+    "table8": client_counts,
+    "table9": repeated_removal,
+    "figure1": communication_intervals,
+    "figure2": clients_per_round,
+    "figure3": group_counts,
+    "intervals": intervals_at_equal_rounds,
+    "classes": mean_over_classes,
+    "creditcard": card_fraud,
+    "traffic": rounds_and_bytes,
+    "schedules": learning_rate_schedules,
+    "batches": batch_composition,
+    "alike": identical_batches,
+    "ablation": scores_and_weighting,
+    "noise": two_sided_noise,
+    "surrogates": surrogate_losses,
 }
 """Every table and figure that comes from runs, by name."""
 
@@ -426,36 +461,35 @@ def _surrogate_row(objective: str) -> Row:
 
 
 def _dataset_columns(case: Options | None = None) -> tuple[Column, ...]:
-    """Every dataset; substitute data runs only if it is named."""
+    """A column for every dataset; stand-ins are run only when they are named."""
     names = (*PUBLISHED, *STAND_INS)
     return tuple(replace(_dataset_column(name, name, case), by_default=name in PUBLISHED) for name in names)
 
 
 def _dataset_column(name: str, dataset: str, case: Options | None = None) -> Column:
-    """Image models are tuned in full-length runs, because short ones rank learning rates differently."""
+    """A dataset's column. Image models are tuned in full runs, because short ones rank learning rates differently."""
     return Column(name, dataset, (case or {},), grid="full" if dataset in IMAGES else "steps")
 
 
 def _fraud_column(dataset: str, suffix: str = "", case: Options | None = None, splits: int = 3) -> Column:
-    """Card fraud over several splits; it runs only if it is named."""
+    """A column of card fraud over several splits, which is run only when it is named."""
     cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
     return Column(dataset + suffix, dataset, cases, by_default=False, seeds=(0,), test_overlap=0.3, grid=FRAUD[dataset])
 
 
 def _figure_point(dataset: str, value: str, case: Options, tested: bool = False) -> Column:
-    """A point of a figure. Points that are runs of a table keep their ranks; the others are tuned separately."""
-    made = (
-        _fraud_column(dataset, f"-{value}", case)
-        if dataset in FRAUD
-        else _dataset_column(f"{dataset}-{value}", dataset, case)
-    )
+    """A point of a figure. Runs that a table has too store their ranks; other points are tuned by themselves."""
+    if dataset in FRAUD:
+        column = _fraud_column(dataset, f"-{value}", case)
+    else:
+        column = _dataset_column(f"{dataset}-{value}", dataset, case)
     if tested:
-        return made
-    return replace(made, tested=False, tuned_case=made.cases[0], grid="lower" if dataset in IMAGES else made.grid)
+        return column
+    return replace(column, tested=False, tuned_case=column.cases[0], grid="lower" if dataset in IMAGES else column.grid)
 
 
 def _interval_case(scale: Scale, steps: int) -> dict[str, str]:
-    """So many local steps per round, with fewer cycles the more there are."""
+    """So many local steps per round, at the same total number of local steps."""
     cycles = scale.cycles * scale.local_steps // steps
     return {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
 

@@ -1,18 +1,18 @@
-"""What each row is run with: chosen on validation AUC by successive halving, and recorded.
+"""The settings of each row: chosen on validation AUC by successive halving, once per dataset, and recorded.
 
-It is chosen once per dataset, and by itself for columns that ask for that.
+Columns that ask for it, such as the points of a figure, have settings of their own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
-from paper.halving import FULL_LENGTH, GRIDS, HalvingResult, Trial, check_budget, grid_candidates, halve_candidates
+from paper.halving import FULL_LENGTH, GRIDS, Bracket, HalvingResult, check_budget, grid_candidates, halve_candidates
 from paper.records import REMEDY, JsonLines, RecordStore, name_damage
 from paper.run_queue import RunQueue
 from paper.scales import Options, Scale
@@ -21,27 +21,27 @@ from paper.table_specs import CellSpec, Row, TableSpec, list_cells
 LOG = logging.getLogger("fedauc")
 
 DEFAULT_BUDGET = 120
-"""Cycles that a row may spend where none are named."""
+"""Cycles that a row may spend if none are named."""
 
 
 @dataclass(frozen=True)
 class TuningPlan:
     """A grid, and the cycles that each row may spend on it; 0 for the usual ones.
 
-    >>> Tuning.read("steps:90")
-    Tuning(grid='steps', cycles=90)
+    >>> TuningPlan.parse("steps:90")
+    TuningPlan(grid='steps', cycles=90)
     """
 
     grid: str = "steps"
     cycles: int = 0
 
     def row_budget(self, scale: Scale) -> int:
-        """The cycles of a row: a whole run per learning rate for the grids of such, otherwise 120."""
+        """The cycles of a row: a full run per learning rate for grids of full length, otherwise 120."""
         return self.cycles or FULL_LENGTH.get(self.grid, 0) * scale.cycles or DEFAULT_BUDGET
 
     @staticmethod
     def parse(text: str) -> TuningPlan:
-        """From `grid` or `grid:cycles`."""
+        """Read `grid` or `grid:cycles`."""
         grid, _, cycles = text.partition(":")
         lookup("grid", grid, dict.fromkeys(GRIDS))
         if cycles and not cycles.isdecimal():
@@ -51,35 +51,31 @@ class TuningPlan:
         return TuningPlan(grid, int(cycles or 0))
 
 
-Game = Generator[Trial, Sequence[float | None], HalvingResult]
-"""A halving between its trials."""
-
-
 class TuningJob(NamedTuple):
-    """A row to tune on a dataset, with its labels as they are and dir = 0.5; or in the case of a column."""
+    """A row to tune on a dataset with its original labels and dir = 0.5, or in the case of one column."""
 
     dataset: str
-    entry: Row
+    row: Row
     column: str = ""
     case: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def for_cell(cell: CellSpec) -> TuningJob:
-        """What gives a cell its settings."""
-        entry, column = cell
+        """The job that decides the settings of a cell."""
+        row, column = cell
         if not column.tuned_case:
-            return TuningJob(column.dataset, entry)
-        return TuningJob(column.dataset, entry, column.name, tuple(sorted(column.tuned_case.items())))
+            return TuningJob(column.dataset, row)
+        return TuningJob(column.dataset, row, column.name, tuple(sorted(column.tuned_case.items())))
 
     @property
     def name(self) -> str:
-        """Of its file."""
-        return f"{self.column or self.dataset}-{self.entry.name}"
+        """The name of the job in the file of choices."""
+        return f"{self.column or self.dataset}-{self.row.name}"
 
 
 @dataclass(frozen=True)
 class TuningChoice:
-    """The values chosen, the rungs they came through, and what that cost."""
+    """The chosen settings, the trials that led to them, and what those cost."""
 
     settings: Options
     grid: str
@@ -120,111 +116,108 @@ class ChoiceStore:
         return self._choices
 
     def find_choice(self, job: TuningJob) -> TuningChoice | None:
-        """What was chosen, if anything was."""
+        """The choice of a job, if there is one."""
         return self.list_choices().get(job.name)
 
     def find_or_inherit(self, job: TuningJob) -> TuningChoice | None:
-        """What was chosen; for a column by itself, or until then for its dataset."""
-        return self.find_choice(job) or (self.find_choice(TuningJob(job.dataset, job.entry)) if job.column else None)
+        """The choice of a job; a column that has none yet inherits that of its dataset."""
+        return self.find_choice(job) or (self.find_choice(TuningJob(job.dataset, job.row)) if job.column else None)
 
     def chosen_settings(self, job: TuningJob) -> Options:
-        """The chosen values, or none: the method's defaults."""
-        found = self.find_or_inherit(job)
-        return found.settings if found else {}
+        """The chosen settings; without a choice they are the method's defaults."""
+        choice = self.find_or_inherit(job)
+        return choice.settings if choice else {}
 
     def add_choice(self, job: TuningJob, choice: TuningChoice) -> None:
         """Record a choice."""
         self._lines.append_object({"job": job.name, **asdict(choice)})
 
     def is_current(self, job: TuningJob, choice: TuningChoice) -> bool:
-        """Whether the runs it was made from are those that the scale would make today."""
-        return all(
-            record is not None and (record.final_point and record.final_point.validation_auc) == each["validation_auc"]
-            for each in choice.trials
-            for record in [
-                self._store.find_record(candidate_config(self._scale, job, each["settings"], each["cycles"]))
-            ]
-        )
+        """Whether the runs that led to a choice are recorded, and are those that the scale would make today."""
+        for config, trial in zip(self._trial_configs(job, choice), choice.trials, strict=True):
+            record = self._store.find_record(config)
+            if record is None or (record.final_point and record.final_point.validation_auc) != trial["validation_auc"]:
+                return False
+        return True
 
     def total_cost(self, chosen: Mapping[TuningJob, TuningChoice]) -> TuningCost:
-        """Of several choices together: a run that serves two rows is counted once."""
-        found = {
-            config: self._store.find_record(config)
-            for job, choice in chosen.items()
-            for each in choice.trials
-            for config in [candidate_config(self._scale, job, each["settings"], each["cycles"])]
-        }
-        seconds = sum(record.seconds for record in found.values() if record)
-        return TuningCost(len(found), sum(config.recipe.cycles for config in found), seconds)
+        """The cost of several choices together. A run that serves two rows is counted once."""
+        configs = {config for job, choice in chosen.items() for config in self._trial_configs(job, choice)}
+        seconds = sum(record.seconds for config in configs if (record := self._store.find_record(config)))
+        return TuningCost(len(configs), sum(config.recipe.cycles for config in configs), seconds)
+
+    def _trial_configs(self, job: TuningJob, choice: TuningChoice) -> list[Config]:
+        return [candidate_config(self._scale, job, trial["settings"], trial["cycles"]) for trial in choice.trials]
 
 
-def tune_rows(sheets: Iterable[TableSpec], scale: Scale, shop: RunQueue, asked: TuningPlan | None) -> ChoiceStore:
-    """Choose for every row and dataset of the sheets, and for columns that are tuned by themselves.
+def tune_rows(tables: Iterable[TableSpec], scale: Scale, queue: RunQueue, requested: TuningPlan | None) -> ChoiceStore:
+    """Choose settings for every row on every dataset of the tables, and for columns that are tuned by themselves.
 
-    What was chosen stays, unless another tuning is asked for, and that is said; `none` is not another. Of a sheet with
-    columns that are tuned by themselves this is for those alone, as its dataset's choice is that of all tables. Where a
-    choice's runs would be others today, or their records are gone, it is made anew over its own grid.
+    A choice stays unless another plan is requested, which is logged; a request for `none` keeps it too. In a table with
+    columns that are tuned by themselves, a request concerns those alone, because all tables share the choice for the
+    dataset. A choice is made again over its own grid if its runs would be different today or have lost their records.
     """
-    choices = ChoiceStore(shop.store, scale)
-    wanted, meant = dict[TuningJob, TuningPlan](), set[TuningJob]()
-    for sheet in sheets:
-        jobs = {TuningJob.for_cell(cell): cell for cell in list_cells(sheet)}
-        wanted |= {job: TuningPlan.parse(cell.column.grid) for job, cell in jobs.items()}
-        meant |= {job for job in jobs if job.column} or jobs.keys()
-    if asked:
-        check_budget(asked.grid, asked.row_budget(scale), [job.entry for job in meant])
-        wanted |= dict.fromkeys(meant, asked)
-    games: dict[TuningJob, Game] = {}
-    for job, plan in wanted.items():
-        found = choices.find_choice(job)
-        if found is not None and (plan.grid == "none" or not (asked and job in meant)):
-            wanted[job] = plan = TuningPlan(found.grid, found.budget)
-        same = found is not None and (found.grid, found.budget) == (plan.grid, plan.row_budget(scale))
-        if found is not None and not same and found.grid != "none":
-            LOG.info("%s was tuned over %s:%d; from now on over %s", job.name, found.grid, found.budget, plan.grid)
-        if found is None or not same or not choices.is_current(job, found):
-            games[job] = halve_candidates(grid_candidates(job.entry, plan.grid), plan.row_budget(scale))
-    answers: dict[TuningJob, list[float | None] | None] = dict.fromkeys(games)
-    while answers:
-        trials = dict[TuningJob, list[Config]]()
-        for job, answer in answers.items():
+    choices, plans = ChoiceStore(queue.store, scale), _plan_jobs(tables, scale, requested)
+    brackets = dict[TuningJob, Bracket]()
+    for job, (plan, is_requested) in plans.items():
+        choice = choices.find_choice(job)
+        if choice is not None and (plan.grid == "none" or not is_requested):
+            plan = TuningPlan(choice.grid, choice.budget)
+            plans[job] = plan, is_requested
+        same = choice is not None and (choice.grid, choice.budget) == (plan.grid, plan.row_budget(scale))
+        if choice is not None and not same and choice.grid != "none":
+            LOG.info("%s was tuned over %s:%d; from now on over %s", job.name, choice.grid, choice.budget, plan.grid)
+        if choice is None or not same or not choices.is_current(job, choice):
+            brackets[job] = halve_candidates(grid_candidates(job.row, plan.grid), plan.row_budget(scale))
+    aucs: dict[TuningJob, list[float | None] | None] = dict.fromkeys(brackets)
+    while aucs:
+        configs = dict[TuningJob, list[Config]]()
+        for job, answer in aucs.items():
             try:
                 # The first send of a generator takes None.
-                trials[job] = _trial_configs(scale, job, games[job].send(answer))  # type: ignore[arg-type]
-            except StopIteration as over:
-                choices.add_choice(job, _make_choice(scale, job, wanted[job], over.value, shop.store))
-        # All rows at once, so that those of several datasets may share a graph. Whole runs of a dataset are a table's.
+                trial = brackets[job].send(answer)  # type: ignore[arg-type]
+                configs[job] = [candidate_config(scale, job, each, trial.cycles) for each in trial.candidates]
+            except StopIteration as end:
+                choices.add_choice(job, _make_choice(scale, job, plans[job][0], end.value, queue.store))
+        # The runs of all jobs are queued together, so that several datasets may share a graph. A candidate of full
+        # length is a table's run as well, and stores its ranks.
+        pairs = [(job, config) for job in configs for config in configs[job]]
         for tested in (True, False):
-            shop.run_missing(
-                [config for job in trials for config in trials[job] if _keeps_ranks(scale, job, config) == tested],
-                tested,
-            )
-        answers = {job: [_validation_auc(shop.store, config) for config in configs] for job, configs in trials.items()}
+            is_tested = (config.recipe.cycles == scale.cycles and not job.column for job, config in pairs)
+            queue.run_missing([pair[1] for pair, flag in zip(pairs, is_tested, strict=True) if flag == tested], tested)
+        aucs = {job: [_validation_auc(queue.store, config) for config in tried] for job, tried in configs.items()}
     return choices
 
 
-def _keeps_ranks(scale: Scale, job: TuningJob, config: Config) -> bool:
-    return config.recipe.cycles == scale.cycles and not job.column
-
-
-def _trial_configs(scale: Scale, job: TuningJob, trial: Trial) -> list[Config]:
-    return [candidate_config(scale, job, each, trial.cycles) for each in trial.candidates]
+def _plan_jobs(
+    tables: Iterable[TableSpec], scale: Scale, requested: TuningPlan | None
+) -> dict[TuningJob, tuple[TuningPlan, bool]]:
+    """The plan of every tuning job of the tables, and whether it was requested."""
+    plans = dict[TuningJob, tuple[TuningPlan, bool]]()
+    concerned = set[TuningJob]()
+    for table in tables:
+        jobs = {TuningJob.for_cell(cell): cell.column.grid for cell in list_cells(table)}
+        plans |= {job: (TuningPlan.parse(grid), False) for job, grid in jobs.items()}
+        concerned |= {job for job in jobs if job.column} or jobs.keys()
+    if requested:
+        check_budget(requested.grid, requested.row_budget(scale), [job.row for job in concerned])
+        plans |= dict.fromkeys(concerned, (requested, True))
+    return plans
 
 
 def candidate_config(scale: Scale, job: TuningJob, settings: Options, cycles: int) -> Config:
-    """A candidate's run: evaluated at its end alone, and too short to be worth a checkpoint, unless it is whole.
+    """The run of a candidate, evaluated only at its end unless it has full length.
 
-    Cycles are of a run of the scale's length: where a column has others, it has the same share of them.
+    `cycles` are those of a run of the scale's length: a column with more or fewer cycles has the same share of them.
     """
     case = dict(job.case)
-    own = max(1, round(cycles * int(case.get("cycles", scale.cycles)) / scale.cycles))
-    brief = dict.fromkeys(("cycles", "evaluate-every"), str(own))
-    given = {**job.entry.settings, **settings, **case, **({} if cycles == scale.cycles else brief)}
-    return scale.build_config(job.dataset, job.entry.method, given)
+    share = max(1, round(cycles * int(case.get("cycles", scale.cycles)) / scale.cycles))
+    shortened = {} if cycles == scale.cycles else {"cycles": str(share), "evaluate-every": str(share)}
+    return scale.build_config(job.dataset, job.row.method, {**job.row.settings, **settings, **case, **shortened})
 
 
 def _validation_auc(store: RecordStore, config: Config) -> float | None:
-    """Never the test AUC: without a validation part there is no tuning."""
+    """The validation AUC at the end of a run, never its test AUC; None if it stopped."""
     record = store.find_record(config)
     assert record is not None
     if record.final_point is None:
@@ -235,15 +228,15 @@ def _validation_auc(store: RecordStore, config: Config) -> float | None:
 
 
 def _make_choice(
-    scale: Scale, job: TuningJob, tuning: TuningPlan, winner: HalvingResult, store: RecordStore
+    scale: Scale, job: TuningJob, plan: TuningPlan, result: HalvingResult, store: RecordStore
 ) -> TuningChoice:
-    configs = [candidate_config(scale, job, each.settings, each.cycles) for each in winner.trials]
+    configs = [candidate_config(scale, job, trial.settings, trial.cycles) for trial in result.trials]
     return TuningChoice(
-        settings=winner.settings,
-        grid=tuning.grid,
-        budget=tuning.row_budget(scale),
-        trials=tuple(each._asdict() for each in winner.trials),
-        runs=len(winner.trials),
+        settings=result.settings,
+        grid=plan.grid,
+        budget=plan.row_budget(scale),
+        trials=tuple(trial._asdict() for trial in result.trials),
+        runs=len(result.trials),
         cycles=sum(config.recipe.cycles for config in configs),
         seconds=round(sum(record.seconds for config in configs if (record := store.find_record(config))), 3),
     )
