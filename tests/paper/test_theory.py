@@ -15,7 +15,7 @@ import pytest
 from fedauc.experiments.assembly import assemble_training
 from fedauc.models.linear import Linear
 from paper import theory, theory_figure
-from paper.theory import COHORTS, METHODS, Curve, Findings, Problem, Trial, bowl, curve
+from paper.theory import COHORTS, METHODS, Curve, Findings, Problem, Trial, repeat_trial, solve_problem
 
 SMALL = Problem(groups=2, shards=4, rows=3, features=2)
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ QUICK = Trial(learning_rate=0.1, decay=0.25, stages=4, settled=1, travel=3.2)
 @pytest.fixture(scope="module", params=METHODS)
 def measured(request: pytest.FixtureRequest) -> list[Curve]:
     """Five seeds with one client a round and with eight."""
-    return [curve(Problem(), QUICK, request.param, size, range(5)) for size in (FEW, MANY)]
+    return [repeat_trial(Problem(), QUICK, request.param, size, range(5)) for size in (FEW, MANY)]
 
 
 def power_law(exponent: float, size: int) -> Curve:
@@ -40,13 +40,13 @@ def power_law(exponent: float, size: int) -> Curve:
 
 def pairwise_loss(problem: Problem, weights: np.ndarray) -> float:
     """The mean of (1 - h + h')² over all pairs of rows, whoever holds them."""
-    up, down = (rows.reshape(-1, problem.features) @ weights for rows in problem.table())
+    up, down = (rows.reshape(-1, problem.features) @ weights for rows in problem.draw_rows())
     return float(np.square(1 - up[:, None] + down[None]).mean())
 
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (0.3, -0.7), (2.0, 1.0)])
 def test_the_bowl_is_the_loss_above_its_least_value(weights: tuple[float, float]) -> None:
-    found = bowl(SMALL)
+    found = solve_problem(SMALL)
     least = pairwise_loss(SMALL, found.optimum)
     assert found.gap(np.array(weights)) == pytest.approx(pairwise_loss(SMALL, np.array(weights)) - least, rel=1e-12)
     assert found.gap(np.array(weights)) > 0
@@ -54,10 +54,10 @@ def test_the_bowl_is_the_loss_above_its_least_value(weights: tuple[float, float]
 
 @pytest.mark.parametrize("per_group", [1, 2, 4])
 def test_every_cohort_works_on_the_same_rows(per_group: int) -> None:
-    clients = SMALL.clients(per_group)
+    clients = SMALL.partition_clients(per_group)
     assert len(clients) == 2 * per_group
     assert clients.census.positives.tolist() == clients.census.negatives.tolist() == [3 * 4 // per_group] * len(clients)
-    positives, negatives = SMALL.table()
+    positives, negatives = SMALL.draw_rows()
     for group in range(2):
         mine = range(group * per_group, (group + 1) * per_group)
         held = np.concatenate([clients.inputs.numpy()[clients.positives(client)] for client in mine])
@@ -68,14 +68,16 @@ def test_every_cohort_works_on_the_same_rows(per_group: int) -> None:
 
 def test_a_cohort_that_does_not_divide_the_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="per_group is 3; it must divide the 4 shards of a group"):
-        SMALL.clients(3)
+        SMALL.partition_clients(3)
 
 
 @pytest.mark.parametrize("per_round", [1, 4])
 def test_the_plan_is_the_theorems(per_round: int) -> None:
     """I_s ∝ 1/√(Mη_s) and η_s E_s K I_s is constant: 3.2, as the first stage has 2 whole cycles, not 1.9 (M = 4: 4)."""
     recipe = Trial().recipe("cycp-minimax", 4, per_round, seed=0)
-    stages = assemble_training(recipe, Linear().build((4,), seed=0), Problem().clients(per_round)).training.plan.stages
+    stages = assemble_training(
+        recipe, Linear().build((4,), seed=0), Problem().partition_clients(per_round)
+    ).training.plan.stages
     for cycles, learning_rate, local_steps in stages:
         assert local_steps == pytest.approx(8 * np.sqrt(0.05 / (per_round * learning_rate)), abs=0.5)
         travel = learning_rate * cycles * 4 * local_steps
@@ -87,9 +89,9 @@ def test_the_plan_is_the_theorems(per_round: int) -> None:
 @pytest.mark.parametrize("exponent", [-0.5, -1.0, -2.0])
 def test_a_power_law_is_found_exactly(exponent: float) -> None:
     curves = [power_law(exponent, size) for size in COHORTS]
-    assert theory.slope(curves, "steps") == pytest.approx(exponent)
+    assert theory.mean_slope(curves, "steps") == pytest.approx(exponent)
     # Rounds are √steps here.
-    assert theory.slope(curves, "rounds") == pytest.approx(exponent / 2)
+    assert theory.mean_slope(curves, "rounds") == pytest.approx(exponent / 2)
     # At one gap ε, cost = (Mε)^exponent.
     assert theory.speed_up(curves, "steps") == pytest.approx(exponent)
 
@@ -97,9 +99,9 @@ def test_a_power_law_is_found_exactly(exponent: float) -> None:
 def test_the_interval_is_the_spread_of_the_seeds() -> None:
     """Seeds that differ by a factor alone have one slope, whichever are drawn; their levels differ."""
     curves = [power_law(-1.0, size) for size in COHORTS]
-    low, high = theory.interval(lambda drawn: theory.slope(drawn, "steps"), curves)
+    low, high = theory.bootstrap_interval(lambda drawn: theory.mean_slope(drawn, "steps"), curves)
     assert (low, high) == (pytest.approx(-1), pytest.approx(-1))
-    low, high = theory.interval(lambda drawn: float(drawn[0].gaps.mean(0)[0]), curves)
+    low, high = theory.bootstrap_interval(lambda drawn: float(drawn[0].gaps.mean(0)[0]), curves)
     # Factors ½, 1, 3/2: the least and the largest mean of three draws with replacement each have a chance of 1/27,
     # which is above 2.5 %.
     assert (low, high) == (pytest.approx(0.5 / 100), pytest.approx(1.5 / 100))
@@ -111,7 +113,7 @@ def test_the_plans_own_slopes_approach_the_theorems_as_stages_are_added() -> Non
     for stages in (8, 16):
         steps = 2.0 ** np.arange(4, stages + 1) - 1
         plain = Curve(steps, steps, np.ones((1, stages - 3)))
-        off.append(theory.slope(theory.ideal([plain], Trial(stages=stages), [1]), "steps") + 1)
+        off.append(theory.mean_slope(theory.planned_curves([plain], Trial(stages=stages), [1]), "steps") + 1)
     assert off[0] < off[1] < 0
     assert off[1] == pytest.approx(0, abs=0.01)
 
@@ -120,15 +122,15 @@ def test_the_figure_and_the_record_hold_every_curve(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(theory, "RESAMPLES", 20)
     curves = {name: [power_law(-1.0, size) for size in COHORTS] for name in METHODS}
     found = Findings(curves, {name: curves[name][2:3] for name in METHODS})
-    record = json.loads(json.dumps(theory.record(Problem(), Trial(), found)))
+    record = json.loads(json.dumps(theory.make_record(Problem(), Trial(), found)))
     assert record["seeds"] == 3
     for name in METHODS:
         assert record["slopes"][name]["local steps to ε"]["measured"] == -1
         assert record["slopes"][name]["rounds to ε"]["theorem"] == -0.5
         means = [np.mean(one["gaps"], axis=0)[0] for one in record["curves"]["main"][name]]
         assert means == pytest.approx([0.01 / size for size in COHORTS])
-    assert len(list(theory.markdown(found, Trial()))) == 2 + 5 * len(METHODS)
-    theory_figure.draw(found, Trial(), tmp_path / "theory.png")
+    assert len(list(theory.markdown_table(found, Trial()))) == 2 + 5 * len(METHODS)
+    theory_figure.save_figure(found, Trial(), tmp_path / "theory.png")
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -136,9 +138,9 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(theory, "RESAMPLES", 20)
     curves = {name: [power_law(-1.0, size) for size in COHORTS] for name in METHODS}
     trial = Trial(stages=9, settled=4)
-    made = theory.record(Problem(), trial, Findings(curves, {name: curves[name][2:3] for name in METHODS}))
-    theory.write(made, tmp_path / "theory.json")
-    found, again = theory.read(tmp_path / "theory.json")
+    made = theory.make_record(Problem(), trial, Findings(curves, {name: curves[name][2:3] for name in METHODS}))
+    theory.write_record(made, tmp_path / "theory.json")
+    found, again = theory.read_record(tmp_path / "theory.json")
     assert again == trial
     for name in METHODS:
         for written, back in zip(curves[name], found.main[name], strict=True):
@@ -150,18 +152,18 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def kept() -> tuple[Findings, Trial]:
     """The record that docs/theory.md tells of."""
-    return theory.read(ROOT / "paper/records/theory.json")
+    return theory.read_record(ROOT / "paper/records/theory.json")
 
 
 @pytest.fixture(scope="module")
 def table(kept: tuple[Findings, Trial]) -> list[str]:
-    return list(theory.markdown(*kept))
+    return list(theory.markdown_table(*kept))
 
 
 @pytest.fixture(scope="module")
 def panels(kept: tuple[Findings, Trial]) -> dict[tuple[str, str], dict[str, float]]:
     """Of each solid line in the figure, the words beside it and the slope it is drawn with, by method and column."""
-    axes = iter(theory_figure.picture(*kept).axes)
+    axes = iter(theory_figure.plot_rates(*kept).axes)
     return {
         (name, column): {
             one.get_label(): float(np.polyfit(np.log(one.get_xdata()), np.log(one.get_ydata()), 1)[0])
@@ -200,16 +202,20 @@ def test_the_lines_drawn_have_the_tables_slopes(
 
 def test_rounds_grow_as_one_over_the_root_of_the_gap(measured: list[Curve]) -> None:
     """The plan's own slope is -0.51 to -0.58: -1/2 and the first stage's rounds. With I fixed it is -1.02."""
-    assert theory.slope(theory.ideal(measured, QUICK, (FEW, MANY)), "rounds") == pytest.approx(-0.5, abs=0.1)
+    assert theory.mean_slope(theory.planned_curves(measured, QUICK, (FEW, MANY)), "rounds") == pytest.approx(
+        -0.5, abs=0.1
+    )
     # Spread: -0.77 to -0.35. As many rounds as local steps would be -1, and a gap that stalls steeper still.
-    assert -0.8 < theory.slope(measured, "rounds") < -0.33
+    assert -0.8 < theory.mean_slope(measured, "rounds") < -0.33
 
 
 def test_local_steps_grow_as_one_over_the_gap(measured: list[Curve]) -> None:
     """The plan's own slope is -1.02."""
-    assert theory.slope(theory.ideal(measured, QUICK, (FEW, MANY)), "steps") == pytest.approx(-1, abs=0.05)
+    assert theory.mean_slope(theory.planned_curves(measured, QUICK, (FEW, MANY)), "steps") == pytest.approx(
+        -1, abs=0.05
+    )
     # Spread: -1.36 to -0.71.
-    assert -1.4 < theory.slope(measured, "steps") < -0.7
+    assert -1.4 < theory.mean_slope(measured, "steps") < -0.7
 
 
 def test_eight_clients_leave_an_eighth_of_the_gap_after_as_many_local_steps(measured: list[Curve]) -> None:
