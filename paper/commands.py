@@ -1,4 +1,4 @@
-"""The shell face of the paper's experiments: list, run (or a table's own name), report."""
+"""The commands of `python -m paper`: list, run (or a table's own name), show, table7, report."""
 
 from __future__ import annotations
 
@@ -24,37 +24,44 @@ from paper.records import RecordStore
 from paper.report import FIGURES, build_page, list_specs
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
-from paper.table_specs import PUBLISHED, TABLES, TableSpec
+from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec
 from paper.terminal import print_counts, print_tables
 from paper.tuning import TuningPlan, tune_rows
 
-HOME = "FEDAUC_RECORDS"
+RECORDS_VARIABLE = "FEDAUC_RECORDS"
 """The environment variable that names the folder of records; `paper/records` by default."""
 
-WORK = Path("runs") / "paper"
-"""Runs that are not finished yet."""
+WORK_FOLDER = Path("runs") / "paper"
+"""The folder of unfinished runs."""
 
 app = typer.Typer(no_args_is_help=True, help="The paper's tables and figures.", rich_markup_mode="rich")
 
-ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: minutes on drawn rows.")]
-Columns = Annotated[str, typer.Option("--columns", metavar="a,b,...", help="Columns; the usual ones by default.")]
-Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every one by default.")]
+Names = Annotated[list[str], typer.Argument(help="Names from `python -m paper list`.")]
+ScaleName = Annotated[str, typer.Option("--scale", help="paper, or smoke: minutes on synthetic rows.")]
+Columns = Annotated[
+    str, typer.Option("--columns", metavar="a,b,...", help="Columns; the default ones if none is named.")
+]
+Rows = Annotated[str, typer.Option("--methods", metavar="a,b,...", help="Rows; every row by default.")]
+MoreRows = Annotated[
+    list[str] | None,
+    typer.Option("--row", metavar="name=method,option=value,...", help="One more row, such as your own method."),
+]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds, where a column has none of its own.")]
-Minutes = Annotated[float, typer.Option("--budget-minutes", help="Stop after so long; go on by the same command.")]
+Minutes = Annotated[float, typer.Option("--budget-minutes", help="Stop after so long; the same command continues.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Grid = Annotated[
     str,
     typer.Option(
         "--tuning",
         metavar="grid[:cycles]",
-        help="steps, wide, wider, fine, long, full, lower or paper, and cycles per row (120, for full two whole runs, "
-        "for lower three), or none, where nothing was chosen yet; by default what was chosen before.",
+        help="steps, wide, wider, fine, long, full, lower, paper or none, and cycles per row (120 by default; two full "
+        "runs for full, three for lower). By default, earlier choices stay.",
     ),
 ]
 
 
 @app.command("list")
-def list_(scale: ScaleName = "paper") -> None:
+def list_tables(scale: ScaleName = "paper") -> None:
     """List the tables and figures with their columns.
 
     Example: [bold]python -m paper list[/bold]
@@ -68,8 +75,8 @@ def list_(scale: ScaleName = "paper") -> None:
     Console().print(table)
 
 
-@app.command()
-def report(
+@app.command("report")
+def write_report(
     out: Annotated[
         Path | None, typer.Option("--out", help="The Markdown file; docs/results.md, or docs/smoke.md, by default.")
     ] = None,
@@ -81,11 +88,11 @@ def report(
 
     Example: [bold]python -m paper report --out report.md[/bold]
     """
-    names, store = _names("tables", tables) or list(TABLES), _filled()
-    _runnable(names)
-    found = lookup("scale", scale, SCALES)
-    out = out or Path("docs") / ("results.md" if found.published else f"{scale}.md")
-    page = build_page(store, found, read_seeds(seeds), names)
+    names, store = _split_names("tables", tables) or list(TABLES), _open_records()
+    _refuse_table7(names)
+    chosen_scale = lookup("scale", scale, SCALES)
+    out = out or Path("docs") / ("results.md" if chosen_scale.published else f"{scale}.md")
+    page = build_page(store, chosen_scale, read_seeds(seeds), names)
     if not page.has_runs:
         raise ValueError(
             f"no run of {', '.join(names)} at scale {scale} has finished in {store.path}: {out} is as it was"
@@ -98,22 +105,22 @@ def report(
     print(f"wrote {out}" + (f" and {figures} beside it" if page.figures else ""))
 
 
-@app.command()
-def table7(columns: Columns = "", scale: ScaleName = "paper") -> None:
+@app.command("table7")
+def count_classes(columns: Columns = "", scale: ScaleName = "paper") -> None:
     """Count positives and negatives beside the paper's Table 7; nothing runs.
 
     Example: [bold]python -m paper table7 --columns cifar10[/bold]
     """
-    found = lookup("scale", scale, SCALES)
-    names = _names("columns", columns) or list(PUBLISHED)
+    chosen_scale = lookup("scale", scale, SCALES)
+    names = _split_names("columns", columns) or list(PUBLISHED)
     for name in names:
-        lookup("column of table7", name, found.datasets)
-    print_counts(found, names)
+        lookup("column of table7", name, chosen_scale.datasets)
+    print_counts(chosen_scale, names)
 
 
-@app.command()
-def run(
-    names: Annotated[list[str], typer.Argument(help="Names from `python -m paper list`.")],
+@app.command("run")
+def run_tables(
+    names: Names,
     columns: Columns = "",
     methods: Rows = "",
     seeds: Seeds = "0,1,2",
@@ -121,95 +128,105 @@ def run(
     device: Device = "cpu",
     scale: ScaleName = "paper",
     tuning: Grid = "",
+    row: MoreRows = None,
 ) -> None:
-    """Run several tables, whose runs then share graphs; what has a record is not run again.
+    """Run several tables, whose runs then share graphs; runs that have a record are not repeated.
 
     Example: [bold]python -m paper run table1 table2 --columns cifar10,cifar100 --device cuda[/bold]
     """
     if not budget_minutes > 0:
         raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
-    found, store = lookup("scale", scale, SCALES), _store()
-    sheets = _sheets(names, found, columns, methods)
-    builder = TableBuilder(store, found, read_seeds(seeds))
+    chosen_scale, store = lookup("scale", scale, SCALES), _records()
+    tables = _build_specs(names, chosen_scale, columns, methods, row)
+    builder = TableBuilder(store, chosen_scale, read_seeds(seeds))
     plan = TuningPlan.parse(tuning) if tuning else None
-    late, absent = False, ""
+    is_late, missing_files = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
     if not is_writable(store.path):
-        remedy = f"name another folder for records in {HOME}, or look at these with `python -m paper show`"
+        remedy = f"name another folder for records in {RECORDS_VARIABLE}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
-    with ProgressBars() as bars, RunQueue(store, WORK, device, bars.add_bar, deadline) as shop:
+    with ProgressBars() as bars, RunQueue(store, WORK_FOLDER, device, bars.add_bar, deadline) as queue:
         try:
-            tune_rows(sheets, found, shop, plan)
+            tune_rows(tables, chosen_scale, queue, plan)
             for tested in (True, False):
-                shop.run_missing(list_wanted(sheets, builder, tested), tested)
+                queue.run_missing(list_wanted(tables, builder, tested), tested)
         except OutOfTime:
-            late = True
+            is_late = True
         except MissingFiles as error:
-            absent = str(error)
-    print_tables(sheets, builder)
-    if absent:
-        raise ValueError(f"{absent}; or name columns whose data is there: --columns")
-    if late:
+            missing_files = str(error)
+    print_tables(tables, builder)
+    if missing_files:
+        raise ValueError(f"{missing_files}; or name columns whose data is there: --columns")
+    if is_late:
         print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
 
 
 @app.command("show")
-def show_(
-    names: Annotated[list[str], typer.Argument(help="Names from `python -m paper list`.")],
+def show_tables(
+    names: Names,
     columns: Columns = "",
     methods: Rows = "",
     seeds: Seeds = "0,1,2",
     scale: ScaleName = "paper",
+    row: MoreRows = None,
 ) -> None:
     """Print tables from the records alone; nothing runs.
 
     Example: [bold]python -m paper show table1 --columns cifar10,cifar100[/bold]
     """
-    found, store = lookup("scale", scale, SCALES), _filled()
-    print_tables(_sheets(names, found, columns, methods), TableBuilder(store, found, read_seeds(seeds)))
+    chosen_scale, store = lookup("scale", scale, SCALES), _open_records()
+    tables = _build_specs(names, chosen_scale, columns, methods, row)
+    print_tables(tables, TableBuilder(store, chosen_scale, read_seeds(seeds)))
 
 
-def _sheets(names: Sequence[str], scale: Scale, columns: str, methods: str) -> list[TableSpec]:
-    _runnable(names)
-    made = [lookup("table", name, TABLES)(scale) for name in names]
-    return [sheet.select(_names("columns", columns), _names("methods", methods)) for sheet in made]
+def _build_specs(
+    names: Sequence[str], scale: Scale, columns: str, methods: str, more_rows: Sequence[str] | None
+) -> list[TableSpec]:
+    _refuse_table7(names)
+    tables = [lookup("table", name, TABLES)(scale) for name in names]
+    rows = [Row.parse(text) for text in more_rows or ()]
+    for table in tables:
+        table.add_rows(rows)
+    selected = [table.select(_split_names("columns", columns), _split_names("methods", methods)) for table in tables]
+    return [table.add_rows(rows) for table in selected]
 
 
-def _runnable(names: Sequence[str]) -> None:
+def _refuse_table7(names: Sequence[str]) -> None:
     if "table7" in names:
         raise ValueError("table7 is counted, not run: use `python -m paper table7`")
 
 
-def _shortcut(name: str) -> Callable[..., None]:
+def _table_command(name: str) -> Callable[..., None]:
     """`python -m paper table1` for `python -m paper run table1`."""
 
-    def command(**given: Any) -> None:
-        run([name], **given)
+    def command(**options: Any) -> None:
+        run_tables([name], **options)
 
-    own = [each for each in inspect.signature(run, eval_str=True).parameters.values() if each.name != "names"]
-    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in own}
-    # A terminal breaks the lines itself, wherever they are broken here.
+    signature = inspect.signature(run_tables, eval_str=True)
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "names"]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    # The terminal wraps the lines of a paragraph itself.
     about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(TABLES[name]) or "").split("\n\n"))
     command.__doc__ = f"{about}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
     return command
 
 
 for _name in TABLES:
-    app.command(_name)(_shortcut(_name))
+    app.command(_name)(_table_command(_name))
 
 
-def _store() -> RecordStore:
-    return RecordStore(Path(os.environ.get(HOME) or "paper/records"))
+def _records() -> RecordStore:
+    return RecordStore(Path(os.environ.get(RECORDS_VARIABLE) or "paper/records"))
 
 
-def _filled() -> RecordStore:
-    """Where there is something to show."""
-    store = _store()
+def _open_records() -> RecordStore:
+    """The records, which must not be empty."""
+    store = _records()
     if not store.has_records:
-        raise ValueError(f"{store.path} has no records: name their folder in {HOME}, or run a table first")
+        raise ValueError(f"{store.path} has no records: name their folder in {RECORDS_VARIABLE}, or run a table first")
     return store
 
 
-def _names(what: str, text: str) -> list[str]:
-    return read_list(what, text) if text else []
+def _split_names(option: str, text: str) -> list[str]:
+    return read_list(option, text) if text else []

@@ -215,9 +215,9 @@ class Report:
         rows = []
         for job, choice in self.choices.items():
             settings = ", ".join(f"{name} {value}" for name, value in choice.settings.items()) or "defaults"
-            grid_size = len(grid_candidates(job.entry, choice.grid))
+            grid_size = len(grid_candidates(job.row, choice.grid))
             cost = (choice.runs, choice.cycles, f"{choice.seconds:.0f}")
-            rows.append([job.entry.name, settings, choice.grid, grid_size, *cost])
+            rows.append([job.row.name, settings, choice.grid, grid_size, *cost])
         columns = ["row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]
         return pd.DataFrame(rows, index=[job.column or job.dataset for job in self.choices], columns=columns)
 
@@ -230,7 +230,7 @@ class Report:
         rows, smallest, points, two = 0, 0, list[str](), list[bool]()
         largest = dict[str, list[str]]()
         for job, choice in self.choices.items():
-            rates = [candidate.get("learning-rate") for candidate in grid_candidates(job.entry, choice.grid)]
+            rates = [candidate.get("learning-rate") for candidate in grid_candidates(job.row, choice.grid)]
             chosen = choice.settings.get("learning-rate")
             if len(set(rates)) == 2:
                 two.append(chosen == rates[0])
@@ -238,7 +238,7 @@ class Report:
                 rows += 1
                 smallest += chosen == rates[-1]
                 if chosen == rates[0]:
-                    largest.setdefault(job.column or job.dataset, []).append(job.entry.name)
+                    largest.setdefault(job.column or job.dataset, []).append(job.row.name)
                 elif chosen == rates[-1] and job.column:
                     points.append(job.name)
         return GridEnds(rows, smallest, points, largest, len(two), sum(two))

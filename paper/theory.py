@@ -7,8 +7,8 @@
 A linear model with the square AUC loss has a quadratic objective with a known optimum. It is flat along the bias, so it
 satisfies the PL condition but is not strongly convex. Both theorems ask for η_s ∝ ε_s, I_s ∝ 1/(K√(Mη_s)) and a
 constant η_s E_s I_s. They promise an expected gap of ε_s after stage s: local steps ∝ 1/(Mε), and rounds ∝ K/√ε
-independent of M. The plan fixes what a stage costs. What is measured is whether the gap falls with the learning rate, although visits
-become longer and the clients, which differ, drift further apart.
+independent of M. The plan fixes what a stage costs. What is measured is whether the gap falls with the learning
+rate, although visits become longer and the clients, which differ, drift further apart.
 """
 
 from __future__ import annotations
