@@ -20,7 +20,7 @@ from fedauc.progress import report_activity
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread
-from fedauc.reports.tables import comparison_caption, comparison_headers
+from fedauc.reports.tables import tabulate_methods
 from fedauc.version import VERSION
 from paper.builder import Cell, Table, TableBuilder
 from paper.formatting import SMOKE_CAVEAT, auc_frame
@@ -119,12 +119,12 @@ def test_compiling_shows_a_bar_that_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
-    assert comparison_headers([LINE, LINE])[1] == "AUC [95 %]"
-    assert comparison_caption([LINE, LINE]) == "p: paired DeLong test against a."
+    assert tabulate_methods([LINE, LINE]).headers[1] == "AUC [95 %]"
+    assert tabulate_methods([LINE, LINE]).caption == "p: paired DeLong test against a."
     several = replace(LINE, seeds=3)
-    assert comparison_headers([several, several])[1] == "AUC ± sd"
-    assert comparison_caption([several, several]) == "p: paired DeLong test against a on the first seed's scores."
-    assert comparison_caption([LINE]) == ""
+    assert tabulate_methods([several, several]).headers[1] == "AUC ± sd"
+    assert tabulate_methods([several, several]).caption == "p: paired DeLong test against a on the first seed's scores."
+    assert tabulate_methods([LINE]).caption == ""
 
 
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -36,19 +36,17 @@ def list_caveats(folders: Iterable[tuple[str, RunFolder]]) -> list[str]:
     The line is the note of the runs, without its counts where these differ. If the runs use several datasets, the line
     names its own.
     """
-    known = [folder for _, folder in folders if folder.note]
-    owners: dict[str, list[RunFolder]] = {}
-    for folder in known:
+    noted = [folder for _, folder in folders if folder.note]
+    names = {folder.config.data.name for folder in noted}
+    by_source: dict[str, list[RunFolder]] = {}
+    for folder in noted:
         if has_caveat(folder.note):
-            owners.setdefault(source_of(folder.note), []).append(folder)
-    mixed = len({folder.config.data.name for folder in known}) > 1
-    return [_describe_caveat(source, owned, mixed) for source, owned in owners.items()]
-
-
-def _describe_caveat(what: str, folders: list[RunFolder], mixed: bool) -> str:
-    notes = {folder.note for folder in folders}
-    text = notes.pop() if len(notes) == 1 else what
-    return f"{text} (data {folders[0].config.data.name})" if mixed else text
+            by_source.setdefault(source_of(folder.note), []).append(folder)
+    lines = []
+    for source, sharing in by_source.items():
+        line = sharing[0].note if len({folder.note for folder in sharing}) == 1 else source
+        lines.append(f"{line} (data {sharing[0].config.data.name})" if len(names) > 1 else line)
+    return lines
 
 
 def caveat_sentence(name: str, note: str, positives: int | None = None) -> str:

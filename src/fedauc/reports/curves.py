@@ -41,7 +41,8 @@ def draw_curves(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
     for method, folder in folders:
         records = folder.read_records()
         fresh = method not in looks
-        look = looks.setdefault(method, _line_style(len(looks)))
+        color, linestyle = COLOURS[len(looks) % len(COLOURS)], STYLES[len(looks) % len(STYLES)]
+        look = looks.setdefault(method, {"color": color, "linestyle": linestyle, "linewidth": 1.8})
         aucs = [record["auc"] for record in records]
         left.plot([record["rounds"] for record in records], aucs, label=method if fresh else None, **look)
         traffic = [(record["bytes_up"] + record["bytes_down"]) / 1e6 for record in records]
@@ -54,7 +55,3 @@ def draw_curves(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
         axis.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False, loc="lower right")
     return figure
-
-
-def _line_style(index: int) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": STYLES[index % len(STYLES)], "linewidth": 1.8}

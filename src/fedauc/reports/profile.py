@@ -7,7 +7,7 @@ import pstats
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rich.table import Table
+from rich.table import Column, Table
 
 PARTS: dict[str, list[tuple[str, str]]] = {
     "draw rows": [("engines/draws.py", "draw_cohort")],
@@ -37,39 +37,35 @@ class Share(NamedTuple):
 
 
 def profile_work(work: Callable[[], object]) -> list[Share]:
-    """Do the work; say where the time went. The profiler itself slows Python code down, by up to a factor of two."""
+    """Do the work, and return where the time went. The profiler slows Python code down by up to a factor of two."""
     profiler = cProfile.Profile()
     profiler.enable()
     try:
         work()
     finally:
         profiler.disable()
-    return time_shares(pstats.Stats(profiler))
-
-
-def time_shares(stats: pstats.Stats) -> list[Share]:
-    """The parts that took any time, and the rest."""
+    stats = pstats.Stats(profiler)
     # `stats` maps (file, line, name) to (primitive calls, calls, own time, time with callees, callers).
     entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = stats.stats  # type: ignore[attr-defined]
-    found = []
+    shares = []
     for part, functions in PARTS.items():
-        mine = [
+        timings = [
             (calls, seconds)
             for (file, _, name), (_, calls, _, seconds, _) in entries.items()
-            if any(f"fedauc/{place}" in file and name == function for place, function in functions)
+            if any(f"fedauc/{path}" in file and name == function for path, function in functions)
         ]
-        if mine:
-            found.append(Share(part, sum(seconds for _, seconds in mine), sum(calls for calls, _ in mine)))
-    whole: float = stats.total_tt  # type: ignore[attr-defined]
-    return [*found, Share("everything else", whole - sum(s.seconds for s in found if s.part[0] != "-"), 1)]
+        if timings:
+            shares.append(Share(part, sum(seconds for _, seconds in timings), sum(calls for calls, _ in timings)))
+    total: float = stats.total_tt  # type: ignore[attr-defined]
+    listed = sum(share.seconds for share in shares if share.part[0] != "-")
+    return [*shares, Share("everything else", total - listed, 1)]
 
 
-def shares_table(found: list[Share]) -> Table:
-    """For a terminal."""
-    total = sum(share.seconds for share in found if share.part[0] != "-")
-    made = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in ("where the time went", "seconds", "share", "calls"):
-        made.add_column(header, justify="left" if header.startswith("where") else "right")
-    for share in found:
-        made.add_row(share.part, f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", str(share.calls))
-    return made
+def shares_table(shares: list[Share]) -> Table:
+    """The shares as a table for a terminal."""
+    total = sum(share.seconds for share in shares if share.part[0] != "-")
+    numbers = [Column(header, justify="right") for header in ("seconds", "share", "calls")]
+    table = Table("where the time went", *numbers, box=None, padding=(0, 1), pad_edge=False)
+    for share in shares:
+        table.add_row(share.part, f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", str(share.calls))
+    return table

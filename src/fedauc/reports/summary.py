@@ -23,29 +23,24 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     number is for looking at a curve, not for reporting.
     """
     records, config = folder.read_records(), folder.config
-    found: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
-    found |= {"method": config.recipe.method, "seed": config.recipe.seed, "status": _describe_status(folder)}
+    stopped = folder.path / "stopped.txt"
+    status = stopped.read_text().strip() if stopped.is_file() else "unfinished: go on with `fedauc resume`"
+    summary: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
+    summary |= {"method": config.recipe.method, "seed": config.recipe.seed}
+    summary["status"] = "done" if folder.done else status
     if not records:
-        return found | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
-    by = "validation_auc" if "validation_auc" in records[-1] else "auc"
+        return summary | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
+    last, by = records[-1], "validation_auc" if "validation_auc" in records[-1] else "auc"
     best = max(records, key=lambda record: record[by])
-    last = records[-1]
     counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
     return {
-        **found,
+        **summary,
         "final": {key: last[key] for key in QUALITY if key in last},
         "best": {key: best[key] for key in QUALITY if key in best},
         "best_by": by,
         **{key: last[key] for key in counts},
         "seconds": round(folder.training_seconds(), 3),
     }
-
-
-def _describe_status(folder: RunFolder) -> str:
-    if folder.done:
-        return "done"
-    stopped = folder.path / "stopped.txt"
-    return stopped.read_text().strip() if stopped.is_file() else "unfinished: go on with `fedauc resume`"
 
 
 class Spread(NamedTuple):
@@ -77,7 +72,7 @@ class Ranking(NamedTuple):
     """Settings, the best first; `by` is `validation_auc`, or `auc` (of the test part) where some run has no other."""
 
     by: str
-    lines: list[SettingSummary]
+    settings: list[SettingSummary]
 
 
 @dataclass(frozen=True)
@@ -105,37 +100,35 @@ def compare_methods(folders: Iterable[tuple[str, RunFolder]]) -> list[MethodSumm
         if folder.read_records():
             runs.setdefault(method, []).append(folder)
     reference = next(iter(runs.values()), [None])[0]
-    return [_summarize_method(method, found, reference) for method, found in runs.items()]
+    return [_summarize_method(method, seeds, reference) for method, seeds in runs.items()]
 
 
-def rank_settings(folders: Iterable[tuple[str, RunFolder]], settings: Mapping[str, int]) -> Ranking:
+def rank_settings(folders: Iterable[tuple[str, RunFolder]], runs_per_setting: Mapping[str, int]) -> Ranking:
     """One line per setting, of so many runs each, from the runs that are done."""
-    found: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
+    done: dict[str, list[dict[str, Any]]] = {setting: [] for setting in runs_per_setting}
     for setting, folder in folders:
         if folder.done:
-            found[setting].append(summarize_run(folder))
-    by = "auc" if any(run["best_by"] == "auc" for runs in found.values() for run in runs) else "validation_auc"
-    lines = [_summarize_setting(setting, runs, settings[setting], by) for setting, runs in found.items()]
-    return Ranking(by, sorted(lines, key=lambda line: -line.judged.mean if line.done else math.inf))
-
-
-def _summarize_setting(setting: str, found: list[dict[str, Any]], runs: int, by: str) -> SettingSummary:
-    if not found:
-        return SettingSummary(setting, 0, runs, *[Spread(math.nan, math.nan, 0)] * 3)
-    places = (("best", by), ("final", "auc"), ("best", "auc"))
-    return SettingSummary(
-        setting, len(found), runs, *(Spread.of([run[when][what] for run in found]) for when, what in places)
-    )
+            done[setting].append(summarize_run(folder))
+    by = "auc" if any(run["best_by"] == "auc" for runs in done.values() for run in runs) else "validation_auc"
+    summaries = []
+    for setting, runs in done.items():
+        columns = [
+            [run[when][quantity] for run in runs]
+            for when, quantity in (("best", by), ("final", "auc"), ("best", "auc"))
+        ]
+        spreads = [Spread.of(column) if runs else Spread(math.nan, math.nan, 0) for column in columns]
+        summaries.append(SettingSummary(setting, len(runs), runs_per_setting[setting], *spreads))
+    return Ranking(by, sorted(summaries, key=lambda line: -line.judged.mean if line.done else math.inf))
 
 
 def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolder | None) -> MethodSummary:
-    found = [summarize_run(folder) for folder in folders]
-    spread = Spread.of([summary["final"]["auc"] for summary in found])
-    precisions = [summary["final"]["average_precision"] for summary in found]
-    first = found[0]
+    summaries = [summarize_run(folder) for folder in folders]
+    spread = Spread.of([summary["final"]["auc"] for summary in summaries])
+    precisions = [summary["final"]["average_precision"] for summary in summaries]
+    first = summaries[0]
     return MethodSummary(
         method=method,
-        seeds=len(found),
+        seeds=len(summaries),
         auc=spread.mean,
         spread=spread.deviation,
         low=first["final"]["low"],
@@ -144,16 +137,16 @@ def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolde
         rounds=first["rounds"],
         bytes_up=first["bytes_up"],
         bytes_down=first["bytes_down"],
-        seconds=float(np.mean([summary["seconds"] for summary in found])),
+        seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         p_value=_p_value(folders[0], reference),
     )
 
 
 def _p_value(folder: RunFolder, reference: RunFolder | None) -> float | None:
-    """Against the reference, if both are done and scored the same rows."""
+    """The p-value against the reference, if both are done and scored the same rows."""
     if reference is None or folder.path == reference.path or not (folder.done and reference.done):
         return None
-    (labels, scores), (others, theirs) = folder.read_scores(), reference.read_scores()
-    if scores.ndim != 1 or not np.array_equal(labels, others):
+    (labels, scores), (reference_labels, reference_scores) = folder.read_scores(), reference.read_scores()
+    if scores.ndim != 1 or not np.array_equal(labels, reference_labels):
         return None
-    return delong_test(labels, scores, theirs).p_value
+    return delong_test(labels, scores, reference_scores).p_value

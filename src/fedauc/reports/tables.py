@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -13,18 +13,10 @@ from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.folder import RunFolder
 from fedauc.reports.caveats import list_caveats
 from fedauc.reports.curves import write_curves
-from fedauc.reports.summary import (
-    MethodSummary,
-    Ranking,
-    SettingSummary,
-    Spread,
-    compare_methods,
-    rank_settings,
-    summarize_run,
-)
+from fedauc.reports.summary import MethodSummary, Ranking, compare_methods, rank_settings, summarize_run
 
-LEFT = 2
-"""Columns of a comparison that stand to the left: the method and its AUC."""
+RIGHT_ALIGNED = ("AP", "rounds", "up", "down", "sec", "p")
+"""Headers of the columns that are aligned to the right in a terminal."""
 
 
 def format_bytes(amount: int) -> str:
@@ -48,126 +40,67 @@ def format_share(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".removeprefix("0")
 
 
-def comparison_cells(line: MethodSummary) -> list[str]:
-    """A line's cells: AUC with its DeLong interval, or with its spread over several seeds."""
-    auc = format_share(line.auc, 4)
-    if line.seeds > 1:
-        auc += f" ± {format_share(line.spread, 4)}"
-    elif line.low is not None and line.high is not None:
-        auc += f" [{format_share(line.low, 3)}, {format_share(line.high, 3)}]"
-    precision = "-" if line.average_precision is None else format_share(line.average_precision, 3)
-    p_value = "-" if line.p_value is None else "<.001" if line.p_value < 0.001 else format_share(line.p_value, 3)
-    traffic = [format_bytes(line.bytes_up), format_bytes(line.bytes_down)]
-    return [line.method, auc, precision, str(line.rounds), *traffic, f"{line.seconds:.1f}", p_value]
+class TextTable(NamedTuple):
+    """A table whose cells are text already, and a sentence that explains it."""
+
+    headers: list[str]
+    rows: list[list[str]]
+    caption: str
+
+    def to_rich(self) -> Table:
+        """The table for a terminal; a long setting is folded between its options."""
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
+        for header in self.headers:
+            justify: Literal["left", "right"] = "right" if header in RIGHT_ALIGNED else "left"
+            table.add_column(header, justify=justify, no_wrap=header != "setting")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def to_markdown(self) -> str:
+        """The table for a document, without its caption."""
+        rows = [self.headers, ["---"] * len(self.headers), *self.rows]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def comparison_headers(lines: Sequence[MethodSummary]) -> list[str]:
-    """What the cells of a comparison are: the AUC has an interval, or the standard deviation over seeds."""
-    auc = "AUC ± sd" if _has_several_seeds(lines) else "AUC [95 %]"
-    return ["method", auc, "AP", "rounds", "up", "down", "sec", "p"]
+def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
+    """A row per method: AUC with its DeLong interval, or with its standard deviation over several seeds."""
+    rows = []
+    for method in methods:
+        auc = format_share(method.auc, 4)
+        if method.seeds > 1:
+            auc += f" ± {format_share(method.spread, 4)}"
+        elif method.low is not None and method.high is not None:
+            auc += f" [{format_share(method.low, 3)}, {format_share(method.high, 3)}]"
+        precision = "-" if method.average_precision is None else format_share(method.average_precision, 3)
+        p_value = "-" if method.p_value is None else format_share(method.p_value, 3)
+        if method.p_value is not None and method.p_value < 0.001:
+            p_value = "<.001"
+        traffic = [format_bytes(method.bytes_up), format_bytes(method.bytes_down)]
+        rows.append([method.method, auc, precision, str(method.rounds), *traffic, f"{method.seconds:.1f}", p_value])
+    several_seeds = any(method.seeds > 1 for method in methods)
+    headers = ["method", "AUC ± sd" if several_seeds else "AUC [95 %]", "AP", "rounds", "up", "down", "sec", "p"]
+    scores = " on the first seed's scores" if several_seeds else ""
+    caption = f"p: paired DeLong test against {methods[0].method}{scores}." if len(methods) > 1 else ""
+    return TextTable(headers, rows, caption)
 
 
-def comparison_caption(lines: Sequence[MethodSummary]) -> str:
-    """What p is, in a sentence; nothing if there is nothing to compare."""
-    if len(lines) < 2:
-        return ""
-    scores = " on the first seed's scores" if _has_several_seeds(lines) else ""
-    return f"p: paired DeLong test against {lines[0].method}{scores}."
-
-
-def _has_several_seeds(lines: Sequence[MethodSummary]) -> bool:
-    return any(line.seeds > 1 for line in lines)
-
-
-def comparison_table(lines: Sequence[MethodSummary]) -> Table:
-    """The comparison, for a terminal."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for place, header in enumerate(comparison_headers(lines)):
-        table.add_column(header, justify="left" if place < LEFT else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*comparison_cells(line))
-    return table
-
-
-def comparison_markdown(lines: Sequence[MethodSummary], labels: Sequence[str]) -> str:
-    """The comparison, for a document, under the labels of its rows."""
-    return _caveats_above(labels) + _markdown_table(
-        comparison_headers(lines), [comparison_cells(line) for line in lines]
-    )
-
-
-def ranking_table(found: Ranking) -> Table:
-    """The settings of a sweep, for a terminal; a long setting is folded between its options."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in ranking_headers(found):
-        table.add_column(header, no_wrap=header != "setting")
-    for line in found.lines:
-        table.add_row(*ranking_cells(found, line))
-    return table
-
-
-def ranking_markdown(found: Ranking, labels: Sequence[str]) -> str:
-    """The settings of a sweep, for a document, under the labels of its rows."""
-    table = _markdown_table(ranking_headers(found), [ranking_cells(found, line) for line in found.lines])
-    return f"{_caveats_above(labels)}{table}\n{ranking_caption(found)}\n"
-
-
-def ranking_headers(found: Ranking) -> list[str]:
-    """What the cells of a ranking are; there is no column for a validation part that is not there."""
-    return ["setting", "runs", *(["validation"] if found.by == "validation_auc" else []), "final", "best"]
-
-
-def ranking_cells(found: Ranking, line: SettingSummary) -> list[str]:
-    """A line's cells: mean and spread over seeds; `2 of 3` says that a run is not done."""
-    runs = str(line.runs) if line.done == line.runs else f"{line.done} of {line.runs}"
-    judged = [line.judged] if found.by == "validation_auc" else []
-    spreads = [_format_spread(spread, line.done) for spread in (*judged, line.final, line.best)]
-    return [line.setting.replace("/", " "), runs, *spreads]
-
-
-def ranking_caption(found: Ranking) -> str:
-    """How the settings are sorted, in a sentence."""
-    if found.by == "validation_auc":
-        return "Sorted by validation AUC in each run's best round; final and best are test AUC."
-    return "Sorted by test AUC in each run's best round, as there is no validation part: not for reporting."
-
-
-def _format_spread(found: Spread, runs: int) -> str:
-    if not runs:
-        return "-"
-    return format_share(found.mean, 4) + (f" ± {format_share(found.deviation, 4)}" if runs > 1 else "")
-
-
-def _caveats_above(labels: Sequence[str]) -> str:
-    return "".join(f"{label}\n\n" for label in labels)
-
-
-def _markdown_table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [headers, ["---"] * len(headers), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-def describe_run(found: dict[str, Any]) -> dict[str, str]:
-    """What a run's summary says, name by name."""
-    if found["final"] is None:
-        return {"method": found["method"], "status": found["status"]}
-    chosen = "validation AUC" if found["best_by"] == "validation_auc" else "test AUC, so not for reporting"
-    return {
-        "method": f"{found['method']}, seed {found['seed']}",
-        "status": found["status"],
-        "final": _describe_quality(found["final"]),
-        "best": f"{_describe_quality(found['best'])} (by {chosen})",
-        "rounds": f"{found['rounds']} ({found['visits']} client visits, {found['absences']} absences)",
-        "traffic": f"{format_bytes(found['bytes_up'])} up, {format_bytes(found['bytes_down'])} down",
-        "seconds": f"{found['seconds']:.1f}",
-    }
-
-
-def _describe_quality(found: dict[str, Any]) -> str:
-    text = f"AUC {found['auc']:.4f}"
-    if found["low"] is not None:
-        text += f" [{found['low']:.4f}, {found['high']:.4f}], AP {found['average_precision']:.4f}"
-    return f"{text}, after {found['round'] + 1} rounds"
+def tabulate_settings(ranking: Ranking) -> TextTable:
+    """A row per setting of a sweep: mean and spread over seeds; `2 of 3` says that a run is not done."""
+    has_validation = ranking.by == "validation_auc"
+    rows = []
+    for setting in ranking.settings:
+        runs = str(setting.runs) if setting.done == setting.runs else f"{setting.done} of {setting.runs}"
+        cells = []
+        for spread in (*([setting.judged] if has_validation else []), setting.final, setting.best):
+            deviation = f" ± {format_share(spread.deviation, 4)}" if setting.done > 1 else ""
+            cells.append(format_share(spread.mean, 4) + deviation if setting.done else "-")
+        rows.append([setting.setting.replace("/", " "), runs, *cells])
+    if has_validation:
+        caption = "Sorted by validation AUC in each run's best round; final and best are test AUC."
+        return TextTable(["setting", "runs", "validation", "final", "best"], rows, caption)
+    caption = "Sorted by test AUC in each run's best round, as there is no validation part: not for reporting."
+    return TextTable(["setting", "runs", "final", "best"], rows, caption)
 
 
 def describe_groups(groups: Sequence[Sequence[str]]) -> str:
@@ -183,8 +116,8 @@ def describe_groups(groups: Sequence[Sequence[str]]) -> str:
     """
     shared = [group for group in groups if len(group) > 1]
     alone = [name for group in groups if len(group) == 1 for name in group]
-    together = sum(map(len, shared))
-    lines = [f"{together + len(alone)} runs: {together} in shared graphs, {len(alone)} alone"]
+    shared_runs = sum(map(len, shared))
+    lines = [f"{shared_runs + len(alone)} runs: {shared_runs} in shared graphs, {len(alone)} alone"]
     for number, group in enumerate(shared, 1):
         lines += [f"graph {number}:", *(f"  {name}" for name in group)]
     return "\n".join(lines + (["alone:", *(f"  {name}" for name in alone)] if alone else []))
@@ -193,8 +126,20 @@ def describe_groups(groups: Sequence[Sequence[str]]) -> str:
 def print_run(folder: RunFolder) -> None:
     """Print caveats on the data, then a run's result, one fact a line."""
     _print_caveats([(folder.path.name, folder)])
+    summary = summarize_run(folder)
+    facts = {"method": summary["method"], "status": summary["status"]}
+    if summary["final"] is not None:
+        judged_by = "validation AUC" if summary["best_by"] == "validation_auc" else "test AUC, so not for reporting"
+        facts |= {
+            "method": f"{summary['method']}, seed {summary['seed']}",
+            "final": _describe_quality(summary["final"]),
+            "best": f"{_describe_quality(summary['best'])} (by {judged_by})",
+            "rounds": f"{summary['rounds']} ({summary['visits']} client visits, {summary['absences']} absences)",
+            "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
+            "seconds": f"{summary['seconds']:.1f}",
+        }
     table = Table.grid(padding=(0, 2))
-    for name, value in (describe_run(summarize_run(folder)) | {"folder": str(folder.path)}).items():
+    for name, value in (facts | {"folder": str(folder.path)}).items():
         table.add_row(f"[bold]{name}[/bold]", value)
     Console().print(table)
 
@@ -202,29 +147,36 @@ def print_run(folder: RunFolder) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """Print caveats on the data, then the table of a comparison or sweep with its caption."""
     _print_caveats(comparison.run_folders())
-    if comparison.sweep:
-        ranking = rank_settings(comparison.run_folders(), comparison.seeds_per_setting())
-        table, caption = ranking_table(ranking), ranking_caption(ranking)
-    else:
-        methods = compare_methods(comparison.run_folders())
-        table, caption = comparison_table(methods), comparison_caption(methods)
-    Console().print(table)
-    if caption:
-        Console().print(caption)
+    table = _tabulate_comparison(comparison)
+    Console().print(table.to_rich())
+    if table.caption:
+        Console().print(table.caption)
 
 
 def write_comparison(comparison: Comparison) -> None:
     """Write `table.md`, and for a comparison of methods the learning curves; print the table."""
-    folders = list(comparison.run_folders())
+    folders, table = list(comparison.run_folders()), _tabulate_comparison(comparison)
+    text = "".join(f"{caveat}\n\n" for caveat in list_caveats(folders)) + table.to_markdown()
     if comparison.sweep:
-        text = ranking_markdown(rank_settings(folders, comparison.seeds_per_setting()), list_caveats(folders))
-    else:
-        text = comparison_markdown(compare_methods(folders), list_caveats(folders))
-        write_curves(folders, comparison.path / "curves.png")
+        text += f"\n{table.caption}\n"
     write_atomically(comparison.path / "table.md", text.encode())
     print_comparison(comparison)
     if not comparison.sweep:
+        write_curves(folders, comparison.path / "curves.png")
         Console().print(f"Curves: {comparison.path / 'curves.png'}", soft_wrap=True)
+
+
+def _tabulate_comparison(comparison: Comparison) -> TextTable:
+    if comparison.sweep:
+        return tabulate_settings(rank_settings(comparison.run_folders(), comparison.seeds_per_setting()))
+    return tabulate_methods(compare_methods(comparison.run_folders()))
+
+
+def _describe_quality(quality: dict[str, Any]) -> str:
+    text = f"AUC {quality['auc']:.4f}"
+    if quality["low"] is not None:
+        text += f" [{quality['low']:.4f}, {quality['high']:.4f}], AP {quality['average_precision']:.4f}"
+    return f"{text}, after {quality['round'] + 1} rounds"
 
 
 def _print_caveats(folders: Iterable[tuple[str, RunFolder]]) -> None:
