@@ -38,13 +38,6 @@ class RoundAttendance(NamedTuple):
     refused: dict[int, str]
 
 
-class UploadTemplate(NamedTuple):
-    """An example of a valid upload, and its size in bytes."""
-
-    upload: Upload
-    size: int
-
-
 @final
 class FederatedEngine(Engine):
     """Sends downloads to sites, waits until the round's deadline, checks the uploads, and averages them.
@@ -56,10 +49,10 @@ class FederatedEngine(Engine):
     name: ClassVar[str] = "federated"
 
     def __init__(self, exchange: Exchange, header: dict[str, Any], census: Census, template_engine: LoopEngine) -> None:
-        self._exchange, self._header, self._census = exchange, header, census
+        self._exchange, self.header, self._census = exchange, header, census
         self._template_engine = template_engine
         self._site_progress: dict[int, SiteProgress] = {}
-        self._templates: dict[tuple[Any, ...], UploadTemplate] = {}
+        self._templates: dict[tuple[Any, ...], Upload] = {}
         self._skipped_rounds = 0
         self.last_attendance: RoundAttendance | None = None
 
@@ -79,9 +72,15 @@ class FederatedEngine(Engine):
         self._skipped_rounds = 0
         progress = SiteProgress(torch.tensor(cohort.round), torch.tensor(download.phase.stage))
         self._site_progress |= dict.fromkeys(answered, progress)
-        present = _cohort_of(cohort, answered)
-        upload = _average_uploads([result.answers[client] for client in answered], present.weights)
-        return Visits(upload, None, present)
+        if len(answered) < len(cohort.clients):
+            # The weights of the sites that answered must sum to 1 again; the other sites are absent.
+            weights = dict(zip(cohort.clients, cohort.weights, strict=True))
+            total = sum(weights[client] for client in answered)
+            missing = (client for client in cohort.clients if client not in answered)
+            present_weights = tuple(weights[client] / total for client in answered)
+            cohort = Cohort(cohort.round, answered, present_weights, (*cohort.absent, *missing))
+        upload = _average_uploads([result.answers[client] for client in answered], cohort.weights)
+        return Visits(upload, None, cohort)
 
     def client_states(self) -> dict[int, Tree]:
         """What the server knows about each site; the client states themselves stay at the sites."""
@@ -94,8 +93,7 @@ class FederatedEngine(Engine):
     def _pack_message(self, download: Download, cohort: Cohort, client: int) -> Payload:
         progress = self._site_progress.get(client, SiteProgress())
         has_anchor = int(progress.anchor_stage) == download.phase.stage
-        header = {**self._header, "client": client}
-        position = cohort.clients.index(client)
+        header, position = {**self.header, "client": client}, cohort.clients.index(client)
         return pack_visit(header, download, position, int(progress.last_accepted_round), has_anchor)
 
     def _forget_lost_state(self, client: int, what: str) -> None:
@@ -104,19 +102,19 @@ class FederatedEngine(Engine):
         last_accepted = progress.last_accepted_round if what == "anchor" else torch.tensor(NEVER)
         self._site_progress[client] = SiteProgress(last_accepted)
 
-    def _read_upload(self, client: int, payload: Payload, phase: Phase, template: UploadTemplate) -> Upload:
+    def _read_upload(self, client: int, payload: Payload, phase: Phase, template: Upload) -> Upload:
         """A site's upload, if it has the right kind, round, class counts, size, dtypes and shapes, and is finite."""
         header = read_answer(payload, "visit")
         if header.get("round") != phase.round:
             raise AnswerRefused(f"it answers round {header.get('round')!r}; this is round {phase.round}")
-        counts = [int(side[client]) for side in self._census]
-        if header.get("class_counts") != counts:
-            received = header.get("class_counts")
+        counts, received = [int(side[client]) for side in self._census], header.get("class_counts")
+        if received != counts:
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
-        tensors = unpack_tensors(payload, max_bytes=template.size)
+        max_bytes = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(template))
+        tensors = unpack_tensors(payload, max_bytes)
         if set(tensors) != {"mean", "pool"}:
             raise AnswerRefused(f"it contains {sorted(tensors)}; expected are ['mean', 'pool']")
-        mean, pool = (rebuild_tree(tensors[part], getattr(template.upload, part), part) for part in ("mean", "pool"))
+        mean, pool = (rebuild_tree(tensors[part], getattr(template, part), part) for part in ("mean", "pool"))
         invalid = sum(int((~torch.isfinite(leaf)).sum()) for leaf in tree_leaves((mean, pool)))
         if invalid:
             raise AnswerRefused(f"{invalid} of its values are NaN or infinite")
@@ -124,7 +122,10 @@ class FederatedEngine(Engine):
 
     def _refuse_outliers(self, result: ExchangeResult[Upload]) -> None:
         """Refuse updates far larger than the cohort's median, which needs at least three sites to mean something."""
-        norms = {client: _tree_norm(upload.mean) for client, upload in result.answers.items()}
+        norms = {
+            client: math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree_leaves(upload.mean)))
+            for client, upload in result.answers.items()
+        }
         if len(norms) < 3:
             return
         median, limit = statistics.median(norms.values()), self._exchange.policy.norm_limit
@@ -147,26 +148,15 @@ class FederatedEngine(Engine):
         LOG.warning("%s; the round is skipped", problem)
         return Visits(Upload(), None, Cohort(cohort.round, (), (), (*cohort.absent, *cohort.clients)))
 
-    def _upload_template(self, download: Download) -> UploadTemplate:
+    def _upload_template(self, download: Download) -> Upload:
         """What an upload must look like, from a visit to the placeholder client; computed once per kind of round."""
         kind = (download.phase.scoring, download.phase.local_steps, download.phase.batch)
         if kind not in self._templates:
             first = download._replace(per_client=tree_map(lambda leaf: leaf[:1], download.per_client))
-            upload = self._template_engine.visit(first, Cohort(download.phase.round, (0,), (1.0,))).upload
-            size = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(upload))
-            self._templates[kind] = UploadTemplate(upload, size)
+            visits = self._template_engine.visit(first, Cohort(download.phase.round, (0,), (1.0,)))
+            self._templates[kind] = visits.upload
             self._template_engine.restore_client_states({})
         return self._templates[kind]
-
-
-def _cohort_of(cohort: Cohort, answered: tuple[int, ...]) -> Cohort:
-    """The part of a cohort that answered, its weights summing to 1 again; the others are absent."""
-    if len(answered) == len(cohort.clients):
-        return cohort
-    weights = [weight for client, weight in zip(cohort.clients, cohort.weights, strict=True) if client in answered]
-    missing = tuple(client for client in cohort.clients if client not in answered)
-    total = sum(weights)
-    return Cohort(cohort.round, answered, tuple(weight / total for weight in weights), (*cohort.absent, *missing))
 
 
 def _average_uploads(uploads: list[Upload], weights: tuple[float, ...]) -> Upload:
@@ -176,7 +166,3 @@ def _average_uploads(uploads: list[Upload], weights: tuple[float, ...]) -> Uploa
         weighted = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
         mean = weighted if is_empty(mean) else tree_add(mean, weighted)
     return Upload(mean, tree_map(lambda *leaves: torch.cat(leaves), *[upload.pool for upload in uploads]))
-
-
-def _tree_norm(tree: Tree) -> float:
-    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree_leaves(tree)))

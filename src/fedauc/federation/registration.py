@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -20,14 +20,6 @@ from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census
 
 CENSUS_FILE = "census.json"
-
-
-class SiteRegistration(NamedTuple):
-    """What one site registers: rows per class, the shape of a row, and whether rows are bytes or floats."""
-
-    class_counts: tuple[int, int]
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class RegisteredSites(NamedTuple):
@@ -67,30 +59,29 @@ def register_sites(exchange: Exchange) -> RegisteredSites:
     if not result.answers:
         reasons = {names[client]: reason for client, reason in {**result.absent, **result.refused}.items()}
         raise TrainingStopped(f"no site has answered within {seconds:g} s: {reasons}; start some sites")
-    registrations = sorted(result.answers.items())
-    first_client, first = registrations[0]
+    first = min(result.answers)
+    _, first_shape, first_dtype = result.answers[first]
     counts = np.zeros((2, len(names)), dtype=np.int64)
-    for client, site in registrations:
-        if (site.shape, site.dtype) != (first.shape, first.dtype):
-            shapes = f"has rows {site.dtype} {site.shape}, site {names[first_client]!r} has {first.dtype} {first.shape}"
+    for client, (class_counts, shape, dtype) in sorted(result.answers.items()):
+        if (shape, dtype) != (first_shape, first_dtype):
+            shapes = f"has rows {dtype} {shape}, site {names[first]!r} has {first_dtype} {first_shape}"
             raise ValueError(f"site {names[client]!r} {shapes}; give all sites the same features")
-        counts[:, client] = site.class_counts
+        counts[:, client] = class_counts
     if not counts.sum(axis=1).all():
         raise ValueError(f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed")
-    return RegisteredSites(secrets.token_hex(8), Census(*counts), first.shape, first.dtype)
+    return RegisteredSites(secrets.token_hex(8), Census(*counts), first_shape, first_dtype)
 
 
-def _read_registration(payload: Payload) -> SiteRegistration:
+def _read_registration(payload: Payload) -> tuple[list[int], tuple[int, ...], str]:
+    """A site's number of rows of each class, the shape of a row, and whether rows are bytes or floats."""
     header = read_answer(payload, "register")
-    counts: Any = header.get("class_counts")
-    shape: Any = header.get("shape")
-    dtype = header.get("dtype")
+    counts, shape, dtype = (header.get(key) for key in ("class_counts", "shape", "dtype"))
     if not _are_integers(counts, minimum=0) or len(counts) != 2:
         raise ValueError(f"class_counts is {counts!r}; it must be two counts")
     if not _are_integers(shape, minimum=1) or not shape or dtype not in ("uint8", "float"):
         raise ValueError(f"a row is {dtype!r} {shape!r}; it must be uint8 or float, with sizes of at least 1")
-    return SiteRegistration((counts[0], counts[1]), tuple(shape), str(dtype))
+    return counts, tuple(shape), str(dtype)
 
 
-def _are_integers(values: Any, minimum: int) -> bool:
+def _are_integers(values: Any, minimum: int) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= minimum for value in values)

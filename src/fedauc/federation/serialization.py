@@ -54,9 +54,12 @@ def pack_payload(header: Mapping[str, Any], trees: Mapping[str, Tree] | None = N
     """Pack a header and named trees of tensors; the tensors' layouts are added to the header."""
     trees = trees or {}
     layouts = {name: tensor_layouts(tree) for name, tree in trees.items()}
-    chunks = [_tensor_bytes(leaf) for tree in trees.values() for leaf in tree_leaves(tree)]
-    body = np.concatenate([np.zeros(0, np.uint8), *chunks])
-    return Payload(json.dumps({**header, "layouts": layouts}), body)
+    chunks = [np.zeros(0, np.uint8)]
+    for leaf in tree_leaves(tuple(trees.values())):
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            chunks.append(flat.view(torch.uint8).numpy())
+    return Payload(json.dumps({**header, "layouts": layouts}), np.concatenate(chunks))
 
 
 def tensor_layouts(tree: Tree) -> TensorLayouts:
@@ -104,11 +107,6 @@ def rebuild_tree(tensors: list[Tensor], template: Tree, name: str, check_shapes:
         raise ValueError(f"{name} has tensors {texts[0]}; expected are {texts[1]}")
     remaining: Iterator[Tensor] = iter(tensors)
     return tree_map(lambda leaf: next(remaining).to(leaf.device), template)
-
-
-def _tensor_bytes(leaf: Tensor) -> np.ndarray:
-    flat = leaf.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, np.uint8)
 
 
 def _parse_layouts(entries: Any) -> list[tuple[torch.dtype, list[int], int]]:

@@ -35,7 +35,7 @@ from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census
 from fedauc.ledger import Ledger
 from fedauc.participation.full import Full
-from fedauc.training import Round, State, Training
+from fedauc.training import Round, State
 
 AGREEMENT_FILE = "federation.json"
 ATTENDANCE_FILE = "attendance.jsonl"
@@ -48,13 +48,14 @@ class FederatedRun:
         self,
         agreement: FederationAgreement,
         exchange: Exchange,
-        registered: RegisteredSites,
         assembly: Assembly,
         folder: RunFolder,
         state: State,
     ) -> None:
         self.agreement, self.folder = agreement, folder
-        self._exchange, self._registered, self._assembly = exchange, registered, assembly
+        self._exchange, self._assembly = exchange, assembly
+        assert isinstance(assembly.training.engine, FederatedEngine)
+        self._engine = assembly.training.engine
         self.loop = RunLoop(
             assembly.training,
             state,
@@ -80,7 +81,7 @@ class FederatedRun:
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
         folder = RunFolder.create(out, files, Checkpoint(assembly.start, {}, Ledger(), []))
         LOG.info("the folder of run %s is %s", registered.run_id, out)
-        return FederatedRun(agreement, exchange, registered, assembly, folder, assembly.start)
+        return FederatedRun(agreement, exchange, assembly, folder, assembly.start)
 
     @staticmethod
     def resume(exchange: Exchange, out: Path, build_model: ModelBuilder | None = None) -> FederatedRun:
@@ -89,9 +90,9 @@ class FederatedRun:
             raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the run's folder")
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
         # A site's number is its row in the site table, so the names and their order must not change; keys may.
-        before, now = ([site.name for site in sites] for sites in (agreement.sites, exchange.sites))
-        if before != now:
-            changed = sorted(set(before) ^ set(now)) or "their order"
+        agreed_names, names = ([site.name for site in sites] for sites in (agreement.sites, exchange.sites))
+        if agreed_names != names:
+            changed = sorted(set(agreed_names) ^ set(names)) or "their order"
             raise ValueError(
                 f"the site table has changed since the run began ({changed}); restore it, or start a new run"
             )
@@ -99,7 +100,7 @@ class FederatedRun:
         checkpoint = folder.rewind_to_checkpoint("cpu")
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
-        return FederatedRun(agreement, exchange, registered, assembly, folder, checkpoint.state)
+        return FederatedRun(agreement, exchange, assembly, folder, checkpoint.state)
 
     def train_to_end(self, observer: Observer = lambda progress: None) -> dict[str, Any]:
         """Train the remaining rounds and return the result."""
@@ -118,15 +119,12 @@ class FederatedRun:
         return result
 
     def _evaluate_round(self, finished: Round) -> dict[str, Any]:
-        header = _message_header(self.agreement, self._assembly.training, self._registered)
         model = self.agreement.recipe.algorithm.extract_model(finished.state.server.shared)
-        return evaluate_at_sites(self._exchange, {**header, "round": finished.phase.round}, model)
+        return evaluate_at_sites(self._exchange, {**self._engine.header, "round": finished.phase.round}, model)
 
     def _write_attendance(self, finished: Round) -> None:
         """Write who answered and who did not, by name; sites that the schedule leaves out are absent as well."""
-        engine, names = self._assembly.training.engine, [site.name for site in self.agreement.sites]
-        assert isinstance(engine, FederatedEngine)
-        attendance = engine.last_attendance
+        names, attendance = [site.name for site in self.agreement.sites], self._engine.last_attendance
         if attendance is None or attendance.round != finished.phase.round:
             attendance = RoundAttendance(finished.phase.round, (), {}, {})
         answered = [names[client] for client in attendance.answered]
@@ -161,19 +159,13 @@ def _assemble_federation(
     template_setting = dataclasses.replace(training.setting, census=one_client)
     template_clients = registered.placeholder_clients(one_client)
     template_engine = LoopEngine(training.algorithm, assembly.network, template_clients, template_setting)
-    header = _message_header(agreement, training, registered)
-    engine = FederatedEngine(exchange, header, registered.census, template_engine)
-    return assembly._replace(training=dataclasses.replace(training, engine=engine))
-
-
-def _message_header(agreement: FederationAgreement, training: Training, registered: RegisteredSites) -> dict[str, Any]:
-    """What every message about training and evaluation tells a site of the run."""
-    # Sites need not know who takes part when, so the recipe is sent without its schedule.
-    recipe = dataclasses.replace(agreement.recipe, algorithm=training.algorithm, participation=Full())
-    return {
+    header = {
         "run": registered.run_id,
-        "recipe": to_plain(recipe),
+        # Sites need not know who takes part when, so the recipe is sent without its schedule.
+        "recipe": to_plain(dataclasses.replace(agreement.recipe, algorithm=training.algorithm, participation=Full())),
         "model": to_plain(agreement.model),
         "class_totals": ClassTotals.from_census(registered.census),
         "cycle_length": training.setting.cycle_length,
     }
+    engine = FederatedEngine(exchange, header, registered.census, template_engine)
+    return assembly._replace(training=dataclasses.replace(training, engine=engine))

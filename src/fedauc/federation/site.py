@@ -7,10 +7,8 @@ and nothing else unless the site's policy allows it.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -145,10 +143,5 @@ def refuse_after_error(error: Exception) -> Payload:
 
 def _decode_recipe(header: dict[str, Any]) -> Recipe:
     # The site decides where it computes.
-    return _decode_recipe_text(json.dumps({**header["recipe"], "device": "cpu", "engine": "loop"}))
-
-
-@lru_cache(maxsize=8)
-def _decode_recipe_text(text: str) -> Recipe:
-    recipe: Recipe = from_plain(Recipe, json.loads(text), "recipe")
+    recipe: Recipe = from_plain(Recipe, {**header["recipe"], "device": "cpu", "engine": "loop"}, "recipe")
     return recipe

@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 from fedauc import keys
 from fedauc.data.checks import as_inputs, as_labels, label_tensor
 from fedauc.data.clients import Clients, Examples, stack_items
-from fedauc.data.dataset import Rows
 from fedauc.data.io.memory import make_writable
 from fedauc.data.io.readers import Columns, read_table
 from fedauc.interfaces import Census
@@ -87,7 +86,16 @@ class SiteData(NamedTuple):
         stamp = hashlib.blake2b(repr(version).encode(), digest_size=8).hexdigest()
         if not (folder / stamp).is_file():
             rows, _ = read_table(str(file), Columns(label, ""))
-            _write_cache(folder, stamp, rows, test_fraction)
+            train, test = (rows.take(indices) for indices in _split_rows(rows.labels, test_fraction))
+            # The cache is written completely or not at all; the empty file `stamp` says which version was read.
+            part = folder.with_name(f".{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            for name, array in zip(ARRAY_NAMES, (train.inputs, train.labels, test.inputs, test.labels), strict=True):
+                np.save(part / f"{name}.npy", np.asarray(array))
+            (part / stamp).touch()
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
         return SiteData.from_folder(folder)
 
     def as_only_client(self, client: int, clients: int) -> Clients:
@@ -106,19 +114,6 @@ SiteDataLoader = Callable[[], SiteData]
 def _map_inputs(array: np.ndarray) -> Tensor:
     # Checking for NaN would read the whole file for every message; `Site` does it once, when it registers.
     return torch.from_numpy(make_writable(array)) if array.dtype in MAPPED_DTYPES else as_inputs(array)
-
-
-def _write_cache(folder: Path, stamp: str, rows: Rows, test_fraction: float) -> None:
-    """Write the split rows completely or not at all; the empty file `stamp` says which version was read."""
-    train, test = (rows.take(part) for part in _split_rows(rows.labels, test_fraction))
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name, array in zip(ARRAY_NAMES, (train.inputs, train.labels, test.inputs, test.labels), strict=True):
-        np.save(part / f"{name}.npy", np.asarray(array))
-    (part / stamp).touch()
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
 
 
 def _split_rows(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
