@@ -27,13 +27,17 @@ def hold_lock(path: Path, busy: str, seconds: float = 0.0) -> Iterator[bool]:
         try:
             exclusive = _try_lock(stream)
             # The previous holder may have removed the file meanwhile; then the next process would lock a new file.
-            if not exclusive or _is_same_file(path, stream):
+            if not exclusive or os.path.samestat(path.stat(), os.fstat(stream.fileno())):
                 break
             stream.close()
-        except BlockingIOError:
+        except FileNotFoundError:
             stream.close()
+        except BlockingIOError:
+            with stream:
+                stream.seek(0)
+                owner = stream.read() or "unknown"
             if time.monotonic() >= deadline:
-                raise LockBusy(busy.replace("{pid}", _read_owner(path))) from None
+                raise LockBusy(busy.replace("{pid}", owner)) from None
             time.sleep(0.05)
     with stream:
         stream.truncate(0)
@@ -55,17 +59,3 @@ def _try_lock(stream: IO[str]) -> bool:
     except (ImportError, OSError):
         return False
     return True
-
-
-def _read_owner(path: Path) -> str:
-    try:
-        return path.read_text() or "unknown"
-    except OSError:
-        return "unknown"
-
-
-def _is_same_file(path: Path, stream: IO[str]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
-    except FileNotFoundError:
-        return False

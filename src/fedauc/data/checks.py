@@ -43,7 +43,14 @@ def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
     """
     if isinstance(values, torch.Tensor):
         return _check_tensor(values.detach(), columns)
-    array = _to_torch_dtype(as_array(values, "inputs"))
+    array = as_array(values, "inputs")
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"inputs has dtype {array.dtype}; it must be numbers: encode or drop the other columns")
+    if array.dtype.kind == "f":
+        # Torch has no long double and refuses non-native byte orders.
+        array = array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
+    elif array.dtype != np.uint8:
+        array = array.astype(np.float32)
     rows = make_writable(array)
     tensor = _check_tensor(_share_memory(rows), columns)
     # The check has read every page of a mapped file; a second mapping starts with none of them in memory.
@@ -125,33 +132,20 @@ def _check_tensor(tensor: Tensor, columns: Sequence[str]) -> Tensor:
         )
     if len(tensor) == 0:
         raise ValueError("inputs has no rows; give at least one positive and one negative")
-    if tensor.is_floating_point():
-        _check_finite(tensor, columns)
+    if not tensor.is_floating_point():
+        return tensor
+    count, first = _count_wrong(lambda rows: ~torch.isfinite(tensor[rows]).numpy(force=True), tensor.shape)
+    if count:
+        raise ValueError(
+            f"inputs holds {count} values that are not finite, the first {tensor[tuple(first)].item()} at "
+            f"{_describe_position(first, columns)}: fill them in or drop their rows"
+        )
     return tensor
-
-
-def _to_torch_dtype(array: np.ndarray) -> np.ndarray:
-    """The array in a type that torch supports."""
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"inputs has dtype {array.dtype}; it must be numbers: encode or drop the other columns")
-    if array.dtype.kind == "f":
-        # Torch has no long double and refuses non-native byte orders.
-        return array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
-    return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def _share_memory(array: np.ndarray) -> Tensor:
     # Torch warns about read-only memory, which pandas returns.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-
-
-def _check_finite(inputs: Tensor, columns: Sequence[str]) -> None:
-    count, first = _count_wrong(lambda rows: ~torch.isfinite(inputs[rows]).numpy(force=True), inputs.shape)
-    if count:
-        raise ValueError(
-            f"inputs holds {count} values that are not finite, the first {inputs[tuple(first)].item()} at "
-            f"{_describe_position(first, columns)}: fill them in or drop their rows"
-        )
 
 
 def _count_wrong(wrong: Callable[[slice], np.ndarray], shape: Sequence[int]) -> tuple[int, list[int]]:

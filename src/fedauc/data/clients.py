@@ -114,12 +114,7 @@ class Clients:
 
     @classmethod
     def from_file(
-        cls,
-        path: str,
-        label: str,
-        client: str,
-        features: Sequence[str] | None = None,
-        group: str | None = None,
+        cls, path: str, label: str, client: str, features: Sequence[str] | None = None, group: str | None = None
     ) -> Clients:
         """Clients from a CSV, Parquet, Arrow or .npz file; `features` defaults to every other numeric column.
 
@@ -157,9 +152,8 @@ class Clients:
 
 def _build_by_name(rows: Tensor, labels: Any, client: Any, group: Any) -> Clients:
     names, client_number = enumerate_names(as_names(client, "client", len(rows)))
-    groups = None
-    if group is not None:
-        groups = find_client_groups(client_number, names, as_names(group, "group", len(rows)))
+    row_groups = None if group is None else as_names(group, "group", len(rows))
+    groups = None if row_groups is None else find_client_groups(client_number, names, row_groups)
     return _build_clients(rows, as_labels(labels, len(rows)), client_number, names, groups)
 
 

@@ -47,9 +47,14 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
     """Apply a preparation to the training part; validation and test stay as they were loaded."""
     partition = preparation.partition
     with _naming_part("train"):
-        rows = _change_training_rows(table.train, preparation, seed)
-        assignment = partition.assign(rows, seed)
-        clients = Clients.from_assignment(rows.inputs, rows.labels, *assignment)
+        rows = table.train._replace(labels=as_labels(table.train.labels, len(table.train.inputs)))
+        if preparation.remove_positives:
+            rows = remove_positives(rows, preparation.remove_positives, seed)
+        if preparation.positive_rate is not None:
+            rows = reduce_to_positive_rate(rows, preparation.positive_rate, seed)
+        flipped = flip_labels(rows.labels, preparation.flip_positives, preparation.flip_negatives, seed)
+        rows = rows._replace(labels=flipped)
+        clients = Clients.from_assignment(rows.inputs, rows.labels, *partition.assign(rows, seed))
     validation = None
     if table.validation is not None:
         with _naming_part("validation"):
@@ -65,25 +70,12 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
     return Split(clients, validation, test, note)
 
 
-def _change_training_rows(rows: Rows, preparation: Preparation, seed: int) -> Rows:
-    rows = rows._replace(labels=as_labels(rows.labels, len(rows.inputs)))
-    if preparation.remove_positives:
-        rows = remove_positives(rows, preparation.remove_positives, seed)
-    if preparation.positive_rate is not None:
-        rows = reduce_to_positive_rate(rows, preparation.positive_rate, seed)
-    flipped = flip_labels(rows.labels, preparation.flip_positives, preparation.flip_negatives, seed)
-    return rows._replace(labels=flipped)
-
-
 @contextmanager
 def _naming_part(part: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{part} part: {error}") from error
-
-
-# ----------------------------------------------------------------------------------------------------------- imbalance
 
 
 def remove_positives(rows: Rows, fraction: float, seed: int) -> Rows:
@@ -120,9 +112,6 @@ def _sample_positives(rows: Rows, count: int, seed: int, purpose: str) -> Rows:
     positives = np.flatnonzero(rows.labels == 1)
     sampled = positives[keys.sample_indices(len(positives), count, seed, purpose)]
     return rows.take(np.sort(np.concatenate([np.flatnonzero(rows.labels != 1), sampled])))
-
-
-# --------------------------------------------------------------------------------------------------------- label noise
 
 
 def flip_labels(labels: np.ndarray, positives: float, negatives: float, seed: int) -> np.ndarray:

@@ -12,10 +12,13 @@ from fedauc.data.dataset import Rows, Table
 def split_table(rows: Rows, test: float, validation: float, seed: int) -> Table:
     """Hold out a test part, then a validation part of the remainder (none if its fraction is 0)."""
     rest, test_rows = hold_out_rows(rows, test, seed, "test")
-    if validation == 0:
-        return Table(rest, None, test_rows, "")
-    train, validation_rows = hold_out_rows(rest, validation, seed, "validation")
+    train, validation_rows = hold_out_validation(rest, validation, seed)
     return Table(train, validation_rows, test_rows, "")
+
+
+def hold_out_validation(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows | None]:
+    """The remaining rows and the validation rows, None if their fraction is 0."""
+    return hold_out_rows(rows, fraction, seed, "validation") if fraction else (rows, None)
 
 
 def hold_out_rows(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple[Rows, Rows]:

@@ -10,22 +10,12 @@ import numpy as np
 from fedauc.discovery import lookup
 from fedauc.interfaces import Census
 
-
-def _weigh_clients_equally(rows: np.ndarray, clients: int) -> np.ndarray:
-    holders = int(np.count_nonzero(rows))
-    return np.where(rows > 0, clients / max(holders, 1), 0.0)
-
-
-def _weigh_rows_equally(rows: np.ndarray, clients: int) -> np.ndarray:
-    return np.asarray(clients * rows / max(rows.sum(), 1), dtype=np.float64)
-
-
-def _weigh_as_paper(rows: np.ndarray, clients: int) -> np.ndarray:
-    return (rows > 0).astype(np.float64)
-
-
 WEIGHTINGS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = MappingProxyType(
-    {"clients": _weigh_clients_equally, "pooled": _weigh_rows_equally, "paper": _weigh_as_paper}
+    {
+        "clients": lambda rows, clients: np.where(rows > 0, clients / max(int(np.count_nonzero(rows)), 1), 0.0),
+        "pooled": lambda rows, clients: np.asarray(clients * rows / max(rows.sum(), 1), dtype=np.float64),
+        "paper": lambda rows, clients: (rows > 0).astype(np.float64),
+    }
 )
 """Each maps the number of rows of a class that every client holds, and the number N of non-empty clients, to scales."""
 

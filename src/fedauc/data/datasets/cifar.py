@@ -33,7 +33,6 @@ poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew 
 squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm
 """
-
 CIFAR100_CLASSES = tuple(_CIFAR100_NAMES.split())
 
 
@@ -141,14 +140,12 @@ class Cifar(StoredDataset):
         return is_held
 
 
-def _make_distribution(name: str, md5: str, folder: str, train: dict[str, str], test: dict[str, str]) -> Distribution:
-    address = f"https://www.cs.toronto.edu/~kriz/{name}"
-    return Distribution(Source(name, address, f"md5:{md5}", PAGE), folder, train, test)
+def _describe_archive(name: str, checksum: str) -> Source:
+    return Source(name, f"https://www.cs.toronto.edu/~kriz/{name}", checksum, PAGE)
 
 
-CIFAR10_BINARY = _make_distribution(
-    "cifar-10-binary.tar.gz",
-    "c32a1d4ab5d03f1284b67883e8d87530",
+CIFAR10_BINARY = Distribution(
+    _describe_archive("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),
     "cifar-10-batches-bin",
     {
         "data_batch_1.bin": "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -159,9 +156,8 @@ CIFAR10_BINARY = _make_distribution(
     },
     {"test_batch.bin": "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"},
 )
-CIFAR10_PYTHON = _make_distribution(
-    "cifar-10-python.tar.gz",
-    "c58f30108f718f92721af3b95e74349a",
+CIFAR10_PYTHON = Distribution(
+    _describe_archive("cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"),
     "cifar-10-batches-py",
     {
         "data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
@@ -172,16 +168,14 @@ CIFAR10_PYTHON = _make_distribution(
     },
     {"test_batch": "md5:40351d587109b95175f43aff81a1287e"},
 )
-CIFAR100_BINARY = _make_distribution(
-    "cifar-100-binary.tar.gz",
-    "03b5dce01913d631647c71ecec9e9cb8",
+CIFAR100_BINARY = Distribution(
+    _describe_archive("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),
     "cifar-100-binary",
     {"train.bin": "sha256:f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"},
     {"test.bin": "sha256:d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"},
 )
-CIFAR100_PYTHON = _make_distribution(
-    "cifar-100-python.tar.gz",
-    "eb9058c3a382ffc7106e4002c42a8d85",
+CIFAR100_PYTHON = Distribution(
+    _describe_archive("cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"),
     "cifar-100-python",
     {"train": "md5:16019d7e3df5f24257cddd939b257f8d"},
     {"test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"},
@@ -212,9 +206,6 @@ class Cifar100(Cifar):
     validation_positives: int = option(46, "Positives among the validation images.", at_least=0)
 
 
-# ------------------------------------------------------------------------------------------------- the official formats
-
-
 def _read_contents(distribution: Distribution, files: tuple[File, ...]) -> Iterator[tuple[str, bytes]]:
     """Every file of a distribution with its bytes, from the folder or from the archive."""
     if files[0].path.name != distribution.archive.name:
@@ -234,15 +225,11 @@ def _read_contents(distribution: Distribution, files: tuple[File, ...]) -> Itera
 
 def _decode_images(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Images `[n, 3, 32, 32]` and class numbers `[n]` of a file: records of bytes, or a pickled dictionary."""
-    if not name.endswith(".bin"):
-        return _unpickle_images(name, content)
-    # CIFAR-10 files are called batches and have one label byte; CIFAR-100 has a coarse label before the fine one.
-    labels = 1 if "batch" in name else 2
-    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, labels + PIXELS)
-    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
-
-
-def _unpickle_images(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if name.endswith(".bin"):
+        # CIFAR-10 files are called batches and have one label byte; CIFAR-100 has a coarse label before the fine one.
+        label_bytes = 1 if "batch" in name else 2
+        records = np.frombuffer(content, dtype=np.uint8).reshape(-1, label_bytes + PIXELS)
+        return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1]
     try:
         batch: dict[bytes, Any] = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except pickle.UnpicklingError as error:
@@ -261,9 +248,5 @@ class _ArrayUnpickler(pickle.Unpickler):
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
-            return _encode_text
+            return str.encode
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in an image file")
-
-
-def _encode_text(text: str, encoding: str) -> bytes:
-    return text.encode(encoding)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fedauc.data.dataset import Rows, Table
-from fedauc.data.io.disk_tables import ArrayWriter
+from fedauc.data.io.disk_tables import write_array
 from fedauc.data.io.stored import File, MissingFiles, ParsedArrays, Source, StoredDataset, save_array
 from fedauc.data.standardization import standardize_table
 from fedauc.fields import check_fields, option
@@ -63,7 +63,6 @@ FOLDERS = {
     2022: "adcd20c5-4534-43cd-8dfa-881ebe7bacfd",
 }
 """Where data.cms.gov keeps the release of November 2025 of each year."""
-
 
 FRAUD = frozenset({"1128a1", "1128a2", "1128a3", "1128b4", "1128b7", "1128c3gi", "1128c3gii"})
 """Exclusion types that label fraud: Herland, Khoshgoftaar and Bauder 2018, https://doi.org/10.1186/s40537-018-0138-3."""
@@ -141,10 +140,14 @@ class Medicare(StoredDataset):
 
     def existing_files(self) -> Iterator[tuple[Source, File]]:
         """Every release of every year, and the exclusion list."""
-        for source, year in zip(self.sources, (*YEARS, None), strict=True):
-            for path in _find_releases(self.home_folder, year) if year else [self.home_folder / LEIE.name]:
-                if path.is_file():
-                    yield source, File(path, "")
+        tables = sorted(path for path in self.home_folder.glob("*.[cC][sS][vV]") if path.is_file())
+        *year_sources, list_source = self.sources
+        for year, source in zip(YEARS, year_sources, strict=True):
+            # Names end in _D17_Prov.csv or _DY17_Prov.csv.
+            ending = re.compile(rf"_DY?{year % 100}_Prov\.csv$", re.IGNORECASE)
+            yield from ((source, File(path, "")) for path in tables if ending.search(path.name))
+        if (self.home_folder / LEIE.name).is_file():
+            yield list_source, File(self.home_folder / LEIE.name, "")
 
     def cache_key(self) -> str:
         """How the files are read, and which exclusions count."""
@@ -153,7 +156,7 @@ class Medicare(StoredDataset):
     def check_download(self, source: Source, path: Path) -> None:
         """Refuse a file that lacks the columns."""
         super().check_download(source, path)
-        check_columns(path, LIST_COLUMNS if source.name == LEIE.name else TABLE_COLUMNS)
+        read_header(path, LIST_COLUMNS if source.name == LEIE.name else TABLE_COLUMNS)
 
     def check_content(self, source: Source, path: Path) -> None:
         """Refuse a file that cannot be read to its end or is too short."""
@@ -227,9 +230,9 @@ def write_years(years: list[ProviderYear], into: Path) -> dict[str, int]:
     assert table.validation is not None
     parts = {"train": table.train, "validation": table.validation, "test": table.test}
     shape = (sum(len(part.labels) for part in parts.values()), *table.train.inputs.shape[1:])
-    with ArrayWriter(into / "inputs.npy", np.dtype(np.float32), shape) as writer:
+    with write_array(into / "inputs.npy", np.dtype(np.float32), shape) as append_rows:
         for part in parts.values():
-            writer.write_rows(np.asarray(part.inputs))
+            append_rows(np.asarray(part.inputs))
     save_array(into, "labels", np.concatenate([part.labels for part in parts.values()]))
     save_array(into, "states", np.concatenate([np.asarray(part.client) for part in parts.values()]))
     return {name: len(part.labels) for name, part in parts.items()}
@@ -242,12 +245,6 @@ def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int]) -> Table:
     parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
     note = f"Medicare Part B by provider and LEIE, {first} provider-years of {len(STATES)} states to train on"
     return Table(*parts, note)
-
-
-def _find_releases(folder: Path, year: int) -> list[Path]:
-    """The CSVs of a year, whose names end in _D17_Prov.csv or _DY17_Prov.csv."""
-    ending = re.compile(rf"_DY?{year % 100}_Prov\.csv$", re.IGNORECASE)
-    return sorted(path for path in folder.glob("*.[cC][sS][vV]") if ending.search(path.name))
 
 
 # ------------------------------------------------------------------------------------------------- the exclusion list
@@ -268,27 +265,24 @@ def read_exclusions(path: Path, types: frozenset[str] | None) -> Exclusions:
 
 def _read_entries(path: Path) -> Iterator[tuple[int, str, int]]:
     """Provider (0: without an identifier), type and day of every entry."""
-    check_columns(path, LIST_COLUMNS)
+    names, _ = read_header(path, LIST_COLUMNS)
+    positions = [names.index(name) for name in LIST_COLUMNS]
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
         lines = csv.reader(stream, strict=True)
         try:
-            names = _clean_header(next(lines))
-            positions = [names.index(name) for name in LIST_COLUMNS]
+            next(lines)
             # Empty lines are skipped.
             for line in filter(None, lines):
                 if len(line) != len(names):
                     raise ValueError
-                yield _parse_entry(*(line[position].strip() for position in positions))
+                provider, kind, day = (line[position].strip() for position in positions)
+                if not re.fullmatch("[0-9]{10}", provider) or not re.fullmatch("[0-9]{8}", day):
+                    raise ValueError
+                date(int(day[:4]), int(day[4:6]), int(day[6:]))
+                yield int(provider), kind.lower(), int(day)
         except (ValueError, csv.Error):
             # The message does not quote the line, which names a person.
             raise ValueError(f"{path} is damaged in line {lines.line_num}: fetch it again") from None
-
-
-def _parse_entry(provider: str, kind: str, day: str) -> tuple[int, str, int]:
-    if not re.fullmatch("[0-9]{10}", provider) or not re.fullmatch("[0-9]{8}", day):
-        raise ValueError
-    date(int(day[:4]), int(day[4:6]), int(day[6:]))
-    return int(provider), kind.lower(), int(day)
 
 
 # --------------------------------------------------------------------------------------------------- a provider table
@@ -347,8 +341,7 @@ def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         from pyarrow import csv as pyarrow_csv
     except ImportError:
         raise ValueError(f"{path}: reading it needs pyarrow: run pip install 'fedauc[frames]'") from None
-    check_columns(path, TABLE_COLUMNS)
-    names, header_lines = _read_header(path)
+    names, header_lines = read_header(path, TABLE_COLUMNS)
     types = {NPI: pa.int64(), STATE: pa.string(), ENTITY: pa.string()}
     types |= dict.fromkeys((*AMOUNTS, *MEANS), pa.float64())
     invalid: list[pyarrow_csv.InvalidRow] = []
@@ -385,29 +378,18 @@ def _value_error(path: Path, column: str) -> ValueError:
     return ValueError(f"{path} is damaged: column {column} has a value that cannot be one; fetch it again")
 
 
-# ------------------------------------------------------------------------------------------------------- the headers
-
-
-def check_columns(path: Path, columns: Sequence[str]) -> None:
-    """Refuse a CSV whose header lacks a column."""
-    existing, _ = _read_header(path)
-    missing = [name for name in columns if name not in existing]
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        names = f"{', '.join(missing[:3])}{more}"
-        raise ValueError(f"{path} lacks the columns {names}: it is another table, or damaged; fetch it again")
-
-
-def _read_header(path: Path) -> tuple[list[str], int]:
-    """The names of a CSV's columns, and how many lines the header takes."""
+def read_header(path: Path, needed: Sequence[str]) -> tuple[list[str], int]:
+    """The names of a CSV's columns, and how many lines the header takes; refuses a CSV that lacks a needed column."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
         lines = csv.reader(stream)
         try:
-            return _clean_header(next(lines, [])), lines.line_num
+            # In some releases a byte order mark was mistaken for text and encoded again before the first name.
+            names = [name.removeprefix("ï»¿") for name in next(lines, [])]
         except csv.Error:
-            return [], lines.line_num
-
-
-def _clean_header(header: Sequence[str]) -> list[str]:
-    # In some releases a byte order mark was mistaken for text and encoded again before the first name.
-    return [name.removeprefix("ï»¿") for name in header]
+            names = []
+    missing = [name for name in needed if name not in names]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        first = f"{', '.join(missing[:3])}{more}"
+        raise ValueError(f"{path} lacks the columns {first}: it is another table, or damaged; fetch it again")
+    return names, lines.line_num

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fedauc.data.dataset import Dataset, Rows, Table
 from fedauc.data.io import disk_tables
 from fedauc.data.io.readers import Columns, check_suffix, read_table
-from fedauc.data.splits import hold_out_rows, split_table
+from fedauc.data.splits import hold_out_validation, split_table
 from fedauc.data.standardization import standardize_table
 from fedauc.fields import check_fields, describe, option
 
@@ -66,7 +66,7 @@ class TableFile(Dataset):
             if test.inputs.shape[1:] != rows.inputs.shape[1:]:
                 shapes = f"{tuple(test.inputs.shape[1:])} and path has {tuple(rows.inputs.shape[1:])}"
                 raise ValueError(f"test has inputs of shape {shapes}; give both files the same features")
-            train, validation = self._hold_out_validation(rows, seed)
+            train, validation = hold_out_validation(rows, self.validation_fraction, seed)
             table = Table(train, validation, test, "")
         else:
             table = split_table(rows, self.test_fraction, self.validation_fraction, seed)
@@ -90,14 +90,8 @@ class TableFile(Dataset):
     def _split_rows(self, rows: Rows, seed: int) -> disk_tables.Parts:
         """The parts of the first file by name."""
         if self.test:
-            train, validation = self._hold_out_validation(rows, seed)
-            test = None
+            (train, validation), test = hold_out_validation(rows, self.validation_fraction, seed), None
         else:
             train, validation, test, _ = split_table(rows, self.test_fraction, self.validation_fraction, seed)
         parts = {"train": train, "validation": validation, "test": test}
         return {name: part for name, part in parts.items() if part is not None}
-
-    def _hold_out_validation(self, rows: Rows, seed: int) -> tuple[Rows, Rows | None]:
-        if self.validation_fraction == 0:
-            return rows, None
-        return hold_out_rows(rows, self.validation_fraction, seed, "validation")

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -22,14 +20,7 @@ from fedauc.data.dataset import Rows
 from fedauc.data.io import readers
 from fedauc.data.io.memory import index_type, row_blocks
 from fedauc.data.io.readers import Columns
-from fedauc.data.io.stored import (
-    File,
-    ParsedArrays,
-    cache_folders,
-    files_fingerprint,
-    load_or_build,
-    resolve_folder,
-)
+from fedauc.data.io.stored import File, ParsedArrays, cache_folders, files_fingerprint, load_or_build, resolve_folder
 from fedauc.data.names import as_names, enumerate_names
 from fedauc.data.standardization import BLOCK, column_moments, scale_rows
 
@@ -44,11 +35,10 @@ def read_rows(path: str, columns: Columns) -> Rows:
     """All rows of a file: in memory, or memory-mapped if the file is large."""
     if not is_large(path):
         return readers.read_table(path, columns)[0]
-
-    def build(into: Path) -> None:
-        write_parts(into, path, columns, lambda rows: {"all": rows})
-
-    return read_part(load_disk_table((path,), repr(columns), build), "all")
+    parsed = load_disk_table(
+        (path,), repr(columns), lambda into: write_parts(into, path, columns, lambda rows: {"all": rows})
+    )
+    return read_part(parsed, "all")
 
 
 def is_large(path: str) -> bool:
@@ -62,7 +52,7 @@ def is_large(path: str) -> bool:
     return rows * width * np.dtype(np.float32).itemsize >= LARGE
 
 
-def load_disk_table(paths: Sequence[str], key: str, build: Callable[[Path], None]) -> ParsedArrays:
+def load_disk_table(paths: Sequence[str], key: str, build: Callable[[Path], object]) -> ParsedArrays:
     """The arrays that `build` writes for these files and this key; copies of older files are deleted."""
     files = tuple(File(Path(path).resolve(), "") for path in paths)
     prefix = f"table-{files_fingerprint((), repr([str(file.path) for file in files]) + key)}"
@@ -122,9 +112,6 @@ def _inputs_path(into: Path, name: str) -> Path:
     return into / f"{name}-inputs.npy"
 
 
-# ------------------------------------------------------------------------------------------------------ block by block
-
-
 def _iterate_blocks(file: Path, columns: Columns) -> Iterator[tuple[int, Rows]]:
     """The rows of a file block by block, each with the number of its first row."""
     if not readers.is_columnar(file):
@@ -156,32 +143,33 @@ def _read_row_labels(file: Path, columns: Columns) -> tuple[Rows, _NameCodes, _N
 def _write_inputs(into: Path, file: Path, columns: Columns, parts: Parts) -> None:
     part_of_row = np.full(sum(len(rows.labels) for rows in parts.values()), -1, dtype=np.int8)
     with ExitStack() as stack:
-        writers = []
+        append_rows = []
         for number, (name, rows) in enumerate(parts.items()):
             part_of_row[np.asarray(rows.inputs)] = number
             shape = (len(rows.labels), len(columns.features))
-            writers.append(stack.enter_context(ArrayWriter(_inputs_path(into, name), np.dtype(np.float32), shape)))
+            writer = write_array(_inputs_path(into, name), np.dtype(np.float32), shape)
+            append_rows.append(stack.enter_context(writer))
         for start, rows in _iterate_blocks(file, columns):
             numbers = part_of_row[start : start + len(rows.labels)]
-            for number, writer in enumerate(writers):
-                writer.write_rows(np.asarray(rows.inputs)[numbers == number])
+            for number in range(len(parts)):
+                append_rows[number](np.asarray(rows.inputs)[numbers == number])
 
 
 def _write_names(path: Path, names: _NameCodes, codes: np.ndarray | None) -> None:
     if codes is None:
         return
-    distinct = names.distinct_names()
-    with ArrayWriter(path, distinct.dtype, codes.shape) as writer:
+    distinct = np.array(list(names.code_of))
+    with write_array(path, distinct.dtype, codes.shape) as append_rows:
         for block in row_blocks(codes.shape, BLOCK):
-            writer.write_rows(distinct[codes[block]])
+            append_rows(distinct[codes[block]])
 
 
 class _NameCodes:
-    """The names of a column as integer codes, numbered by first appearance: a few bytes per row."""
+    """The names of a column as integer codes, numbered by first appearance in `code_of`: a few bytes per row."""
 
     def __init__(self, column: str) -> None:
         self._column = column
-        self._code_of: dict[int | str, int] = {}
+        self.code_of: dict[int | str, int] = {}
         self._codes: list[np.ndarray] = []
 
     def add_names(self, names: np.ndarray | None) -> None:
@@ -189,35 +177,21 @@ class _NameCodes:
         if names is None:
             return
         distinct, index = enumerate_names(as_names(names, self._column, len(names)))
-        codes = [self._code_of.setdefault(name, len(self._code_of)) for name in distinct.tolist()]
+        codes = [self.code_of.setdefault(name, len(self.code_of)) for name in distinct.tolist()]
         self._codes.append(np.array(codes, dtype=np.int32)[index])
 
     def all_codes(self) -> np.ndarray | None:
         """The code of each row; None if there is no such column."""
         return np.concatenate(self._codes) if self._codes else None
 
-    def distinct_names(self) -> np.ndarray:
-        """The name of each code."""
-        return np.array(list(self._code_of))
 
-
-class ArrayWriter:
-    """Writes an .npy file from beginning to end without holding the array in memory.
+@contextmanager
+def write_array(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[Callable[[np.ndarray], object]]:
+    """Yields a function that appends rows to a new .npy file, so that the array is never in memory.
 
     Writing is safer than a mapping, because a full disk raises an error instead of killing the process.
     """
-
-    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self._dtype, self._stream = dtype, path.open("wb")
+    with path.open("wb") as stream:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._stream, header)
-
-    def write_rows(self, rows: np.ndarray) -> None:
-        """Append rows."""
-        self._stream.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stream.close()
+        np.lib.format.write_array_header_1_0(stream, header)
+        yield lambda rows: stream.write(np.ascontiguousarray(rows, dtype=dtype).data)

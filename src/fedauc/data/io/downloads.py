@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from email.message import Message
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedauc.data.io.stored import CHUNK, File, Source, checksum_mismatch
 from fedauc.locks import hold_lock
+
+if TYPE_CHECKING:
+    from email.message import Message
+    from http.client import HTTPResponse
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes received so far and the expected total, None where the server does not say."""
@@ -23,9 +24,6 @@ ATTEMPTS = 3
 
 TIMEOUT = 60.0
 """Seconds without an answer before a connection counts as broken."""
-
-CONNECTION_ERRORS = (ConnectionError, TimeoutError, http.client.HTTPException, urllib.error.URLError)
-"""What a broken connection raises. A refusal by the server (HTTPError) is caught earlier."""
 
 
 def download_file(
@@ -43,7 +41,13 @@ def download_file(
     busy = f"{target} is being fetched by another process: wait until it has ended"
     with hold_lock(part.with_name(f"{part.name}.lock"), busy):
         _receive_with_retries(source, part, progress)
-        if mismatch := _find_mismatch(source, part, check_content):
+        mismatch = checksum_mismatch(File(part, source.checksum))
+        if not source.checksum:
+            try:
+                check_content(part)
+            except ValueError as error:
+                mismatch = str(error).replace(str(part), "it")
+        if mismatch:
             _delete_part(part)
             by_hand = f"try again later, or get it by hand, {source.page}"
             raise ValueError(f"{source.url} sent another file than {source.name}: {mismatch}; {by_hand}")
@@ -52,25 +56,19 @@ def download_file(
     return target
 
 
-def _find_mismatch(source: Source, part: Path, check_content: ContentCheck) -> str:
-    if source.checksum:
-        return checksum_mismatch(File(part, source.checksum))
-    try:
-        check_content(part)
-    except ValueError as error:
-        return str(error).replace(str(part), "it")
-    return ""
-
-
 def _receive_with_retries(source: Source, part: Path, progress: Progress) -> None:
+    # Imported here because they are slow to import and most commands download nothing.
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+
     for attempts_left in reversed(range(ATTEMPTS)):
         try:
             return _receive_rest(source, part, progress)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             with error:
                 answer = f"{source.url} answered {error.code} {error.reason}"
             raise ValueError(f"{answer}: get {source.name} by hand, {source.page}") from error
-        except CONNECTION_ERRORS as error:
+        except (ConnectionError, TimeoutError, HTTPException, URLError) as error:
             if attempts_left:
                 continue
             reason = getattr(error, "reason", error)
@@ -85,23 +83,33 @@ def _receive_with_retries(source: Source, part: Path, progress: Progress) -> Non
 
 
 def _receive_rest(source: Source, part: Path, progress: Progress) -> None:
-    """Receive what is missing from a partial file; raises one of CONNECTION_ERRORS where the connection breaks."""
-    received = _resumable_bytes(source, part)
+    """Receive what is missing from a partial file; raises a connection error where the connection breaks."""
+    from http import HTTPStatus
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    tag = _tag_path(part).read_text() if _tag_path(part).exists() else ""
+    headers, received = {"User-Agent": "fedauc"}, 0
+    # Without a checksum or a tag, a change of the file since the earlier attempt would go unnoticed.
+    if part.exists() and (source.checksum or tag) and (received := part.stat().st_size):
+        headers |= {"Range": f"bytes={received}-"} | ({"If-Range": tag} if tag else {})
     try:
-        answer = urllib.request.urlopen(_build_request(source, part, received), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+        answer = urlopen(Request(source.url, headers=headers), timeout=TIMEOUT)
+    except HTTPError as error:
+        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         with error:
             complete = error.headers.get("Content-Range") == f"bytes */{received}"
-            same_file = bool(source.checksum) or _version_tag(error.headers) == _read_tag(part)
+            same_file = bool(source.checksum) or _version_tag(error.headers) == tag
         if not (complete and same_file):
             _delete_part(part)
             raise ConnectionError("the partial file is not the beginning of the file") from error
         return
     with answer:
-        continues = answer.status == http.client.PARTIAL_CONTENT
-        if continues and not _continues_part(answer.headers, received, _read_tag(part)):
+        continues = answer.status == HTTPStatus.PARTIAL_CONTENT
+        begins_where_part_ends = answer.headers.get("Content-Range", "").startswith(f"bytes {received}-")
+        same_version = not tag or _version_tag(answer.headers) == tag
+        if continues and not (begins_where_part_ends and same_version):
             _delete_part(part)
             raise ConnectionError("the server sent another part of the file, or of another file")
         total = _expected_size(source, answer)
@@ -119,29 +127,7 @@ def _receive_rest(source: Source, part: Path, progress: Progress) -> None:
         raise ConnectionError(f"{total - received} bytes are missing")
 
 
-def _resumable_bytes(source: Source, part: Path) -> int:
-    """How many bytes of an earlier attempt can be used: none where a change of the file would go unnoticed."""
-    if not part.exists() or not (source.checksum or _read_tag(part)):
-        return 0
-    return part.stat().st_size
-
-
-def _build_request(source: Source, part: Path, received: int) -> urllib.request.Request:
-    headers = {"User-Agent": "fedauc"}
-    if received:
-        headers["Range"] = f"bytes={received}-"
-        if tag := _read_tag(part):
-            headers["If-Range"] = tag
-    return urllib.request.Request(source.url, headers=headers)
-
-
-def _continues_part(headers: Message, received: int, tag: str) -> bool:
-    """Whether an answer begins where the partial file ends and belongs to the same version of the file."""
-    starts = headers.get("Content-Range", "").startswith(f"bytes {received}-")
-    return starts and (not tag or _version_tag(headers) == tag)
-
-
-def _expected_size(source: Source, answer: http.client.HTTPResponse) -> int | None:
+def _expected_size(source: Source, answer: HTTPResponse) -> int | None:
     """The size of the file; None where the server does not say but the end of the file is recognised otherwise."""
     complete = answer.headers.get("Content-Range", "").rpartition("/")[2]
     length = answer.headers.get("Content-Length")
@@ -159,10 +145,6 @@ def _version_tag(headers: Message) -> str:
     """What identifies this version of the file. A weak ETag does not: different bytes may share it."""
     tag = headers.get("ETag") or ""
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified") or ""
-
-
-def _read_tag(part: Path) -> str:
-    return _tag_path(part).read_text() if _tag_path(part).exists() else ""
 
 
 def _tag_path(part: Path) -> Path:

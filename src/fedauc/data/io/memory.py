@@ -39,8 +39,12 @@ def make_writable(array: np.ndarray) -> np.ndarray:
     Torch accepts writable memory only. What is written to a private mapping never reaches the file, and none of its
     pages is in memory before it is used. The file must not have changed since it was mapped.
     """
-    root = _read_only_mapping(array)
-    if root is None or root.filename is None or array.flags.writeable or not array.flags.c_contiguous:
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.mode != "r" or root.filename is None:
+        return array
+    if array.flags.writeable or not array.flags.c_contiguous:
         return array
     try:
         private = np.memmap(root.filename, np.uint8, "c", root.offset, (root.nbytes,))
@@ -69,11 +73,3 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _read_only_mapping(array: np.ndarray) -> np.memmap | None:
-    """The read-only mapping that an array is a view of, if there is one."""
-    root = array
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    return root if isinstance(root, np.memmap) and root.mode == "r" else None

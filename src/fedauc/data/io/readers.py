@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -121,7 +121,12 @@ def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
     """The same columns with the features listed; refuses columns that are missing or features that are not numeric."""
     from pandas.api.types import is_numeric_dtype
 
-    _check_column_names(frame)
+    unnamed = [name for name in frame.columns if not isinstance(name, str)]
+    if unnamed:
+        raise ValueError(f"column {unnamed[0]!r} has no text for a name: use frame.columns = frame.columns.astype(str)")
+    if not frame.columns.is_unique:
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise ValueError(f"column {repeated!r} appears twice; rename or drop one")
     if len(frame) == 0:
         # An empty column has no type, so a later check would complain about that instead.
         raise ValueError("the table has no rows; give at least one positive and one negative")
@@ -162,15 +167,6 @@ def _read_column(frame: pd.DataFrame, name: str) -> np.ndarray:
         )
     values: np.ndarray = frame[name].to_numpy()
     return values
-
-
-def _check_column_names(frame: pd.DataFrame) -> None:
-    unnamed = [name for name in frame.columns if not isinstance(name, str)]
-    if unnamed:
-        raise ValueError(f"column {unnamed[0]!r} has no text for a name: use frame.columns = frame.columns.astype(str)")
-    if not frame.columns.is_unique:
-        repeated = frame.columns[frame.columns.duplicated()][0]
-        raise ValueError(f"column {repeated!r} appears twice; rename or drop one")
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
@@ -310,20 +306,16 @@ def _read_npz(file: Path, columns: Columns) -> Rows:
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no .npz archive: write it with numpy.savez")
     # The file is opened here because numpy leaves it open when the archive is damaged.
-    with file.open("rb") as stream, _open_archive(stream) as arrays:
+    with file.open("rb") as stream:
+        try:
+            arrays: np.lib.npyio.NpzFile = np.load(stream, allow_pickle=False)
+        except NPZ_ERRORS as error:
+            raise ValueError(f"it is a damaged .npz archive ({error}): write it again with numpy.savez") from error
         inputs = as_inputs(_read_array(arrays, "x")).numpy()
         client = _read_array(arrays, columns.client) if columns.client else None
         group_name = columns.group or ("group" if "group" in arrays.files else "")
         group = _read_array(arrays, group_name) if group_name else None
         return Rows(inputs, _read_array(arrays, columns.label), client, group)
-
-
-def _open_archive(stream: BinaryIO) -> np.lib.npyio.NpzFile:
-    try:
-        arrays: np.lib.npyio.NpzFile = np.load(stream, allow_pickle=False)
-    except NPZ_ERRORS as error:
-        raise ValueError(f"it is a damaged .npz archive ({error}): write it again with numpy.savez") from error
-    return arrays
 
 
 def _read_array(arrays: np.lib.npyio.NpzFile, name: str) -> np.ndarray:

@@ -236,7 +236,7 @@ def read_parsed(folder: Path) -> ParsedArrays:
     manifest = _read_manifest(folder)
     for name, checksum in manifest["arrays"].items():
         file = folder / f"{name}.npy"
-        if not file.is_file() or _array_digest(file) != checksum:
+        if not file.is_file() or file_digest(file) != f"sha256:{checksum}":
             raise _damage_error(file)
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in manifest["arrays"]}
     return ParsedArrays(arrays, manifest["counts"])
@@ -244,8 +244,7 @@ def read_parsed(folder: Path) -> ParsedArrays:
 
 def recorded_sources(folder: Path) -> dict[str, str]:
     """The checksums, by file name, of the files that a folder was made from; empty where they were not recorded."""
-    sources: dict[str, str] = _read_manifest(folder).get("sources", {})
-    return sources
+    return dict(_read_manifest(folder).get("sources", {}))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -253,7 +252,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: Any = json.loads(file.read_text())
     except (FileNotFoundError, IsADirectoryError, ValueError):
-        raise _damage_error(file) from None
+        manifest = None
     if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("arrays", "counts")):
         raise _damage_error(file)
     if not manifest["arrays"] or not {array.stem for array in folder.glob("*.npy")} <= set(manifest["arrays"]):
@@ -275,7 +274,7 @@ def _build_folder(folder: Path, build: Callable[[Path], dict[str, int]], sources
         part.mkdir(parents=True)
         try:
             checksums, counts = sources(), build(part)
-            arrays = {file.stem: _array_digest(file) for file in sorted(part.glob("*.npy"))}
+            arrays = {file.stem: file_digest(file).removeprefix("sha256:") for file in sorted(part.glob("*.npy"))}
             manifest = {"arrays": arrays, "counts": counts, "sources": checksums}
             (part / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
             try:
@@ -297,7 +296,3 @@ def _remove_abandoned(home: Path) -> None:
                     shutil.rmtree(part, ignore_errors=True)
         except (LockBusy, OSError):
             continue
-
-
-def _array_digest(file: Path) -> str:
-    return file_digest(file).removeprefix("sha256:")
