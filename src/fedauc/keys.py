@@ -18,14 +18,13 @@ import numpy as np
 SPARSE = 8
 """Distinct indices are drawn by rejection when at most 1/SPARSE of them are wanted, else by sorting random words."""
 
-LOW_BITS = np.uint64((1 << 28) - 1)
+LOW_BITS = (1 << 28) - 1
 """The low bits of a word, which are replaced by an index: sorting the words by their 36 other bits then shuffles."""
 
-HALF_WORD = np.uint64(32)
+HALF_WORD = 32
 
-SPLITMIX_GAMMA, FIRST_FACTOR, SECOND_FACTOR = map(
-    np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+# Plain integers take the type of the unsigned words they meet, and need no numpy at import.
+SPLITMIX_GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def random_words(count: int, *key: Hashable) -> np.ndarray:

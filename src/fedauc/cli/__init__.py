@@ -1,7 +1,7 @@
 """The `fedauc` command: which command is meant, and how errors, notes and interruptions reach the user.
 
-Help, lists and usage errors must come at once, but importing torch takes seconds. So `start` delays the import
-of torch, and a command finishes it only after it has checked its options.
+Help, lists and usage errors must come at once, but importing torch takes seconds. So `start` delays the imports of
+numpy and torch, and a command finishes them only after it has checked its options.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def start() -> None:
     """Run `fedauc` with the words of the shell."""
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command not in ("resume", "show", *GROUPS):
+        delay_import("numpy")
         delay_import("torch")
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", find_out_folder(sys.argv[1:]))
     run_app(build_app(command), "fedauc", remedy)

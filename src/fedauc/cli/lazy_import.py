@@ -43,3 +43,9 @@ def finish_import(name: str) -> None:
         module.__class__ = ModuleType  # type: ignore[assignment]
         module.__path__ = spec.submodule_search_locations or []
         spec.loader.exec_module(module)
+
+
+def finish_imports() -> None:
+    """Run the code of every delayed package, numpy's before torch's, which imports parts of numpy."""
+    for name in ("numpy", "torch"):
+        finish_import(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedauc.cli.lazy_import import finish_import
+from fedauc.cli.lazy_import import finish_imports
 from fedauc.version import VERSION
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(
     from fedauc.experiments.options import build_config
 
     built = build_config(method, Config.read(config) if config else None, texts)
-    finish_import("torch")
+    finish_imports()
 
     from fedauc.experiments.ranks import rank_folder
     from fedauc.experiments.runner import Run
@@ -118,7 +118,7 @@ def compare(
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
     runs = _expand_runs(methods, seeds, texts, config)
-    finish_import("torch")
+    finish_imports()
 
     from fedauc.experiments.comparison import Comparison
     from fedauc.experiments.ranks import rank_folder
@@ -157,7 +157,7 @@ def sweep(
     runs = _expand_runs(methods, seeds, texts, config, vary)
     if out is None and not plan:
         raise ValueError("sweep lacks --out, the folder to make; --plan alone needs none")
-    finish_import("torch")
+    finish_imports()
 
     from fedauc.experiments.comparison import Comparison
     from fedauc.experiments.ranks import rank_folder

@@ -18,7 +18,7 @@ ROUNDS_AHEAD, CLIENTS_AHEAD = 16, 4096
 """Limits on the rounds, and on the clients in them, that are drawn at once: that costs little more than one round."""
 
 
-class ClientLists(Sequence[np.ndarray]):
+class ClientLists(Sequence["np.ndarray"]):
     """Lists of clients of unequal length, kept as two sorted arrays; list i holds the clients whose owner is i.
 
     There is no Python object per list or per client, and a lookup is two bisections.

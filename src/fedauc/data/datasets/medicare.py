@@ -165,7 +165,7 @@ class Medicare(StoredDataset):
             self._check_length(path, read_exclusions(path, None).entries)
         else:
             year = YEARS[self.sources.index(source)]
-            self._check_length(path, len(read_provider_year(path, year, NO_EXCLUSIONS).labels))
+            self._check_length(path, len(read_provider_year(path, year, no_exclusions()).labels))
 
     def parse_files(self, files: tuple[File, ...], into: Path) -> dict[str, int]:
         """Standardised features, labels and states of all years in order; the rows of each year and of each part."""
@@ -218,8 +218,9 @@ class Exclusions(NamedTuple):
     entries: int
 
 
-NO_EXCLUSIONS = Exclusions(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0)
-"""For reading a table without its labels: no provider has the number 0."""
+def no_exclusions() -> Exclusions:
+    """For reading a table without its labels: no provider has the number 0."""
+    return Exclusions(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 0)
 
 
 def write_years(years: list[ProviderYear], into: Path) -> dict[str, int]:
