@@ -18,8 +18,8 @@ import numpy as np
 SPARSE = 8
 """Distinct indices are drawn by rejection when at most 1/SPARSE of them are wanted, else by sorting random words."""
 
-LOW_BITS = (1 << 28) - 1
-"""The low bits of a word, which are replaced by an index: sorting the words by their 36 other bits then shuffles."""
+LOW_BITS, HIGH_BITS = (1 << 28) - 1, (1 << 64) - (1 << 28)
+"""The low bits of a word are replaced by an index: sorting the words by their 36 high bits then shuffles."""
 
 HALF_WORD = 32
 
@@ -126,7 +126,7 @@ def _shuffle_any_sizes(sizes: np.ndarray, count: int, streams: np.ndarray) -> np
 def _sort_positions(words: np.ndarray, positions: np.ndarray) -> None:
     """Replace the words of each row by their positions, sorted by all but the low bits of the words."""
     assert positions[-1] <= LOW_BITS
-    words &= ~LOW_BITS
+    words &= HIGH_BITS
     words |= positions
     # This is several times faster than argsort.
     words.sort(axis=1)

@@ -15,7 +15,7 @@ try:
     main()
 finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print("torch._C" in sys.modules, used.ru_utime + used.ru_stime, file=sys.stderr)
+    print("torch._C" in sys.modules, "numpy._core" in sys.modules, used.ru_utime + used.ru_stime, file=sys.stderr)
 """
 
 
@@ -39,12 +39,13 @@ finally:
         ("sweep --vary bogus=1 --out made", 2),
     ],
 )
-def test_a_command_that_does_not_train_does_not_load_torch(tmp_path: Path, words: str, code: int) -> None:
+def test_a_command_that_does_not_train_loads_neither_torch_nor_numpy(tmp_path: Path, words: str, code: int) -> None:
     command = [sys.executable, "-c", PROGRAM, *words.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    loaded, seconds = done.stderr.splitlines()[-1].split()
+    torch_loaded, numpy_loaded, seconds = done.stderr.splitlines()[-1].split()
     assert done.returncode == code, done.stderr
-    assert loaded == "False"
+    assert torch_loaded == "False"
+    assert numpy_loaded == "False"
     # Between .1 and .6 s on an old machine under load; torch alone takes more than 2 s.
     assert float(seconds) < 1.5
     assert list(tmp_path.iterdir()) == []
