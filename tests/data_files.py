@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedauc.data.datasets.chest_stand_in import ChestStandIn
-from fedauc.data.datasets.chestmnist import ChestMNIST
+from fedauc.data.datasets.chestmnist import ChestMNIST, ChestStandIn
 from fedauc.data.datasets.cifar import Cifar, Cifar10, Cifar100, Distribution
-from fedauc.data.datasets.creditcard_full import CreditCardFull
+from fedauc.data.datasets.creditcard import CreditCardFull
 from fedauc.data.datasets.medicare import AMOUNTS, ENTITY, MEANS, NPI, STATE, STATES, Medicare
 from fedauc.data.io.stored import StoredDataset, file_digest
 

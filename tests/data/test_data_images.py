@@ -11,8 +11,7 @@ import pytest
 
 import data_files
 from fedauc.data.dataset import Rows
-from fedauc.data.datasets.chest_stand_in import ChestStandIn
-from fedauc.data.datasets.chestmnist import FINDINGS, ChestMNIST
+from fedauc.data.datasets.chestmnist import FINDINGS, ChestMNIST, ChestStandIn
 from fedauc.data.datasets.cifar import CIFAR100_CLASSES, Cifar, Cifar10, Cifar100
 from fedauc.data.io.stored import resolve_folder
 from fedauc.data.statistics import PAPER_COUNTS, count_classes

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 import data_files
 from fedauc.data import Preparation, prepare_table
-from fedauc.data.datasets.creditcard_full import CreditCardFull
+from fedauc.data.datasets.creditcard import CreditCardFull
 from fedauc.data.datasets.medicare import FEATURES, FRAUD, STATES, Medicare, read_exclusions, read_provider_year
 from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
 

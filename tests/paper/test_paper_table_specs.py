@@ -8,7 +8,7 @@ import pytest
 
 from fedauc.algorithms import find_methods
 from fedauc.data.datasets.cifar import Cifar10
-from fedauc.data.datasets.creditcard_full import CreditCardFull
+from fedauc.data.datasets.creditcard import CreditCardFull
 from fedauc.data.partitions import IID, Dirichlet
 from fedauc.experiments.config import Config
 from fedauc.experiments.runner import DataCache, assemble_run

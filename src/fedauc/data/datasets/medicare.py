@@ -363,16 +363,12 @@ def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
                 rows += len(batch)
                 yield batch
     except pa.ArrowException as error:
-        fault = _describe_fault(error, invalid, names)
+        # Arrow's own message quotes the row and so names a provider.
+        column = re.match(r"In CSV column #(\d+)", str(error))
+        fault = f"column {names[int(column[1])]} has a value of another kind" if column else "it cannot be read as CSV"
+        if invalid:
+            fault = f"a row has {invalid[0].actual_columns} fields, the header {invalid[0].expected_columns}"
         raise ValueError(f"{path} is damaged after row {rows}: {fault}; fetch it again") from None
-
-
-def _describe_fault(error: pa.ArrowException, invalid: Sequence[pyarrow_csv.InvalidRow], names: Sequence[str]) -> str:
-    """What Arrow reports, without its text, which quotes the row and so names a provider."""
-    if invalid:
-        return f"a row has {invalid[0].actual_columns} fields, the header {invalid[0].expected_columns}"
-    column = re.match(r"In CSV column #(\d+)", str(error))
-    return f"column {names[int(column[1])]} has a value of another kind" if column else "it cannot be read as CSV"
 
 
 def _value_error(path: Path, column: str) -> ValueError:

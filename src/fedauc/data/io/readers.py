@@ -59,7 +59,7 @@ def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
             rows, resolved = _read_npz(file, columns), columns
         else:
             with requiring_frames():
-                frame = read_columnar(file) if is_columnar(file) else _read_csv(file, columns)
+                frame = _read_columnar(file) if is_columnar(file) else _read_csv(file, columns)
             resolved = resolve_columns(frame, columns)
             rows = read_frame(frame, resolved)
         return check_rows(rows, resolved), resolved
@@ -162,9 +162,8 @@ def read_frame(frame: pd.DataFrame, columns: Columns) -> Rows:
 def _read_column(frame: pd.DataFrame, name: str) -> np.ndarray:
     missing = np.flatnonzero(frame[name].isna())
     if len(missing):
-        raise ValueError(
-            f"column {name!r} is missing in {len(missing)} rows, the first row {missing[0]}; drop or fill them"
-        )
+        rows = f"{len(missing)} rows, the first row {missing[0]}"
+        raise ValueError(f"column {name!r} is missing in {rows}; drop or fill them")
     values: np.ndarray = frame[name].to_numpy()
     return values
 
@@ -200,8 +199,7 @@ def is_columnar(file: Path) -> bool:
     return file.suffix.lower() in COLUMNAR_SUFFIXES
 
 
-def read_columnar(file: Path) -> pd.DataFrame:
-    """All rows of a Parquet or Arrow file."""
+def _read_columnar(file: Path) -> pd.DataFrame:
     import pandas as pd
 
     blocks = list(iterate_frames(file))
