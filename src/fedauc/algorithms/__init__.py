@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Method
 from fedauc.discovery import find_members, import_modules
 from fedauc.interfaces import Algorithm
 

@@ -1,17 +1,43 @@
-"""What several algorithms share: the gradient of a loss of examples, the SGD step, and amplification."""
+"""What algorithms share: declaring methods, the gradient of a loss of examples, the SGD step, and amplification."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from fedauc.interfaces import Algorithm, Batch, Model, Network, Objective, Upload
+from fedauc.interfaces import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Download,
+    Model,
+    Network,
+    Objective,
+    Phase,
+    Server,
+    Setting,
+    Upload,
+)
 from fedauc.objectives.kinds import PointObjective
+from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, is_empty, tree_add
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the literature: an algorithm, a participation, and default settings that train well."""
+
+    name: str
+    algorithm: type[Algorithm]
+    participation: str
+    learning_rate: float
+    parameters: tuple[tuple[str, Any], ...] = ()
+    reference: str = ""
 
 
 class Gradient(NamedTuple):
@@ -19,6 +45,21 @@ class Gradient(NamedTuple):
 
     weights: Tensor
     buffers: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointAlgorithm(Algorithm):
+    """An algorithm on a loss of single examples, whose clients are sent the shared state and nothing else."""
+
+    objective: PointObjective = Logistic()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_objective(self, PointObjective, "logistic")
+
+    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
+        """Send the model, and the control variate if there is one."""
+        return Download(phase, server.shared)
 
 
 def point_gradient(objective: PointObjective, network: Network, model: Model, batch: Batch) -> Gradient:

@@ -35,9 +35,11 @@ def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, 
     sides = []
     for side, held in enumerate(setting.census):
         counts = [held[uploaded.clients.cpu().numpy()] for uploaded in recent]
-        parts = [
-            _scores_of_holders(uploaded.scores[side], count) for uploaded, count in zip(recent, counts, strict=True)
-        ]
+        parts = []
+        for uploaded, count in zip(recent, counts, strict=True):
+            part = uploaded.scores[side]
+            holders = part if count.all() else part[send_to_device(np.flatnonzero(count), part.device)]
+            parts.append(holders.flatten(0, 2))
         scores = torch.cat(parts) if parts else old[side][:0]
         if setting.weighting == "pooled" and len(scores):
             per_client = [uploaded.scores[side].shape[1:3].numel() for uploaded in recent]
@@ -46,11 +48,6 @@ def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, 
             scores = scores[send_to_device(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
     return Passive(*sides)
-
-
-def _scores_of_holders(scores: Tensor, counts: np.ndarray) -> Tensor:
-    """The scores of the clients that hold rows of the class, flat."""
-    return (scores if counts.all() else scores[send_to_device(np.flatnonzero(counts), scores.device)]).flatten(0, 2)
 
 
 def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:

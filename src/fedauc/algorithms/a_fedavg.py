@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from fedauc.algorithms._local import amplify_progress, apply_mean_change
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Method, amplify_progress, apply_mean_change
 from fedauc.algorithms.fedavg import FedAvg, LocalSGD
 from fedauc.fields import option
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload

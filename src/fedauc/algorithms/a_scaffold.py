@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 
-from fedauc.algorithms._local import amplify_progress
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Method, amplify_progress
 from fedauc.algorithms.scaffold import CorrectedSGD, Local, Shared
 from fedauc.fields import option
 from fedauc.interfaces import Cohort, Download, Model, Phase, Server, Setting, Upload

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Method
 from fedauc.algorithms.minimax import ProximalStep, saddle_gradient, square_loss, starting_point
 from fedauc.algorithms.minimax import Shared as Point
 from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload

@@ -12,11 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from fedauc.algorithms._local import apply_mean_change, check_objective, point_gradient, point_loss, sgd_step
-from fedauc.algorithms._method import Method
-from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
-from fedauc.objectives.kinds import PointObjective
-from fedauc.objectives.logistic import Logistic
+from fedauc.algorithms._local import Method, PointAlgorithm, apply_mean_change, point_gradient, point_loss, sgd_step
+from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.trees import Tree, tree_sub
 
 if TYPE_CHECKING:
@@ -24,18 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD(Algorithm):
+class LocalSGD(PointAlgorithm):
     """What clients do: local SGD on a loss of single examples."""
-
-    objective: PointObjective = Logistic()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_objective(self, PointObjective, "logistic")
-
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
-        """Send the model."""
-        return Download(phase, server.shared)
 
     def begin(self, download: Download, client_state: Tree) -> Model:
         """Start from the model that was sent."""

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 
-from fedauc.algorithms._local import Gradient, apply_mean_change, check_objective, sgd_step
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Gradient, Method, apply_mean_change, check_objective, sgd_step
 from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.minimax import Duals, Minimax

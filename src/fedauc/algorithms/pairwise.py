@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 
 import torch
 
-from fedauc.algorithms._local import apply_mean_change, check_objective, sgd_step
-from fedauc.algorithms._method import Method
+from fedauc.algorithms._local import Method, apply_mean_change, check_objective, sgd_step
 from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
 from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
 
 import torch
 
-from fedauc.algorithms._local import check_objective, point_gradient, point_loss, sgd_step
-from fedauc.algorithms._method import Method
-from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
-from fedauc.objectives.kinds import PointObjective
-from fedauc.objectives.logistic import Logistic
+from fedauc.algorithms._local import Method, PointAlgorithm, point_gradient, point_loss, sgd_step
+from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
 if TYPE_CHECKING:
@@ -40,18 +37,8 @@ class Local(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectedSGD(Algorithm):
+class CorrectedSGD(PointAlgorithm):
     """The local step: SGD corrected by control variates."""
-
-    objective: PointObjective = Logistic()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_objective(self, PointObjective, "logistic")
-
-    def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
-        """Send the model and c."""
-        return Download(phase, server.shared)
 
     def step(self, network: Network, download: Download, local: Local, batch: Batch) -> tuple[Local, Tree]:
         """w ← w - η (g - c_m + c)."""

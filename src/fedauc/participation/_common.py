@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import overload
 
 import numpy as np
 
 from fedauc import keys
-from fedauc.interfaces import Cohort, Roster
+from fedauc.interfaces import Cohort, Roster, Schedule
 
 DEFAULT_GROUPS = 10
 """The number of groups where neither the configuration nor the labels of the clients give one."""
@@ -54,30 +54,34 @@ class ClientLists(Sequence["np.ndarray"]):
         return np.bincount(self._owners, minlength=self._length)
 
 
-class CohortSampler:
+class SampledSchedule(Schedule):
     """Draws `count` clients of each round's group without replacement, in ascending order; None takes the whole group.
 
     The key of a draw names the round and not the schedule, so two schedules with the same group draw the same cohort.
     """
 
-    def __init__(self, group_of_round: Callable[[int], np.ndarray], count: int | None, seed: int) -> None:
-        self._group_of_round, self._count, self._seed = group_of_round, count, seed
+    def __init__(self, groups: Sequence[np.ndarray], cycle_length: int, count: int | None, seed: int) -> None:
+        self.groups, self.cycle_length = groups, cycle_length
+        self._count, self._seed = count, seed
         self._drawn: dict[int, np.ndarray] = {}
 
-    def draw_clients(self, round: int) -> np.ndarray:
-        """The clients of one round."""
-        if self._count is None:
-            return self._group_of_round(round)
-        if round not in self._drawn:
-            ahead = max(1, min(ROUNDS_AHEAD, CLIENTS_AHEAD // self._count))
-            self._drawn = self._draw_rounds(self._count, range(round, round + ahead))
-        return self._drawn[round]
+    def group_of_round(self, round: int) -> np.ndarray:
+        """The group whose turn it is; here there is only one."""
+        return self.groups[0]
 
-    def _draw_rounds(self, count: int, rounds: range) -> dict[int, np.ndarray]:
-        groups = [self._group_of_round(round) for round in rounds]
-        sizes = np.array([len(group) for group in groups])
-        indices = keys.sample_client_indices(sizes, count, rounds, self._seed, "cohort")
-        return {round: np.sort(group[chosen]) for round, group, chosen in zip(rounds, groups, indices, strict=True)}
+    def cohort(self, round: int) -> Cohort:
+        """The clients of one round."""
+        round = check_round(round)
+        if self._count is None:
+            return make_cohort(round, self.group_of_round(round))
+        if round not in self._drawn:
+            rounds = range(round, round + max(1, min(ROUNDS_AHEAD, CLIENTS_AHEAD // self._count)))
+            groups = [self.group_of_round(number) for number in rounds]
+            sizes = np.array([len(group) for group in groups])
+            indices = keys.sample_client_indices(sizes, self._count, rounds, self._seed, "cohort")
+            draws = zip(rounds, groups, indices, strict=True)
+            self._drawn = {number: np.sort(group[chosen]) for number, group, chosen in draws}
+        return make_cohort(round, self._drawn[round])
 
 
 def make_cohort(round: int, clients: np.ndarray, absent: tuple[int, ...] = ()) -> Cohort:

@@ -10,14 +10,12 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.fields import option
-from fedauc.interfaces import Cohort, Participation, Roster, Schedule
+from fedauc.interfaces import Participation, Roster, Schedule
 from fedauc.participation._common import (
     ClientLists,
-    CohortSampler,
-    check_round,
+    SampledSchedule,
     default_groups,
     group_labels,
-    make_cohort,
     nonempty_clients,
     to_integer_rows,
 )
@@ -79,21 +77,14 @@ class Cyclic(Participation):
         return _group_at_random(clients, self.groups or default_groups(clients), seed)
 
 
-class _CyclicSchedule(Schedule):
+class _CyclicSchedule(SampledSchedule):
     def __init__(self, groups: ClientLists, per_round: int | None, seed: int, *, reshuffled: bool) -> None:
-        self.groups = groups
-        self.cycle_length = len(groups)
-        self._seed = seed
+        super().__init__(groups, len(groups), per_round, seed)
         self._reshuffled = reshuffled
         # The order of the last cycle is cached, so that K rounds in sequence cost one shuffle of K groups and not K.
         self._cached_order = (-1, np.empty(0, dtype=np.int64))
-        self._sampler = CohortSampler(self._group_of_round, per_round, seed)
 
-    def cohort(self, round: int) -> Cohort:
-        round = check_round(round)
-        return make_cohort(round, self._sampler.draw_clients(round))
-
-    def _group_of_round(self, round: int) -> np.ndarray:
+    def group_of_round(self, round: int) -> np.ndarray:
         cycle, position = divmod(round, self.cycle_length)
         if not self._reshuffled:
             return self.groups[position]

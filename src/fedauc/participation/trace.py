@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -62,52 +63,40 @@ class Trace(Participation):
         available = ClientLists(table[:, 0], table[:, 1], last_round + 1)
         if self.schedule is None:
             assert self.cycle_length is not None
-            return _TraceSchedule(available, nonempty, self.cycle_length, self.repeat)
+            return _TraceSchedule(available, self.repeat, [nonempty], self.cycle_length, None)
         due = self.schedule.bind(clients, seed)
         if self.cycle_length not in (None, due.cycle_length):
             raise ValueError(
                 f"cycle_length is {self.cycle_length} but the schedule has {due.cycle_length} groups: drop cycle_length"
             )
-        return _FilteredSchedule(available, due, self.repeat)
+        return _TraceSchedule(available, self.repeat, due.groups, due.cycle_length, due)
 
 
 class _TraceSchedule(Schedule):
-    """The clients that the trace lists."""
+    """The clients that the trace lists; with another schedule, its clients less those that the trace does not list."""
 
-    def __init__(self, available: ClientLists, clients: np.ndarray, cycle_length: int, repeat: bool) -> None:
-        self.groups = (clients,)
-        self.cycle_length = cycle_length
-        self._available = available
-        self._repeat = repeat
-
-    def cohort(self, round: int) -> Cohort:
-        round = check_round(round)
-        return make_cohort(round, _clients_available(self._available, round, self._repeat))
-
-
-class _FilteredSchedule(Schedule):
-    """The clients of another schedule, less those that the trace does not list."""
-
-    def __init__(self, available: ClientLists, due: Schedule, repeat: bool) -> None:
-        self.groups = due.groups
-        self.cycle_length = due.cycle_length
-        self._available = available
-        self._due = due
-        self._repeat = repeat
+    def __init__(
+        self,
+        available: ClientLists,
+        repeat: bool,
+        groups: Sequence[np.ndarray],
+        cycle_length: int,
+        due: Schedule | None,
+    ) -> None:
+        self.groups, self.cycle_length = groups, cycle_length
+        self._available, self._repeat, self._due = available, repeat, due
 
     def cohort(self, round: int) -> Cohort:
-        round = check_round(round)
+        round, length = check_round(round), len(self._available)
+        if round >= length and not self._repeat:
+            remedy = "run fewer rounds or set repeat=True"
+            raise ValueError(f"round is {round}; the trace ends at round {length - 1}: {remedy}")
+        available = self._available[round % length]
+        if self._due is None:
+            return make_cohort(round, available)
         due = np.array(self._due.cohort(round).clients, dtype=np.int64)
-        present = np.isin(due, _clients_available(self._available, round, self._repeat))
+        present = np.isin(due, available)
         return make_cohort(round, due[present], tuple(due[~present].tolist()))
-
-
-def _clients_available(available: ClientLists, round: int, repeat: bool) -> np.ndarray:
-    if round >= len(available) and not repeat:
-        raise ValueError(
-            f"round is {round}; the trace ends at round {len(available) - 1}: run fewer rounds or set repeat=True"
-        )
-    return available[round % len(available)]
 
 
 def _check_trace(table: np.ndarray, total: int) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from fedauc.fields import option
-from fedauc.interfaces import Cohort, Participation, Roster, Schedule
-from fedauc.participation._common import CohortSampler, check_round, default_groups, make_cohort, nonempty_clients
+from fedauc.interfaces import Participation, Roster, Schedule
+from fedauc.participation._common import SampledSchedule, default_groups, nonempty_clients
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,7 @@ class Uniform(Participation):
     `groups` is the length of a cycle, as K groups would give it (None: the number of group labels, or min(10, N));
     `per_round` is M (None: ceil(N / groups), which a cyclic schedule of whole groups visits on average).
 
+    >>> import numpy as np
     >>> schedule = Uniform(per_round=2).bind(Roster(sizes=np.array([5, 5, 0, 5])), seed=0)
     >>> len(schedule.cohort(0).clients), schedule.cycle_length
     (2, 3)
@@ -38,18 +37,4 @@ class Uniform(Participation):
             raise ValueError(
                 f"per_round is {per_round}; it must be at most the {len(nonempty)} non-empty clients: lower per_round"
             )
-        return _UniformSchedule(nonempty, per_round, cycle_length, seed)
-
-
-class _UniformSchedule(Schedule):
-    def __init__(self, clients: np.ndarray, per_round: int, cycle_length: int, seed: int) -> None:
-        self.groups = (clients,)
-        self.cycle_length = cycle_length
-        self._sampler = CohortSampler(self._group_of_round, per_round, seed)
-
-    def cohort(self, round: int) -> Cohort:
-        round = check_round(round)
-        return make_cohort(round, self._sampler.draw_clients(round))
-
-    def _group_of_round(self, round: int) -> np.ndarray:
-        return self.groups[0]
+        return SampledSchedule([nonempty], cycle_length, per_round, seed)
