@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TypeVar
 
@@ -22,20 +22,16 @@ def import_modules(package: str) -> list[ModuleType]:
 
 def find_members(package: str, base: type[T]) -> dict[str, type[T]]:
     """The concrete subclasses of `base` that a package's modules define, by their `name`."""
-    found: dict[str, type[T]] = {}
+    members: dict[str, type[T]] = {}
     for module in import_modules(package):
         for value in vars(module).values():
-            mine = inspect.isclass(value) and value.__module__ == module.__name__
-            if mine and issubclass(value, base) and not inspect.isabstract(value) and hasattr(value, "name"):
-                _check_name_is_free(found, value)
-                found[value.name] = value
-    return found
-
-
-def _check_name_is_free(found: Mapping[str, type], value: type) -> None:
-    name = vars(value).get("name", "")
-    if name in found:
-        raise ValueError(f"name {name!r} is taken by {found[name].__qualname__}; give {value.__qualname__} another")
+            is_local = inspect.isclass(value) and value.__module__ == module.__name__
+            if is_local and issubclass(value, base) and not inspect.isabstract(value) and hasattr(value, "name"):
+                name, new = vars(value).get("name", ""), value.__qualname__
+                if name in members:
+                    raise ValueError(f"name {name!r} is taken by {members[name].__qualname__}; give {new} another")
+                members[value.name] = value
+    return members
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -48,9 +44,6 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     """
     if name in known:
         return known[name]
-    raise ValueError(f"unknown {kind} {name!r}: {_suggest_name(name, known)}known: {', '.join(sorted(known))}")
-
-
-def _suggest_name(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}? " if near else ""
+    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown {kind} {name!r}: {suggestion}known: {', '.join(sorted(known))}")

@@ -42,8 +42,12 @@ class DivergenceMonitor:
     def check_round(self, phase: Phase, shared: Tree, diagnostics: dict[str, Tensor]) -> None:
         """Stop on the first round that diverged. Buffers are not checked, since one may hold a mask of -inf."""
         weights = self._algorithm.extract_model(shared).weights
-        self._pending.append(PendingCheck(phase, _count_nonfinite(weights), len(weights), diagnostics))
-        if weights.device.type == "cpu" or phase.ends_cycle:
+        is_cpu = weights.device.type == "cpu"
+        # On a CPU a finite sum says in one pass that all weights are finite.
+        all_finite = is_cpu and math.isfinite(weights.sum())
+        nonfinite = torch.zeros(()) if all_finite else (~torch.isfinite(weights)).sum()
+        self._pending.append(PendingCheck(phase, nonfinite, len(weights), diagnostics))
+        if is_cpu or phase.ends_cycle:
             checks, self._pending = self._pending, []
             for check in checks:
                 values = {name: float(value) for name, value in check.diagnostics.items()}
@@ -76,13 +80,6 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
         raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}")
     if float(slopes.max()) < SATURATED:
         raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows")
-
-
-def _count_nonfinite(weights: Tensor) -> Tensor:
-    """How many weights are not finite. On a CPU a finite sum says none in one pass, and only another is counted."""
-    if weights.device.type == "cpu" and math.isfinite(weights.sum()):
-        return torch.zeros(())
-    return (~torch.isfinite(weights)).sum()
 
 
 def _stop_training(algorithm: Algorithm, phase: Phase, what: str) -> TrainingStopped:

@@ -80,7 +80,9 @@ def sample_client_indices(
     smallest, largest = int(sizes.min()), int(sizes.max())
     if smallest <= 0:
         raise ValueError(f"cannot draw {count} indices below {smallest}: size must be at least 1")
-    streams = _client_streams(key, clients)
+    # The key of each client's stream is two words, `[2, M]`.
+    base = np.frombuffer(_hash_key(key), dtype="<u8").astype(np.uint64)[:, None]
+    streams = _splitmix_words(np.asarray(clients, dtype=np.uint64), base, base[::-1])
     if smallest == largest:
         return (_take_first_distinct if count * SPARSE <= largest else _shuffle_equal_sizes)(sizes, count, streams)
     # Clients of similar size are shuffled together, padded to the largest, which is less than four times their size.
@@ -150,12 +152,6 @@ def _take_first_distinct(sizes: np.ndarray, count: int, streams: np.ndarray) -> 
             fresh &= np.cumsum(fresh, axis=1) <= count
             return index[fresh].reshape(len(sizes), count).view(np.int64)
         words *= 2
-
-
-def _client_streams(key: tuple[Hashable, ...], clients: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The key of each client's stream, two words `[2, M]`."""
-    base = np.frombuffer(_hash_key(key), dtype="<u8").astype(np.uint64)[:, None]
-    return _splitmix_words(np.asarray(clients, dtype=np.uint64), base, base[::-1])
 
 
 def _splitmix_words(counters: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -38,22 +38,16 @@ class Ledger:
 
     def record_round(self, download: Download, upload: Upload, cohort: Cohort) -> None:
         """Count a round: the download as dispatched, the upload as reduced; each client sent a `mean` of its size."""
-        visits, anchors = len(cohort.clients), self._count_new_anchors(download, cohort)
+        if download.phase.stage != self.stage:
+            self.stage, self.anchored = download.phase.stage, set()
+        newly_anchored = set(cohort.clients) - self.anchored if tree_leaves(download.anchor) else set()
+        self.anchored |= newly_anchored
+        visits, anchors = len(cohort.clients), len(newly_anchored)
         trees = (download.shared, download.anchor, download.per_client, upload.mean, upload.pool)
         shared, anchor, per_client, mean, pool = map(_count_floats_and_bytes, trees)
         down = [visits * shared[unit] + anchors * anchor[unit] + per_client[unit] for unit in range(2)]
         up = [visits * mean[unit] + pool[unit] for unit in range(2)]
         self._add_totals(Traffic(1, visits, len(cohort.absent), down[0], up[0], down[1], up[1]))
-
-    def _count_new_anchors(self, download: Download, cohort: Cohort) -> int:
-        """How many clients are sent the stage's anchor for the first time."""
-        if download.phase.stage != self.stage:
-            self.stage, self.anchored = download.phase.stage, set()
-        if not tree_leaves(download.anchor):
-            return 0
-        new = set(cohort.clients) - self.anchored
-        self.anchored |= new
-        return len(new)
 
     def _add_totals(self, traffic: Traffic) -> None:
         self.traffic = Traffic(*(total + amount for total, amount in zip(self.traffic, traffic, strict=True)))

@@ -14,7 +14,7 @@ done
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 Display = Callable[[str], AbstractContextManager[None]]
@@ -37,8 +37,5 @@ def show_activities(display: Display) -> Iterator[None]:
 def report_activity(description: str) -> Iterator[None]:
     """Tell the display, if there is one, what takes long; the description is a phrase such as "compiling the step"."""
     display = _display.get()
-    if display is None:
-        yield
-        return
-    with display(description):
+    with display(description) if display else nullcontext():
         yield

@@ -128,17 +128,12 @@ class Training:
         if self.stage_output == "last" or phase.scoring:
             return server, average
         if self.stage_output == "round_mean" or phase.ends_cycle:
-            average = _add_to_average(average, server.shared)
+            # In float64: a running sum in bfloat16 no longer changes after 256 rounds.
+            shared, count = tree_map(torch.Tensor.double, server.shared), torch.ones((), dtype=torch.int64)
+            if isinstance(average, Average):
+                shared, count = tree_map(torch.add, average.total, shared), average.models + count
+            average = Average(shared, count)
         if not phase.ends_stage:
             return server, average
         mean = tree_map(lambda total, last: (total / average.models).to(last), average.total, server.shared)
         return server._replace(shared=self.algorithm.stage_output(server.shared, mean)), ()
-
-
-def _add_to_average(average: Tree, shared: Tree) -> Average:
-    one = torch.ones((), dtype=torch.int64)
-    # In float64: a running sum in bfloat16 no longer changes after 256 rounds.
-    shared = tree_map(torch.Tensor.double, shared)
-    if isinstance(average, Average):
-        return Average(tree_map(torch.add, average.total, shared), average.models + one)
-    return Average(shared, one)

@@ -34,18 +34,24 @@ class Assembly(NamedTuple):
 def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
     """Check the recipe against the clients and put the parts together."""
     schedule = recipe.participation.bind(clients.roster, recipe.seed)
+    shape = tuple(clients.inputs.shape[1:])
+    if recipe.augment != "none" and len(shape) != 3:
+        raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
     numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
-    setting = Setting(*numbers, clients.census, recipe.weighting, _check_augment(recipe, clients))
+    setting = Setting(*numbers, clients.census, recipe.weighting, recipe.augment)
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
-    stages, algorithm = recipe.stages.divide_budget(budget), _with_prox(recipe)
+    stages, algorithm = recipe.stages.divide_budget(budget), recipe.algorithm
+    if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:
+        # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
+        prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
+        algorithm = dataclasses.replace(algorithm, **prox)
     averaged = recipe.stage_output != "last"
     scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
     schedule.cohort(plan.total_rounds - 1)
-    cuda = recipe.device.startswith("cuda")
-    compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=cuda)
+    compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=recipe.device.startswith("cuda"))
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
@@ -58,22 +64,6 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
         engine = DistributedEngine(engine)
     training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
     return Assembly(training, network, training.initial_state(network.initial_model()))
-
-
-def _check_augment(recipe: Recipe, clients: Clients) -> str:
-    """Only images can be cropped and mirrored."""
-    shape = tuple(clients.inputs.shape[1:])
-    if recipe.augment != "none" and len(shape) != 3:
-        raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
-    return recipe.augment
-
-
-def _with_prox(recipe: Recipe) -> Algorithm:
-    """The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along."""
-    if isinstance(recipe.stages, Theory) and getattr(recipe.algorithm, "prox", None) == 0:
-        prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
-        return dataclasses.replace(recipe.algorithm, **prox)
-    return recipe.algorithm
 
 
 def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:

@@ -188,13 +188,12 @@ def _pack_tree(tree: Tree) -> Any:
 def _unpack_tree(packed: Any) -> Tree:
     if isinstance(packed, Tensor):
         return packed
-    name, children = packed
+    record, children = packed
     values = [_unpack_tree(child) for child in children]
-    return _find_record_type(*name)(*values) if name else tuple(values)
-
-
-def _find_record_type(module: str, name: str) -> Any:
-    kind = getattr(sys.modules.get(module), name, None)
+    if not record:
+        return tuple(values)
+    module, name = record
+    kind: Any = getattr(sys.modules.get(module), name, None)
     if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise ValueError(f"the checkpoint holds a {module}.{name}, which is unknown; import the module that defines it")
-    return kind
+    return kind(*values)

@@ -21,7 +21,6 @@ from fedauc.training import Round
 
 Observer = Callable[[Round, Quality | None], None]
 
-
 CHECKED_ROWS = 256
 """Training rows that are scored after a cycle when there are no test rows."""
 

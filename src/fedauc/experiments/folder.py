@@ -69,7 +69,7 @@ class RunFolder:
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to resume with other data than the run began with."""
-        began = self._read_environment()["data"]
+        began = self._read_json("environment.json")["data"]
         if began != fingerprint:
             change = f"the data's fingerprint is {fingerprint}, but {self.path} began with {began}"
             raise ValueError(f"{change}: put the old data back, or start a new run")
@@ -77,11 +77,7 @@ class RunFolder:
     @property
     def note(self) -> str:
         """What the run was trained on; empty in old unfinished folders."""
-        return str(self.read_result()["data"] if self.done else self._read_environment().get("note", ""))
-
-    def _read_environment(self) -> dict[str, Any]:
-        environment: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
-        return environment
+        return str(self.read_result()["data"] if self.done else self._read_json("environment.json").get("note", ""))
 
     @property
     def done(self) -> bool:
@@ -90,8 +86,11 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         """The finished run's result."""
-        result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
-        return result
+        return self._read_json("result.json")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / name).read_text())
+        return content
 
     def read_records(self) -> list[dict[str, Any]]:
         """The records so far."""

@@ -73,9 +73,8 @@ class Recipe:
         recipe = {name: settings.pop(name) for name in recipe_fields & set(settings)}
         _resolve_member_names(recipe, settings)
         participation = recipe.pop("participation", None) or find_participations()[defaults.participation]()
-        participation = _replace_fields(participation, settings)
         algorithm = recipe.pop("algorithm", None) or defaults.algorithm(**dict(defaults.parameters))
-        algorithm = _replace_fields(algorithm, settings)
+        participation, algorithm = (_replace_fields(member, settings) for member in (participation, algorithm))
         if settings:
             known = recipe_fields | _field_names(algorithm) | _field_names(participation)
             lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known))

@@ -81,14 +81,11 @@ class RunGroup:
 
     def _choose_runs(self) -> list[str]:
         """The runs that train next: those at the last kind of round, or else at that of the run furthest behind."""
-        kinds = {name: self._next_kind(name) for name in self._active}
+        phases = {name: self._training(name).plan.phase(loop.state.round) for name, loop in self._active.items()}
+        kinds = {name: (phase.scoring, phase.local_steps) for name, phase in phases.items()}
         if self._kind not in kinds.values():
             self._kind = kinds[min(self._active, key=lambda name: self._active[name].state.round)]
         return [name for name, kind in kinds.items() if kind == self._kind]
-
-    def _next_kind(self, name: str) -> Hashable:
-        phase = self._training(name).plan.phase(self._active[name].state.round)
-        return phase.scoring, phase.local_steps
 
     def _train_round(self, names: list[str]) -> None:
         begin = time.perf_counter()

@@ -33,14 +33,7 @@ class DenseNet121(DeepImageModel):
         """The stem, four dense blocks with a halving transition between them, a mean and a linear layer."""
         from torch import nn
 
-        from fedauc.models._layers import (
-            DenseLayer,
-            Head,
-            ImageMean,
-            norm_factory,
-            stem_layers,
-            unbiased_convolution,
-        )
+        from fedauc.models._layers import DenseLayer, Head, ImageMean, norm_factory, stem_layers, unbiased_convolution
 
         check_images(self.name, input_shape)
         norm = norm_factory(self.norm, self.norm_groups)

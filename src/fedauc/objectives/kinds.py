@@ -82,10 +82,8 @@ class GapObjective(PairObjective):
     def active_slopes(self, active: Active, passive: Passive) -> Active:
         """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
         positive_means, negative_means = _mean_over_pairs(self.pair_slope, active, passive)
-        return active._replace(
-            positives=active.positive_weights * positive_means,
-            negatives=-active.negative_weights * negative_means,
-        )
+        positives, negatives = active.positive_weights * positive_means, -active.negative_weights * negative_means
+        return active._replace(positives=positives, negatives=negatives)
 
     def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
         """Half the weighted mean of ψ over the pairs of G1 and of G2."""
