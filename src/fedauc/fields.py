@@ -18,6 +18,7 @@ ValueError: beta is 1.5; it must be a number of at least 0 and below 1: lower be
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -25,7 +26,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -49,19 +50,6 @@ class Description:
     below: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
-
-    def bound_text(self) -> str:
-        """The bounds in words, such as `at least 0 and below 1`; empty without bounds."""
-        words = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
-        return " and ".join(f"{word} {bound:.12g}" for word, bound in words.items() if bound not in (None, math.inf))
-
-    def is_too_low(self, value: float) -> bool:
-        """Whether a number is not above the lower bound."""
-        return (self.above is not None and value <= self.above) or (self.at_least is not None and value < self.at_least)
-
-    def is_too_high(self, value: float) -> bool:
-        """Whether a number is not below the upper bound."""
-        return (self.below is not None and value >= self.below) or (self.at_most is not None and value > self.at_most)
 
 
 class FieldInfo(NamedTuple):
@@ -87,28 +75,15 @@ def describe(help: str, *, choices: Iterable[str] = (), **bounds: float) -> dict
 @functools.cache
 def list_fields(owner: type) -> tuple[FieldInfo, ...]:
     """Every field of a dataclass, in order; cached, because evaluating the types takes time."""
-    hints = resolve_types(owner)
+    hints: dict[str, Any] = {}
+    for base in reversed(owner.__mro__):
+        # Types that name something local to a function cannot be resolved.
+        with contextlib.suppress(NameError):
+            hints |= inspect.get_annotations(base, eval_str=True)
     return tuple(
         FieldInfo(known.name, hints.get(known.name, Any), known.default, known.metadata.get(KEY, Description()))
         for known in fields(owner)
     )
-
-
-def resolve_types(owner: type) -> Mapping[str, Any]:
-    """The types of a class's fields."""
-    hints: dict[str, Any] = {}
-    for base in reversed(owner.__mro__):
-        hints |= _resolve_own_types(base)
-    return hints
-
-
-@functools.cache
-def _resolve_own_types(owner: type) -> Mapping[str, Any]:
-    """The types that a class itself declares; none if they name something local to a function."""
-    try:
-        return inspect.get_annotations(owner, eval_str=True)
-    except NameError:
-        return {}
 
 
 def check_fields(instance: Any) -> None:
@@ -145,7 +120,9 @@ def _check_value(name: str, kind: Any, value: Any, description: Description) -> 
         return value if all(map(operator.is_, checked, value)) else checked
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else description.choices
     if choices and value not in choices:
-        raise ValueError(f"{name} is {value!r}; use {_join_choices(choices)}")
+        *first, last = map(repr, choices)
+        words = f"{', '.join(first)} or {last}" if first else last
+        raise ValueError(f"{name} is {value!r}; use {words}")
     if kind in (int, float):
         return _check_number(name, kind, value, description)
     return value
@@ -153,19 +130,26 @@ def _check_value(name: str, kind: Any, value: Any, description: Description) -> 
 
 def _check_number(name: str, kind: type, value: Any, description: Description) -> Any:
     number = _plain_number(kind, value)
-    open_ended = description.below is None and description.at_most is None
+    above, at_least = description.above, description.at_least
+    below, at_most = description.below, description.at_most
+    open_ended = below is None and at_most is None
     if number is None or math.isnan(number):
         remedy = f"give {name} as a plain number"
-    elif description.is_too_low(number) or number == -math.inf:
+    elif number == -math.inf or (above is not None and number <= above) or (at_least is not None and number < at_least):
         remedy = f"raise {name}"
-    elif description.is_too_high(number) or (open_ended and number == math.inf):
+    elif (
+        (open_ended and number == math.inf)
+        or (below is not None and number >= below)
+        or (at_most is not None and number > at_most)
+    ):
         remedy = f"lower {name}"
     else:
         return number
     noun = "whole number" if kind is int else "finite number" if open_ended else "number"
-    bounds = description.bound_text()
-    link = "" if not bounds else " of " if bounds.startswith("at") else " "
-    raise ValueError(f"{name} is {value!r}; it must be a {noun}{link}{bounds}: {remedy}")
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    text = " and ".join(f"{word} {bound:.12g}" for word, bound in bounds.items() if bound not in (None, math.inf))
+    link = "" if not text else " of " if text.startswith("at") else " "
+    raise ValueError(f"{name} is {value!r}; it must be a {noun}{link}{text}: {remedy}")
 
 
 def _plain_number(kind: type, value: Any) -> Any:
@@ -178,8 +162,3 @@ def _plain_number(kind: type, value: Any) -> Any:
         return operator.index(value) if kind is int else float(value) if isinstance(value, numbers.Real) else None
     except TypeError:
         return None
-
-
-def _join_choices(choices: Iterable[object]) -> str:
-    *first, last = map(repr, choices)
-    return f"{', '.join(first)} or {last}" if first else last

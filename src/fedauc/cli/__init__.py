@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -72,7 +72,13 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str) -> None:
     An interrupted command ends with exit code 130 and says how it goes on.
     """
     try:
-        with _join_other_ranks(), show_notes():
+        with ExitStack() as stack:
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                # Under `torchrun`, the other processes are joined.
+                from fedauc.experiments.ranks import join_process_group
+
+                stack.enter_context(join_process_group())
+            stack.enter_context(show_notes())
             code = app(prog_name=program, standalone_mode=False)
     except USAGE_ERROR as error:
         _exit_with_message(describe_usage_error(error), 2)
@@ -145,18 +151,6 @@ def _main(
     ] = False,
 ) -> None:
     """Federated AUC maximization for clients that take part in cycles."""
-
-
-@contextmanager
-def _join_other_ranks() -> Iterator[None]:
-    """Under `torchrun`, join the other processes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield
-        return
-    from fedauc.experiments.ranks import join_process_group
-
-    with join_process_group():
-        yield
 
 
 def _exit_with_message(message: str, code: int) -> None:

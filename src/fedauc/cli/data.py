@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from functools import partial
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -80,9 +79,8 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets.")]
         files = dataset.find_files()
         for file in files:
             check_file(file)
-        unpublished = sum(not file.checksum for file in files)
         outcome = "complete"
-        if unpublished:
+        if unpublished := sum(not file.checksum for file in files):
             reason = f"{unpublished} of its files have no published checksum"
             outcome = f"fetched, not verified: {reason}; run `fedauc data verify {dataset.name}`"
         print(f"{dataset.name}: {outcome}")
@@ -169,17 +167,13 @@ def _compare_with_paper(name: str, part: str, count: ClassCounts) -> str:
     return "the same" if paper == count else f"{paper.positives:,} / {paper.negatives:,}"
 
 
-class Verdict(NamedTuple):
-    """A line about a file, a parsed folder or a dataset, and whether it is right; None where there is nothing."""
+def _verify_dataset(dataset: StoredDataset) -> Iterator[tuple[str, bool | None]]:
+    """What is wrong with the dataset as a whole, then each existing file, then each parsed folder.
 
-    line: str
-    is_right: bool | None
-
-
-def _verify_dataset(dataset: StoredDataset) -> Iterator[Verdict]:
-    """What is wrong with the dataset as a whole, then each existing file, then each parsed folder."""
+    Every line comes with whether what it describes is right; None where there is nothing.
+    """
     checksums: dict[str, str] | None = None
-    overall: Verdict | None = None
+    overall: tuple[str, bool | None] | None = None
     try:
         if not all(file.checksum for file in dataset.find_files()):
             # Without published checksums, loading shows whether the files are right, and the checksums that were
@@ -187,21 +181,24 @@ def _verify_dataset(dataset: StoredDataset) -> Iterator[Verdict]:
             dataset.load(0)
             checksums = recorded_sources(dataset.parsed_folder())
     except (ValueError, OSError) as error:
-        overall = Verdict(str(error), None if isinstance(error, MissingFiles) else False)
+        overall = str(error), None if isinstance(error, MissingFiles) else False
         yield overall
     for source, file in dataset.existing_files():
-        # The first wrong file may be what is wrong with the dataset as a whole.
-        if (verdict := _judge(partial(_verify_file, dataset, source, file, checksums))) != overall:
-            yield verdict
-    for folder in _parsed_folders(dataset):
-        yield _judge(partial(_verify_folder, folder))
-
-
-def _judge(check: Callable[[], str]) -> Verdict:
-    try:
-        return Verdict(check(), True)
-    except (ValueError, OSError) as error:
-        return Verdict(str(error), False)
+        try:
+            yield _verify_file(dataset, source, file, checksums), True
+        except (ValueError, OSError) as error:
+            # The first wrong file may be what is wrong with the dataset as a whole.
+            if (str(error), False) != overall:
+                yield str(error), False
+    # The names of parsed folders, intact or not, end in a fingerprint.
+    pattern = re.compile(rf"{re.escape(dataset.name)}-[0-9a-f]{{12}}")
+    for cache in cache_folders(dataset.home_folder):
+        for folder in sorted(path for path in cache.glob("*") if pattern.fullmatch(path.name)):
+            try:
+                read_parsed(folder)
+                yield f"{folder} is right", True
+            except (ValueError, OSError) as error:
+                yield str(error), False
 
 
 def _verify_file(dataset: StoredDataset, source: Source, file: File, checksums: dict[str, str] | None) -> str:
@@ -215,18 +212,6 @@ def _verify_file(dataset: StoredDataset, source: Source, file: File, checksums: 
         remedy = "fetch it again, or delete the parsed folder"
         raise ValueError(f"{file.path} is not what was parsed: its {actual}; {remedy}")
     return f"{file.path} has no published checksum; its {actual}"
-
-
-def _verify_folder(folder: Path) -> str:
-    read_parsed(folder)
-    return f"{folder} is right"
-
-
-def _parsed_folders(dataset: StoredDataset) -> Iterator[Path]:
-    """The parsed folders of a dataset, intact or not; their names end in a fingerprint."""
-    pattern = re.compile(rf"{re.escape(dataset.name)}-[0-9a-f]{{12}}")
-    for cache in cache_folders(dataset.home_folder):
-        yield from sorted(path for path in cache.glob("*") if pattern.fullmatch(path.name))
 
 
 def _missing_sources(dataset: StoredDataset) -> list[Source]:

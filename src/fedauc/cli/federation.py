@@ -1,4 +1,4 @@
-"""`fedauc federation`: write an app, try it on this machine, go on after a crash, look at a run."""
+"""The commands `fedauc federation`: write a Flower app, try it on this machine, resume it, and summarize a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ Settings = Annotated[
 @app.command()
 def init(
     folder: Folder,
-    sites: Annotated[str, typer.Option("--sites", metavar="name=group,...", help="Who takes part.")],
+    sites: Annotated[str, typer.Option("--sites", metavar="name=group,...", help="The sites and their groups.")],
     hosts: Annotated[str, typer.Option("--hosts", help="The server's names or addresses.")] = "localhost,127.0.0.1",
 ) -> None:
-    """Write a Flower app, its certificates and keys, and the server's table of sites.
+    """Write a Flower app with certificates, keys and the server's site table.
 
     Example: [bold]fedauc federation init hospitals --sites north=day,south=night --hosts fed.example.org[/bold]
     """
-    create_app_folder(folder, _read_sites(sites), _read_list("hosts", hosts))
+    groups: dict[str, str] = {}
+    for pair in _read_list("sites", sites):
+        name, _, group = pair.partition("=")
+        if name in groups:
+            raise ValueError(f"sites lists {name!r} twice; list each once")
+        groups[name] = group
+    create_app_folder(folder, groups, _read_list("hosts", hosts))
     print(f"wrote {folder}: start with {folder / 'README.md'}")
 
 
@@ -43,7 +49,7 @@ def local(
     groups: Annotated[int, typer.Option("--groups", min=1, help="How many groups take turns.")] = 3,
     run_config: Settings = "",
 ) -> None:
-    """Start a SuperLink, SuperNodes and a run on this machine, with TLS and keys; stop them when the run is over.
+    """Start a SuperLink, SuperNodes and a run on this machine, with TLS and keys, and stop them when the run ends.
 
     Example: [bold]fedauc federation local --sites 4 --run-config "cycles=2" --out trial[/bold]
     """
@@ -75,20 +81,20 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
 
     Example: [bold]fedauc federation show trial[/bold]
     """
-    found = summarize_run(folder / "run" if (folder / "run").is_dir() else folder)
+    summary = summarize_run(folder / "run" if (folder / "run").is_dir() else folder)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
         return
-    print(f"{found['status']}, {found['done']} of {found['rounds']} rounds")
-    for line in found["records"][-1:]:
-        print(describe_record(line))
-    for name, counts in found["attendance"].items():
+    print(f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds")
+    for record in summary["records"][-1:]:
+        print(describe_record(record))
+    for name, counts in summary["attendance"].items():
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
 
 
 def _run_trial(folder: Path, names: list[str], settings: str) -> None:
-    """Everything up, the run, live lines, everything down."""
-    # Being told to end must stop what was started, as an interrupt from the keyboard does.
+    """Start all processes and the run, print its progress, and stop all processes when it ends."""
+    # SIGTERM must stop the started processes, as an interrupt from the keyboard does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with LocalFederation(folder) as trial:
         trial.start_superlink()
@@ -98,24 +104,15 @@ def _run_trial(folder: Path, names: list[str], settings: str) -> None:
             trial.start_site(name)
         trial.start_run(settings)
         print_progress(trial.folder / "run", lambda: trial.is_running("run"))
-    found = summarize_run(folder / "run") if (folder / "run" / "census.json").is_file() else {"status": "not started"}
-    if found["status"] != "done":
-        raise TrainingStopped(f"the run is {found['status']}; see {folder / 'logs' / 'run.log'}, then resume")
+    started = (folder / "run" / "census.json").is_file()
+    status = summarize_run(folder / "run")["status"] if started else "not started"
+    if status != "done":
+        raise TrainingStopped(f"the run is {status}; see {folder / 'logs' / 'run.log'}, then resume")
     show(folder)
 
 
-def _read_sites(text: str) -> dict[str, str]:
-    found = {}
-    for pair in _read_list("sites", text):
-        name, _, group = pair.partition("=")
-        if name in found:
-            raise ValueError(f"sites lists {name!r} twice; list each once")
-        found[name] = group
-    return found
-
-
-def _read_list(what: str, text: str) -> list[str]:
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise ValueError(f"{what} is {text!r}; it must list at least 1")
-    return found
+def _read_list(option: str, text: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise ValueError(f"{option} is {text!r}; it must list at least 1")
+    return items

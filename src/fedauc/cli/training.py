@@ -48,6 +48,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON config
 RunsFolder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
 ONE_METHOD = "A name from `fedauc list methods`; cycp-pairwise unless given."
+SEVERAL_METHODS = "Names from `fedauc list methods`; cycp-pairwise unless given."
 
 
 def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -64,7 +65,7 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(texts={name: text for name, text in texts.items() if text is not None}, **arguments)
 
     signature = inspect.signature(command, eval_str=True)
-    parameters = [own.replace(kind=keyword) for own in signature.parameters.values() if own.name != "texts"]
+    parameters = [known.replace(kind=keyword) for known in signature.parameters.values() if known.name != "texts"]
     for option in options:
         declaration = typer.Option(
             *SHORT_NAMES.get(option.name, [f"--{option.name}"]),
@@ -131,13 +132,7 @@ def sweep(
     texts: dict[str, str],
     out: Annotated[Path | None, typer.Option("--out", help="The folder to make; not needed for --plan.")] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            "--method",
-            metavar="a,b,...",
-            help="Names from `fedauc list methods`; cycp-pairwise unless given.",
-        ),
+        str | None, typer.Option("--methods", "--method", metavar="a,b,...", help=SEVERAL_METHODS)
     ] = None,
     vary: Annotated[
         list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
@@ -181,11 +176,11 @@ def resume(folder: RunsFolder) -> None:
     from fedauc.experiments.ranks import rank_folder
     from fedauc.experiments.runner import Run
 
-    with rank_folder(folder) as own_folder:
-        if Comparison.is_comparison(own_folder):
-            _train_comparison(Comparison(own_folder))
+    with rank_folder(folder) as ranks_folder:
+        if Comparison.is_comparison(ranks_folder):
+            _train_comparison(Comparison(ranks_folder))
         else:
-            _train_run(Run.resume(own_folder))
+            _train_run(Run.resume(ranks_folder))
 
 
 def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -220,7 +215,7 @@ def list_members(
     Example: [bold]fedauc list objectives[/bold]
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from fedauc.algorithms import find_methods
     from fedauc.discovery import lookup
@@ -240,9 +235,8 @@ def list_members(
         for name, member in next(family.members for family in list_families() if family.kind == kind).items():
             parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]
             rows.append((name, ", ".join(parameters) or "-", (member.__doc__ or "").split("\n")[0]))
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    columns = [Column(header, overflow="fold") for header in headers]
+    table = Table(*columns, box=None, padding=(0, 1), pad_edge=False)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -268,14 +262,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """The commands of this module, in the order in which help lists them."""
 
 
-def name_bars(places: list[str]) -> dict[str, str]:
+def name_bars(runs: list[str]) -> dict[str, str]:
     """Names of runs beside their bars: what they differ in. The seed comes before what may be cut off."""
-    parts = {place: place.split("/") for place in places}
+    parts = {run: run.split("/") for run in runs}
     seeds = len({part[-1] for part in parts.values()}) > 1
     methods = len({part[0] for part in parts.values()}) > 1
     return {
-        place: " ".join(varied[-1:] * seeds + [method] * (methods or len(varied) == 1) + varied[:-1])
-        for place, (method, *varied) in parts.items()
+        run: " ".join(varied[-1:] * seeds + [method] * (methods or len(varied) == 1) + varied[:-1])
+        for run, (method, *varied) in parts.items()
     }
 
 
@@ -307,10 +301,10 @@ def _train_comparison(comparison: Comparison) -> None:
 
     names = name_bars(list(comparison.read_configs()))
     with ProgressBars() as bars:
-        stopped = comparison.train_runs(lambda place: bars.add_bar(names[place]))
+        stopped = comparison.train_runs(lambda name: bars.add_bar(names[name]))
     write_comparison(comparison)
-    for place, reason in stopped.items():
-        print(f"{place}: {reason}", file=sys.stderr)
+    for name, reason in stopped.items():
+        print(f"{name}: {reason}", file=sys.stderr)
     if stopped:
         raise typer.Exit(3)
 
@@ -318,7 +312,7 @@ def _train_comparison(comparison: Comparison) -> None:
 def _expand_runs(
     methods: str | None, seeds: str, texts: dict[str, str], file: Path | None, vary: list[str] | None = None
 ) -> dict[str, Config]:
-    """The configurations of all runs that a command line asks for, by their places in the folder."""
+    """The configurations of all runs that a command line asks for, by their paths in the folder."""
     from fedauc.experiments.config import Config
     from fedauc.experiments.options import DEFAULT_METHOD
     from fedauc.experiments.sweep import expand_sweep, read_list, read_seeds, read_varied
