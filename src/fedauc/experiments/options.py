@@ -74,9 +74,15 @@ def list_options() -> tuple[Option, ...]:
 
 
 def list_parameters(owner: type) -> list[FieldInfo]:
-    """The fields of a dataclass that an option can set: neither components, which have options of their own, nor
-    tuples of tuples, which need a file."""
-    return [known for known in list_fields(owner) if not _is_nested(known.type)]
+    """The fields of a dataclass that an option can set, without components and tuples of tuples."""
+    parameters = []
+    for known in list_fields(owner):
+        kind = unwrap_optional(known.type)
+        nested_tuple = any(typing.get_origin(inner) is tuple for inner in typing.get_args(kind))
+        # A field may hold any member of a family, or one member alone.
+        if not (nested_tuple or is_dataclass(kind) or find_family(kind)):
+            parameters.append(known)
+    return parameters
 
 
 def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
@@ -146,14 +152,6 @@ def format_default(default: Any) -> str:
     if default is None or default in ("", ()):
         return "optional"
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-
-
-def _is_nested(kind: Any) -> bool:
-    kind = unwrap_optional(kind)
-    if typing.get_origin(kind) is tuple:
-        return any(typing.get_origin(inner) is tuple for inner in typing.get_args(kind))
-    # A field may hold any member of a family, or one member alone.
-    return is_dataclass(kind) or find_family(kind) is not None
 
 
 def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any:

@@ -18,16 +18,6 @@ from typing import Any
 
 from fedauc.experiments.checkpoint import write_atomically
 
-TEMPLATE_FILES = {
-    "pyproject.toml": "pyproject.toml.template",
-    "README.md": "README.md.template",
-    "fedauc_app/__init__.py": "package.py.template",
-    "fedauc_app/server_app.py": "server_app.py.template",
-    "fedauc_app/client_app.py": "client_app.py.template",
-    "fedauc_app/data.py": "data.py.template",
-}
-"""The files of an app, and the template of each."""
-
 IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
 """What must never be published with the app."""
 
@@ -47,14 +37,14 @@ def create_app_folder(
             raise ValueError(f"a site's name is {name!r}; use letters, digits and dashes")
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
+    (part / "fedauc_app").mkdir(parents=True)
     paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
-    for target, template in TEMPLATE_FILES.items():
-        text = (resources.files("fedauc.federation") / "template" / template).read_text(encoding="utf-8")
+    for template in (resources.files("fedauc.federation") / "template").iterdir():
+        text, name = template.read_text(encoding="utf-8"), template.name.removesuffix(".template")
         for placeholder, path in paths.items():
             text = text.replace(placeholder, path)
-        (part / target).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(part / target, text.encode())
+        # Python files belong to the app's package; the others stand beside it.
+        write_atomically((part / "fedauc_app" if name.endswith(".py") else part) / name, text.encode())
     write_atomically(part / ".gitignore", ("\n".join(IGNORED_BY_GIT) + "\n").encode())
     create_certificates(part / "certificates", hosts)
     sections = [
@@ -76,8 +66,13 @@ def create_certificates(folder: Path, hosts: Sequence[str]) -> None:
     issuer, subject = (
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("fedauc trial authority", hosts[0])
     )
-    alternatives = x509.SubjectAlternativeName([_host_name(host) for host in hosts])
-    extensions = (x509.BasicConstraints(False, None), alternatives)
+    alternatives: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            alternatives.append(x509.DNSName(host))
+    extensions = (x509.BasicConstraints(False, None), x509.SubjectAlternativeName(alternatives))
     authority = _sign_certificate(issuer, issuer, ca_key.public_key(), ca_key, x509.BasicConstraints(True, None))
     server = _sign_certificate(subject, issuer, server_key.public_key(), ca_key, *extensions)
     _write_file(folder / "ca.pem", authority, secret=False)
@@ -110,15 +105,6 @@ def _sign_certificate(subject: Any, issuer: Any, key: Any, ca_key: Any, *extensi
         builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
     pem: bytes = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
     return pem
-
-
-def _host_name(host: str) -> Any:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _private_key_bytes(key: Any, format_name: str) -> bytes:

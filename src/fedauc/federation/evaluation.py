@@ -51,7 +51,13 @@ def evaluate_at_sites(exchange: Exchange, header: Mapping[str, Any], model: Mode
         lambda client, payload: _read_scores(payload, requested),
     )
     answers = {exchange.sites[client].name: answer for client, answer in sorted(result.answers.items())}
-    pooled = _pool_answers([tensors for tensors, _ in answers.values()], requested)
+    tensors = [site_tensors for site_tensors, _ in answers.values()]
+    if not answers:
+        pooled = PooledAUC(None, None, None, 0, 0)
+    elif requested == "histograms":
+        pooled = auc_from_histograms(torch.stack([counts for (counts,) in tensors]).sum(0))
+    else:
+        pooled = auc_from_scores(*map(torch.cat, zip(*tensors, strict=True)))
     record = {
         "auc": pooled.auc,
         "auc_low": pooled.low,
@@ -61,7 +67,7 @@ def evaluate_at_sites(exchange: Exchange, header: Mapping[str, Any], model: Mode
         "test_sites": len(answers),
     }
     site_auc = {name: value for name, (_, value) in answers.items() if value is not None}
-    return {**record, **({"site_auc": site_auc} if site_auc else {})}
+    return record | ({"site_auc": site_auc} if site_auc else {})
 
 
 def count_score_bins(scores: Tensor, labels: Tensor) -> Tensor:
@@ -93,15 +99,6 @@ def auc_from_scores(scores: Tensor, labels: Tensor) -> PooledAUC:
     negatives = len(labels) - positives
     exact = auc(labels, scores) if positives and negatives else None
     return PooledAUC(exact, exact, exact, positives, negatives)
-
-
-def _pool_answers(answers: list[list[Tensor]], requested: str) -> PooledAUC:
-    if not answers:
-        return PooledAUC(None, None, None, 0, 0)
-    if requested == "histograms":
-        return auc_from_histograms(torch.stack([counts for (counts,) in answers]).sum(0))
-    scores, labels = (torch.cat(tensors) for tensors in zip(*answers, strict=True))
-    return auc_from_scores(scores, labels)
 
 
 def _read_scores(payload: Payload, requested: str) -> tuple[list[Tensor], float | None]:

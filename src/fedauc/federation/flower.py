@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
-from fedauc.discovery import lookup
 from fedauc.experiments.options import build_config, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
 from fedauc.federation.serialization import Payload
 from fedauc.federation.server import AGREEMENT_FILE, FederatedRun
-from fedauc.federation.site import DEFAULT_POLICY, SHARING_LEVELS, ModelBuilder, Site, SitePolicy, refuse_after_error
+from fedauc.federation.site import DEFAULT_POLICY, ModelBuilder, Site, SitePolicy, refuse_after_error
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState, SiteState
 from fedauc.locks import hold_lock
@@ -209,8 +208,7 @@ def _configure_site(
             return ContextSiteState(context.state, run_id)
         return FolderSiteState(Path(str(node_config["state"])) / run_id)
 
-    levels = dict(zip(SHARING_LEVELS, SHARING_LEVELS, strict=True))
-    share: Any = lookup("share", str(node_config.get("share", DEFAULT_POLICY.shared_scores)), levels)
+    share: Any = str(node_config.get("share", DEFAULT_POLICY.shared_scores))
     policy = SitePolicy(share, bool(node_config.get("share-auc", DEFAULT_POLICY.share_auc)))
     return Site(lambda: load_data(node_config), open_state, policy, build_model)
 

@@ -50,6 +50,15 @@ class LocalFederation:
         address = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
         text = f'[superlink]\ndefault = "{SUPERLINK_NAME}"\n\n[superlink.{SUPERLINK_NAME}]\n{address}'
         write_atomically(self.folder / "flower" / "config.toml", text.encode())
+        self._environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +134,7 @@ class LocalFederation:
             self._processes[name] = subprocess.Popen(
                 [str(_find_program(program)), *arguments],
                 cwd=self._working_folder,
-                env=self._environment_variables(),
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -151,11 +160,8 @@ class LocalFederation:
 
     def run_flwr(self, *arguments: str) -> str:
         """Run a `flwr` command and return its output."""
-        command = [str(_find_program("flwr")), *arguments]
-        environment = self._environment_variables()
-        done = subprocess.run(
-            command, cwd=self._working_folder, env=environment, capture_output=True, text=True, check=False
-        )
+        command, folder = [str(_find_program("flwr")), *arguments], self._working_folder
+        done = subprocess.run(command, cwd=folder, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode:
             output = " ".join((done.stderr or done.stdout).split())[-300:]
             raise ValueError(f"`flwr {' '.join(arguments[:2])}` ended with exit code {done.returncode}: {output}")
@@ -169,17 +175,6 @@ class LocalFederation:
                 return int(response.status) == 200
         except (OSError, http.client.HTTPException):
             return False
-
-    def _environment_variables(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "FLWR_HOME": str(self.folder / "flower"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "OMP_NUM_THREADS": "1",
-        }
 
 
 def write_demo_sites(folder: Path, names: list[str]) -> None:

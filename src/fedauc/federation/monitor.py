@@ -55,5 +55,5 @@ def describe_record(record: dict[str, Any]) -> str:
         return f"round {record['round'] + 1}: no AUC"
     bounds = f"between {record['auc_low']:.4f} and {record['auc_high']:.4f}"
     rows = f"{record['test_positives']} positives and {record['test_negatives']} negatives"
-    sites = f"{record['test_sites']} sites"
-    return f"round {record['round'] + 1}: AUC {record['auc']:.4f}, {bounds}, over {rows} at {sites}"
+    auc = f"round {record['round'] + 1}: AUC {record['auc']:.4f}"
+    return f"{auc}, {bounds}, over {rows} at {record['test_sites']} sites"

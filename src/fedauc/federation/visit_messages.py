@@ -94,9 +94,7 @@ def unpack_download(
 
 def build_setting(header: dict[str, Any], recipe: Recipe, class_counts: tuple[int, int]) -> Setting:
     """The run's setting, as far as a site may know it."""
-    clients, nonempty, holders, rows = header["class_totals"]
-    totals = ClassTotals(clients, nonempty, (holders[0], holders[1]), (rows[0], rows[1]))
-    census = totals.equivalent_census(header["client"], class_counts)
+    census = ClassTotals(*header["class_totals"]).equivalent_census(header["client"], class_counts)
     return Setting(recipe.seed, header["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
 
 
