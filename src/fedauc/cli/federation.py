@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, write_demo_sites
-from fedauc.federation.monitor import describe_record, print_progress, summarize_run
+from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, count_attendance
 from fedauc.guards import TrainingStopped
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms across machines, on Flower.")
@@ -67,7 +70,7 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
 
     Example: [bold]fedauc federation resume trial[/bold]
     """
-    if not (folder / "run" / "federation.json").is_file():
+    if not (folder / "run" / AGREEMENT_FILE).is_file():
         raise ValueError(
             f"{folder} holds no run to go on with; start one with `fedauc federation local --out {folder}`"
         )
@@ -92,6 +95,52 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
 
 
+def summarize_run(path: Path) -> dict[str, Any]:
+    """The status, rounds, records and attendance of a run, finished or not."""
+    if not (path / CENSUS_FILE).is_file():
+        raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
+    folder, stopped = RunFolder(path), path / "stopped.txt"
+    names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    return {
+        "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
+        "done": len(folder.read_lines(ATTENDANCE_FILE)),
+        "rounds": json.loads((path / CENSUS_FILE).read_text())["rounds"],
+        "records": folder.read_records(),
+        "attendance": count_attendance(folder, names),
+    }
+
+
+def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
+    """Print a line per new round and per new evaluation until the run ends."""
+    folder = RunFolder(path)
+    printed_rounds, printed_records = len(folder.read_lines(ATTENDANCE_FILE)), len(folder.read_records())
+    goes_on = True
+    while goes_on:
+        # Asked before reading, so that the last lines of a run that ends meanwhile are printed too.
+        goes_on = is_running()
+        attendance, records = folder.read_lines(ATTENDANCE_FILE), folder.read_records()
+        for line in attendance[printed_rounds:]:
+            total = json.loads((path / CENSUS_FILE).read_text())["rounds"]
+            missing = [f"{name} missing: {reason}" for name, reason in {**line["absent"], **line["refused"]}.items()]
+            answered = ", ".join(line["answered"]) or "no site"
+            print("; ".join([f"round {line['round'] + 1} of {total}: {answered}", *missing]), flush=True)
+        for record in records[printed_records:]:
+            print(describe_record(record), flush=True)
+        printed_rounds, printed_records = len(attendance), len(records)
+        if goes_on:
+            time.sleep(0.5)
+
+
+def describe_record(record: dict[str, Any]) -> str:
+    """A record as one line of text."""
+    if record["auc"] is None:
+        return f"round {record['round'] + 1}: no AUC"
+    bounds = f"between {record['auc_low']:.4f} and {record['auc_high']:.4f}"
+    rows = f"{record['test_positives']} positives and {record['test_negatives']} negatives"
+    auc = f"round {record['round'] + 1}: AUC {record['auc']:.4f}"
+    return f"{auc}, {bounds}, over {rows} at {record['test_sites']} sites"
+
+
 def _run_trial(folder: Path, names: list[str], settings: str) -> None:
     """Start all processes and the run, print its progress, and stop all processes when it ends."""
     # SIGTERM must stop the started processes, as an interrupt from the keyboard does.
@@ -104,7 +153,7 @@ def _run_trial(folder: Path, names: list[str], settings: str) -> None:
             trial.start_site(name)
         trial.start_run(settings)
         print_progress(trial.folder / "run", lambda: trial.is_running("run"))
-    started = (folder / "run" / "census.json").is_file()
+    started = (folder / "run" / CENSUS_FILE).is_file()
     status = summarize_run(folder / "run")["status"] if started else "not started"
     if status != "done":
         raise TrainingStopped(f"the run is {status}; see {folder / 'logs' / 'run.log'}, then resume")
