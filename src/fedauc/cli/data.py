@@ -53,11 +53,20 @@ def show_status(names: Names = None, folder: Folder = "") -> None:
     chosen, any_wrong, any_present = _stored_datasets(names, folder), False, False
     for dataset in chosen:
         try:
-            lines = _describe_status(dataset)
-            any_present |= not _missing_sources(dataset)
+            sizes = {file.path: file.path.stat().st_size for file in dataset.find_files()}
+            if empty := [path for path, size in sizes.items() if not size]:
+                raise ValueError(f"{empty[0]} is empty; delete it and fetch it again")
+            print(f"{dataset.name}: present ({format_bytes(sum(sizes.values()))})")
+            any_present = True
+        except MissingFiles as missing:
+            print(f"{dataset.name}: lacks {len(missing.sources)} of {len(dataset.sources)} files")
+            for source in missing.sources:
+                print(f"  {source.name}  {source.url or source.page}")
+            if missing.partial:
+                print(f"  {missing.partial}")
         except (ValueError, OSError) as error:
-            lines, any_wrong = [_prefix_dataset(dataset, error)], True
-        print("\n".join(lines))
+            print(_prefix_dataset(dataset, error))
+            any_wrong = True
     if any_present:
         print(PRESENT)
     if not names:
@@ -129,8 +138,10 @@ def show_statistics(
             (missing if isinstance(error, MissingFiles) and not names else errors).append(str(error))
             continue
         for part, count in counts.items():
-            percentage = f"{100 * count.positives / sum(count):.2f}"
-            paper = _compare_with_paper(name, part, count)
+            paper, percentage = "-", f"{100 * count.positives / sum(count):.2f}"
+            if name in PAPER_COUNTS:
+                expected: ClassCounts = getattr(PAPER_COUNTS[name], part)
+                paper = "the same" if expected == count else f"{expected.positives:,} / {expected.negatives:,}"
             table.add_row(name, part, f"{count.positives:,}", f"{count.negatives:,}", percentage, paper)
         caveats += [caveat_sentence(name, kind.caveat)] if kind.caveat else []
     if table.rows:
@@ -143,28 +154,8 @@ def show_statistics(
         raise typer.Exit(2)
 
 
-def _describe_status(dataset: StoredDataset) -> list[str]:
-    """Whether a dataset is present, and where the missing files come from."""
-    try:
-        sizes = {file.path: file.path.stat().st_size for file in dataset.find_files()}
-    except MissingFiles as missing:
-        summary = f"{dataset.name}: lacks {len(missing.sources)} of {len(dataset.sources)} files"
-        sources = [f"  {source.name}  {source.url or source.page}" for source in missing.sources]
-        return [summary, *sources, *([f"  {missing.partial}"] if missing.partial else [])]
-    if empty := [path for path, count in sizes.items() if not count]:
-        raise ValueError(f"{empty[0]} is empty; delete it and fetch it again")
-    return [f"{dataset.name}: present ({format_bytes(sum(sizes.values()))})"]
-
-
 def _prefix_dataset(dataset: StoredDataset, message: object) -> str:
     return f"{dataset.name}: {str(message).removeprefix(f'{dataset.name} ')}"
-
-
-def _compare_with_paper(name: str, part: str, count: ClassCounts) -> str:
-    if name not in PAPER_COUNTS:
-        return "-"
-    paper: ClassCounts = getattr(PAPER_COUNTS[name], part)
-    return "the same" if paper == count else f"{paper.positives:,} / {paper.negatives:,}"
 
 
 def _verify_dataset(dataset: StoredDataset) -> Iterator[tuple[str, bool | None]]:

@@ -202,10 +202,8 @@ def list_descendants(root: int) -> list[tuple[int, str]]:
 
 def find_free_port() -> int:
     """A port that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _read_process(pid: int) -> tuple[int, str]:

@@ -35,9 +35,6 @@ def shorten_name(name: str, room: int) -> str:
 class TimeColumn(TimeRemainingColumn):
     """The time that a run still needs, or that it took."""
 
-    def __init__(self) -> None:
-        super().__init__(compact=True, elapsed_when_finished=True)
-
     def render(self, task: Task) -> Text:
         """A word and the time, unless there is none left."""
         if task.fields["auc"] == "stopped":
@@ -70,7 +67,7 @@ class ProgressBars:
             TextColumn("{task.description:<14}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TimeColumn(),
+            TimeColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[auc]}", table_column=Column(no_wrap=True)),
             console=console,
         )
