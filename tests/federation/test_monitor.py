@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from cli_helpers import fedauc
-from fedauc.cli.federation import print_progress, summarize_run
+from fedauc.cli.federation import print_progress
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.local_federation import write_demo_sites
+from fedauc.federation.server import summarize_run
 from federation.memory_grid import Fault, create_run, make_agreement, make_grid
 from small_federations import held_out
 

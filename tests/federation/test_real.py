@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedauc.cli.federation import summarize_run
 from fedauc.data.clients import Clients
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
 from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites
+from fedauc.federation.server import summarize_run
 from fedauc.models.linear import Linear
 
 pytestmark = pytest.mark.flower

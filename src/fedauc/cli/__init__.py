@@ -139,8 +139,8 @@ def describe_usage_error(error: Any) -> str:
     return f"error: {message}{stop} See `{context.command_path if context else 'fedauc COMMAND'} --help`."
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(VERSION)
         raise typer.Exit()
 

@@ -14,7 +14,7 @@ import typer
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, write_demo_sites
-from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, count_attendance
+from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, summarize_run
 from fedauc.guards import TrainingStopped
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms across machines, on Flower.")
@@ -93,21 +93,6 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(describe_record(record))
     for name, counts in summary["attendance"].items():
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
-
-
-def summarize_run(path: Path) -> dict[str, Any]:
-    """The status, rounds, records and attendance of a run, finished or not."""
-    if not (path / CENSUS_FILE).is_file():
-        raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
-    folder, stopped = RunFolder(path), path / "stopped.txt"
-    names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
-    return {
-        "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
-        "done": len(folder.read_lines(ATTENDANCE_FILE)),
-        "rounds": json.loads((path / CENSUS_FILE).read_text())["rounds"],
-        "records": folder.read_records(),
-        "attendance": count_attendance(folder, names),
-    }
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:

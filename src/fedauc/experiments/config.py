@@ -177,13 +177,13 @@ def from_plain(kind: Any, data: Any, where: str, default: Any = None) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} is {data!r}; it must be an object")
     types_by_name = {known.name: known.type for known in list_fields(kind)}
-    given = {key: value for key, value in data.items() if key != "name" or "name" in types_by_name}
-    for key in given:
+    described = {key: value for key, value in data.items() if key != "name" or "name" in types_by_name}
+    for key in described:
         lookup(f"field of {where}", key, types_by_name)
     base = default if type(default) is kind else None
     values = {
         key: from_plain(types_by_name[key], value, f"{where}.{key}", getattr(base, key, None))
-        for key, value in given.items()
+        for key, value in described.items()
     }
     if base is not None:
         return replace(base, **values)

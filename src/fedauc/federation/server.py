@@ -216,6 +216,21 @@ def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str,
     return {name: {status: sum(name in line[status] for line in lines) for status in statuses} for name in names}
 
 
+def summarize_run(path: Path) -> dict[str, Any]:
+    """The status, rounds, records and attendance of a run, finished or not."""
+    if not (path / CENSUS_FILE).is_file():
+        raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
+    folder, stopped = RunFolder(path), path / "stopped.txt"
+    names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    return {
+        "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
+        "done": len(folder.read_lines(ATTENDANCE_FILE)),
+        "rounds": json.loads((path / CENSUS_FILE).read_text())["rounds"],
+        "records": folder.read_records(),
+        "attendance": count_attendance(folder, names),
+    }
+
+
 def _assemble_federation(
     agreement: FederationAgreement, exchange: Exchange, registered: RegisteredSites, build_model: ModelBuilder | None
 ) -> Assembly:

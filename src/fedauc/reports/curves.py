@@ -37,16 +37,16 @@ def draw_curves(folders: Sequence[tuple[str, RunFolder]]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     if title := "; ".join(map(shorten_note, list_caveats(folders))):
         figure.suptitle(title)
-    looks: dict[str, dict[str, Any]] = {}
+    line_styles: dict[str, dict[str, Any]] = {}
     for method, folder in folders:
         records = folder.read_records()
-        fresh = method not in looks
-        color, linestyle = COLOURS[len(looks) % len(COLOURS)], STYLES[len(looks) % len(STYLES)]
-        look = looks.setdefault(method, {"color": color, "linestyle": linestyle, "linewidth": 1.8})
+        label = None if method in line_styles else method
+        color, linestyle = COLOURS[len(line_styles) % len(COLOURS)], STYLES[len(line_styles) % len(STYLES)]
+        line_style = line_styles.setdefault(method, {"color": color, "linestyle": linestyle, "linewidth": 1.8})
         aucs = [record["auc"] for record in records]
-        left.plot([record["rounds"] for record in records], aucs, label=method if fresh else None, **look)
+        left.plot([record["rounds"] for record in records], aucs, label=label, **line_style)
         traffic = [(record["bytes_up"] + record["bytes_down"]) / 1e6 for record in records]
-        right.plot(traffic, aucs, **look)
+        right.plot(traffic, aucs, **line_style)
     left.set(xlabel="rounds", ylabel="test AUC")
     right.set(xlabel="megabytes, up and down")
     right.set_xscale("log")
