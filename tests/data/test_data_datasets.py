@@ -15,8 +15,7 @@ from sklearn.metrics import roc_auc_score
 import data_files
 from fedauc.data import Dataset, Rows, Table, find_datasets
 from fedauc.data.datasets.creditcard import CreditCard
-from fedauc.data.datasets.synthetic import Synthetic
-from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
+from fedauc.data.datasets.synthetic import Synthetic, SyntheticMedicare
 from fedauc.data.datasets.table import TableFile
 from fedauc.data.standardization import standardize_table
 

@@ -12,7 +12,7 @@ import data_files
 from fedauc.data import Preparation, prepare_table
 from fedauc.data.datasets.creditcard import CreditCardFull
 from fedauc.data.datasets.medicare import FEATURES, FRAUD, STATES, Medicare, read_exclusions, read_provider_year
-from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
+from fedauc.data.datasets.synthetic import SyntheticMedicare
 
 
 def write_exclusions(folder: Path, *lines: dict[str, object]) -> Path:

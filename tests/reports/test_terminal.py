@@ -13,7 +13,7 @@ import data_files
 from cli_helpers import fedauc, paper_command
 from fedauc.cli.training import name_bars
 from fedauc.data import find_datasets
-from fedauc.data.datasets.synthetic_medicare import SyntheticMedicare
+from fedauc.data.datasets.synthetic import SyntheticMedicare
 from fedauc.experiments.options import list_options
 from fedauc.experiments.run_loop import Progress
 from fedauc.progress import report_activity

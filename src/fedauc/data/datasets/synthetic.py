@@ -1,4 +1,4 @@
-"""Gaussian classes whose means differ from client to client: a dataset with a known best AUC."""
+"""Gaussian classes whose means differ from client to client: a known best AUC, and the size of the Medicare data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc import keys
+from fedauc.data.checks import MIN_ROWS_PER_CLASS
 from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.datasets.medicare import STATES
 from fedauc.fields import check_fields, option
 
 
@@ -38,7 +40,7 @@ class Synthetic(Dataset):
 
     def load(self, seed: int) -> Table:
         """Draw the direction and the clients' offsets once, then three independent parts."""
-        step, offsets = draw_means((self.clients, self.features), self.separation, self.shift, seed)
+        step, offsets = _draw_means((self.clients, self.features), self.separation, self.shift, seed)
         train, validation, test = (
             self._generate_rows(step, offsets, seed, part) for part in ("train", "validation", "test")
         )
@@ -56,7 +58,51 @@ class Synthetic(Dataset):
         return Rows(inputs, labels, client)
 
 
-def draw_means(shape: tuple[int, int], separation: float, shift: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class SyntheticMedicare(Dataset):
+    """SYNTHETIC: 4 million rows of 50 states, the k-th largest with 1/k of the largest's rows, 0.07 % positive.
+
+    x = y * separation * u + shift * c_state + noise, as in `synthetic`. Validation and test are independent samples of
+    a quarter of the rows each.
+    """
+
+    name: ClassVar[str] = "medicare-like"
+    about: ClassVar[str] = "synthetic rows of the size and imbalance of the Medicare data; nothing to cite"
+    caveat: ClassVar[str] = "SYNTHETIC medicare-like"
+
+    rows: int = option(4_000_000, "Training rows of all states.", at_least=40 * len(STATES))
+    features: int = option(32, "Number of features.", at_least=1)
+    positive_rate: float = option(0.0007, "Fraction of the rows that are positive.", above=0, below=1)
+    shift: float = option(0.3, "Standard deviation of the states' offsets.", at_least=0)
+    separation: float = option(1.0, "Distance between the means of the classes.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def load(self, seed: int) -> Table:
+        """Draw the direction and the states' offsets once, then three independent parts."""
+        step, offsets = _draw_means((len(STATES), self.features), self.separation, self.shift, seed)
+        sizes = {"train": self.rows, "validation": self.rows // 4, "test": self.rows // 4}
+        train, validation, test = (self._generate_rows(step, offsets, size, seed, part) for part, size in sizes.items())
+        note = f"{self.caveat}: {self.rows} synthetic rows of {len(STATES)} states to train on"
+        return Table(train, validation, test, note)
+
+    def _generate_rows(self, step: np.ndarray, offsets: np.ndarray, size: int, seed: int, part: str) -> Rows:
+        shares = 1 / np.arange(1, len(STATES) + 1)
+        stops = np.round(np.cumsum(shares) / shares.sum() * size).astype(np.int64)
+        state_of_row = np.searchsorted(stops, np.arange(size), side="right")
+        labels = np.zeros(size, dtype=np.int8)
+        positives = max(MIN_ROWS_PER_CLASS, round(self.positive_rate * size))
+        labels[keys.sample_indices(size, positives, seed, "labels", part)] = 1
+        inputs = keys.numpy_generator(seed, "noise", part).standard_normal((size, self.features), dtype=np.float32)
+        # State by state and in place: one row of offsets per row of inputs would double the memory.
+        for state, stop in enumerate(stops):
+            inputs[(stops[state - 1] if state else 0) : stop] += offsets[state]
+        inputs[labels == 1] += step
+        return Rows(inputs, labels, np.array(STATES)[state_of_row])
+
+
+def _draw_means(shape: tuple[int, int], separation: float, shift: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The difference of the class means `[features]`, and the offset of each client `[clients, features]`."""
     direction = keys.numpy_generator(seed, "direction").standard_normal(shape[1])
     step = (separation / np.linalg.norm(direction) * direction).astype(np.float32)
