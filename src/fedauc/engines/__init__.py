@@ -54,30 +54,23 @@ def make_engine(name: str, parts: EngineParts) -> Simulator:
     """The named engine; `auto` stacks the cohort where that is faster, and compiles its steps for long runs."""
     if name != AUTO:
         return engines()[name](*parts[:-1])
-    reason = _find_stacking_obstacle(parts.network)
-    for kind in [] if reason else _list_candidates(parts):
+    device, modules, reason = parts.network.device.type, parts.network.plain_module.modules(), ""
+    # Engines that run the cohort as a stack, the fastest first.
+    candidates: list[Callable[..., Simulator]] = [BatchedEngine]
+    if device == "cuda":
+        candidates = [functools.partial(GraphedEngine, compiled=parts.local_steps >= COMPILE_GRAPH_FROM)]
+    elif device == "cpu" and any(isinstance(module, nn.modules.conv._ConvNd) for module in modules):
+        candidates = []
+        reason = "its convolutions are bound by arithmetic, which stacking on a CPU does not speed up"
+    elif parts.local_steps >= COMPILE_FROM:
+        candidates = [CompiledEngine, BatchedEngine]
+    for kind in candidates:
         try:
             return kind(*parts[:-1])
         except Unsupported as unsupported:
             reason = unsupported.reason
-    _log_loop_choice(str(reason))
+    _log_loop_choice(reason)
     return LoopEngine(*parts[:-1])
-
-
-def _list_candidates(parts: EngineParts) -> list[Callable[..., Simulator]]:
-    """Engines that may run the cohort as a stack, the fastest first."""
-    if parts.network.device.type == "cuda":
-        return [functools.partial(GraphedEngine, compiled=parts.local_steps >= COMPILE_GRAPH_FROM)]
-    return [*([CompiledEngine] if parts.local_steps >= COMPILE_FROM else []), BatchedEngine]
-
-
-def _find_stacking_obstacle(network: ModuleNetwork) -> str | None:
-    """Why stacking would not pay off, if it would not."""
-    if network.device.type != "cpu":
-        return None
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in network.plain_module.modules()):
-        return "its convolutions are bound by arithmetic, which stacking on a CPU does not speed up"
-    return None
 
 
 @functools.lru_cache(maxsize=64)

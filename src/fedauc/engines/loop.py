@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import ClassVar, NamedTuple, TypeVar, final
 
@@ -79,7 +78,13 @@ class LoopEngine(Simulator):
             yield from self._thread_pool.map_clients(lambda network, task: self._visit_client(network, *task), tasks)
 
     def _visit_in_this_thread(self, download: Download, client: int) -> ClientVisit:
-        with self._seed_module_randomness(download.phase.round, client):
+        """Visit a client with its module's own randomness (dropout) keyed too; the caller's generators stay as is."""
+        seed = keys.random_integer(self._setting.seed, "module", download.phase.round, client)
+        cuda = self._network.device.type == "cuda"
+        with torch.random.fork_rng([self._network.device] if cuda else []):
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                torch.cuda.manual_seed(seed)
             generator_state = torch.get_rng_state()
             visit = self._visit_client(self._network, download, client)
             # The generator is seeded for one client at a time, so a module that draws from it cannot run in threads.
@@ -102,17 +107,6 @@ class LoopEngine(Simulator):
             emitted.append(emission)
         upload, client_state = algorithm.finish(download, client_state, local, tree_stack(emitted))
         return ClientVisit(upload, loss, client_state, fastest_step)
-
-    @contextmanager
-    def _seed_module_randomness(self, round: int, client: int) -> Iterator[None]:
-        """Key a module's own randomness (dropout) too, and leave the caller's generators as they were."""
-        seed = keys.random_integer(self._setting.seed, "module", round, client)
-        cuda = self._network.device.type == "cuda"
-        with torch.random.fork_rng([self._network.device] if cuda else []):
-            torch.default_generator.manual_seed(seed)
-            if cuda:
-                torch.cuda.manual_seed(seed)
-            yield
 
     def _draw_batches(self, download: Download, client: int) -> list[Batch]:
         draws, device = self._draws.draw_cohort((client,), download.phase), self._inputs.device
