@@ -21,10 +21,10 @@ from fedauc.reports.progress import ProgressBars
 from paper.builder import TableBuilder, list_wanted
 from paper.figures import write_figure
 from paper.records import RecordStore
-from paper.report import FIGURES, build_page, list_specs
+from paper.report import FIGURES, build_page
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
-from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec
+from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec, build_tables, describe_table
 from paper.terminal import print_counts, print_tables
 from paper.tuning import TuningPlan, tune_rows
 
@@ -69,8 +69,8 @@ def list_tables(scale: ScaleName = "paper") -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for header in ("name", "what", "columns"):
         table.add_column(header, overflow="fold")
-    for line in list_specs(lookup("scale", scale, SCALES)):
-        table.add_row(*line)
+    for spec in build_tables(lookup("scale", scale, SCALES)).values():
+        table.add_row(spec.name, spec.title, ", ".join(column.name for column in spec.columns))
     table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
     Console().print(table)
 
@@ -183,7 +183,7 @@ def _build_specs(
     names: Sequence[str], scale: Scale, columns: str, methods: str, more_rows: Sequence[str] | None
 ) -> list[TableSpec]:
     _refuse_table7(names)
-    tables = [lookup("table", name, TABLES)(scale) for name in names]
+    tables = [lookup("table", name, build_tables(scale)) for name in names]
     rows = [Row.parse(text) for text in more_rows or ()]
     for table in tables:
         table.add_rows(rows)
@@ -206,9 +206,7 @@ def _table_command(name: str) -> Callable[..., None]:
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "names"]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    # The terminal wraps the lines of a paragraph itself.
-    about = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(TABLES[name]) or "").split("\n\n"))
-    command.__doc__ = f"{about}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
+    command.__doc__ = f"{describe_table(name)}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
     return command
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from paper.records import Record, RecordStore
 from paper.scales import Scale
 from paper.sensitivity import JUDGES, Finding, finding_frame, list_findings
 from paper.significance import FEWEST_EXAMPLES
-from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, cell_configs, list_cells
+from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, build_tables, cell_configs, describe_table, list_cells
 from paper.terminal import list_borrowed, list_data_caveats
 from paper.tuning import TuningChoice, TuningJob
 
@@ -62,7 +61,7 @@ class GridEnds(NamedTuple):
     larger_of_two: int
 
 
-def build_page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = tuple(TABLES)) -> Page:
+def build_page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = TABLES) -> Page:
     """The page for the named tables, as far as they have finished runs."""
     report = Report(TableBuilder(store, scale, seeds), names)
     return Page(render_page(report), report.figures, bool(report.tables))
@@ -98,7 +97,8 @@ class Report:
 
     def __init__(self, builder: TableBuilder, names: Sequence[str]) -> None:
         self.builder, self._scale = builder, builder.scale
-        self.every_table = [builder.build(lookup("table", name, TABLES)(self._scale)) for name in names]
+        specs = build_tables(self._scale)
+        self.every_table = [builder.build(lookup("table", name, specs)) for name in names]
         self.tables: dict[str, Table] = {}
         self.runs: dict[Config, Record] = {}
         for table in self.every_table:
@@ -147,8 +147,7 @@ class Report:
 
     def describe_table(self, name: str) -> str:
         """What a table is about, in the words of its command's help; they are true of the paper's scale alone."""
-        paragraphs = (inspect.getdoc(TABLES[name]) or "").split("\n\n") if self._scale.published else []
-        return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        return describe_table(name) if self._scale.published else ""
 
     def split_columns(self, name: str, published: bool = True) -> Table | None:
         """A table with the columns on the paper's data, or with the others; None if there are none."""
@@ -278,10 +277,3 @@ class Report:
             known = ", ".join(f"{name} {value}" for name, value in record.versions.items() if value)
             texts.add(f"{known}; commit {record.commit or 'unknown'}")
         return sorted(texts)
-
-
-def list_specs(scale: Scale) -> Iterator[tuple[str, str, str]]:
-    """Every table spec: its name, title and columns."""
-    for name, make in TABLES.items():
-        spec = make(scale)
-        yield name, spec.title, ", ".join(column.name for column in spec.columns)

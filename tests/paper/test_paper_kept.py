@@ -11,11 +11,11 @@ import numpy as np
 from fedauc.experiments.config import Config
 from paper.records import JsonLines, RecordStore, run_name
 from paper.scales import PAPER
-from paper.table_specs import TABLES, cell_configs, list_cells
+from paper.table_specs import build_tables, cell_configs, list_cells
 from paper.tuning import ChoiceStore, TuningJob, TuningPlan, candidate_config
 
 RECORDS = Path(__file__).parents[2] / "paper" / "records"
-JOBS = {TuningJob.for_cell(cell): cell for make in TABLES.values() for cell in list_cells(make(PAPER))}
+JOBS = {TuningJob.for_cell(cell): cell for table in build_tables(PAPER).values() for cell in list_cells(table)}
 
 
 def recorded_runs(path: Path) -> Iterator[str]:
@@ -31,8 +31,8 @@ def archived_names(path: Path) -> list[str]:
 def test_every_record_belongs_somewhere() -> None:
     """What an older setting has left behind is to be deleted."""
     choices, used = ChoiceStore(RecordStore(RECORDS), PAPER), set[str]()
-    for make in TABLES.values():
-        for cell in list_cells(make(PAPER)):
+    for table in build_tables(PAPER).values():
+        for cell in list_cells(table):
             settings = choices.chosen_settings(TuningJob.for_cell(cell))
             used |= {run_name(config) for case in cell_configs(PAPER, cell, settings, (0, 1, 2)) for config in case}
     for job in JOBS:

@@ -26,7 +26,7 @@ from paper.records import Point, RecordStore
 from paper.report import build_page
 from paper.scales import PAPER, SMOKE
 from paper.sensitivity import Finding, list_findings
-from paper.table_specs import METHODS, TABLES, CellSpec, Row, cell_configs, list_cells
+from paper.table_specs import METHODS, TABLES, CellSpec, Row, build_tables, cell_configs, list_cells
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 from paper_records import by_default, keep, labelled, scored
 
@@ -46,7 +46,7 @@ def fill_store(
     A row and a seed may be missing.
     """
     store, labels = RecordStore(folder), labelled(500, 500)
-    for place, cell in enumerate(list_cells(TABLES[sheet](PAPER).select(columns, []))):
+    for place, cell in enumerate(list_cells(build_tables(PAPER)[sheet].select(columns, []))):
         for case in by_default(store, cell, SEEDS):
             for config in case:
                 if (cell.row.name, config.recipe.seed) == missing:
@@ -58,7 +58,7 @@ def fill_store(
 
 
 def build_table(store: RecordStore, name: str, columns: Sequence[str]) -> Table:
-    return TableBuilder(store, PAPER, SEEDS).build(TABLES[name](PAPER).select(columns, []))
+    return TableBuilder(store, PAPER, SEEDS).build(build_tables(PAPER)[name].select(columns, []))
 
 
 def page_text(store: RecordStore, *names: str) -> str:
@@ -153,7 +153,7 @@ def test_rows_are_compared_with_the_papers_numbers(tmp_path: Path) -> None:
     A row that lacks a run is left out.
     """
     store, level = RecordStore(tmp_path), {"cycp-fedavg": 0.88, "cycp-pairwise": 0.76, "a-fedavg": 0.9}
-    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], list(level))):
+    for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], list(level))):
         for config in by_default(store, cell, SEEDS)[0][: 2 if cell.row.name == "a-fedavg" else 3]:
             keep(store, config, [level[cell.row.name]], None)
     frame = gap_frame(list_published_gaps([build_table(store, "table1", ["cifar10"])]))
@@ -199,7 +199,7 @@ def test_an_unfinished_row_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_without_ranks_nothing_is_tested() -> None:
-    column = TABLES["table1"](PAPER).columns[0]
+    column = build_tables(PAPER)["table1"].columns[0]
     comparison = Comparison("table1", column, "cycp-minimax", "fedavg", 0.1, None, None)
     assert (comparison.outcome, str(comparison)) == ("not tested", "+.1000, not tested")
 
@@ -210,7 +210,7 @@ def test_without_ranks_nothing_is_tested() -> None:
 def find_effect(folder: Path, sheet: str, dataset: str, curves: dict[str, list[float]]) -> Finding:
     """What a figure's records say about CyCp-Minimax, from the curve of each column."""
     store, columns = RecordStore(folder), [f"{dataset}-{value}" for value in curves]
-    for cell in list_cells(TABLES[sheet](PAPER).select(columns, ["cycp-minimax"])):
+    for cell in list_cells(build_tables(PAPER)[sheet].select(columns, ["cycp-minimax"])):
         for case in by_default(store, cell, SEEDS):
             for config in case:
                 keep(store, config, curves[cell.column.name.removeprefix(f"{dataset}-")], None)
@@ -250,7 +250,7 @@ def test_a_loss_must_differ_clearly_from_the_one_that_is_allowed(tmp_path: Path,
     The loss of .018 exceeds .01 by .008, which is more than twice the first, and less than twice the second.
     """
     store, columns = RecordStore(tmp_path), ["cifar10-I16", "cifar10-I64"]
-    for cell in list_cells(TABLES["figure1"](PAPER).select(columns, ["cycp-minimax"])):
+    for cell in list_cells(build_tables(PAPER)["figure1"].select(columns, ["cycp-minimax"])):
         for config in by_default(store, cell, SEEDS)[0]:
             auc = 0.91 if cell.column.name == "cifar10-I16" else 0.892 + spread * (config.recipe.seed - 1)
             keep(store, config, [auc], None)
@@ -268,7 +268,7 @@ def test_points_of_figures_and_single_runs_have_no_marks(tmp_path: Path) -> None
     """Table 1's runs are tested in its own columns over three seeds, not with one, and not as points of a figure."""
     level = {"cycp-minimax": LOW}
     store = fill_store(tmp_path, "table1", ["cifar10"], lambda cell, _: level.get(cell.row.name, HIGH))
-    for cell in list_cells(TABLES["figure1"](PAPER).select(["cifar10-I16"], [])):
+    for cell in list_cells(build_tables(PAPER)["figure1"].select(["cifar10-I16"], [])):
         by_default(store, cell, SEEDS)
     table, figure = build_table(store, "table1", ["cifar10"]), build_table(store, "figure1", ["cifar10-I16"])
     assert "*" in auc_frame(table).to_string()
@@ -280,7 +280,10 @@ def test_points_of_figures_and_single_runs_have_no_marks(tmp_path: Path) -> None
 
 def test_means_over_classes_show_every_class_beside_the_papers_number(tmp_path: Path) -> None:
     """Class c has .9 less c hundredths, but that the last has not run; their mean needs them all."""
-    store, sheet = RecordStore(tmp_path), TABLES["classes"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    store, sheet = (
+        RecordStore(tmp_path),
+        build_tables(PAPER)["classes"].select(["cifar10"], ["cycp-fedavg", "cycp-minimax"]),
+    )
     for cell in list_cells(sheet):
         for place, (config,) in enumerate(by_default(store, cell, SEEDS)):
             if cell.row.name == "cycp-fedavg" or place < 4:
@@ -370,7 +373,7 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
 
 def test_synthetic_data_has_a_caveat_and_a_table_of_its_own(tmp_path: Path) -> None:
     store, labels = RecordStore(tmp_path), labelled(20, 30)
-    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10", "insurance-synthetic"], [])):
+    for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10", "insurance-synthetic"], [])):
         note = "SYNTHETIC others, rows; and more" if "synthetic" in cell.column.name else "photographs"
         for config in by_default(store, cell, SEEDS)[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
@@ -382,7 +385,7 @@ def test_synthetic_data_has_a_caveat_and_a_table_of_its_own(tmp_path: Path) -> N
 
 def test_a_single_row_is_shown(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
-    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], ["cycp-pairwise"])):
+    for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-pairwise"])):
         keep(store, by_default(store, cell, [0])[0][0], [0.5], None)
     text = build_page(store, PAPER, SEEDS, ["table1"]).text
     assert "No run has finished yet." not in text
@@ -395,7 +398,7 @@ def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path)
     A run that both tables have counts once: FedAvg's at .1 with a weight decay of 1e-3.
     """
     store = RecordStore(tmp_path)
-    for cell in list_cells(TABLES["batches"](PAPER)):
+    for cell in list_cells(build_tables(PAPER)["batches"]):
         if not ("minimax-16" in cell.row.name and "pooled" in cell.column.name):
             keep(store, cell_configs(PAPER, cell, {}, [0])[0][0], [0.5], None)
     text = page_text(store, "table1", "batches")
@@ -407,7 +410,10 @@ def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path)
 
 
 def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: Path) -> None:
-    store, sheet = RecordStore(tmp_path), TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    store, sheet = (
+        RecordStore(tmp_path),
+        build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-fedavg", "cycp-minimax"]),
+    )
     tuned, untuned = list_cells(sheet)
     for config in by_default(store, tuned, SEEDS)[0]:
         keep(store, config, [0.9], None)
@@ -441,7 +447,7 @@ def test_a_point_that_is_not_tuned_separately_has_a_caveat(tmp_path: Path) -> No
 def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
     """The made-up records have half of AUC, which is 1 here and 0.5 there."""
     store, level = RecordStore(tmp_path), {"cycp-fedavg": 1.0, "cycp-minimax": 0.5}
-    for cell in list_cells(TABLES["creditcard"](PAPER).select(["creditcard"], list(level))):
+    for cell in list_cells(build_tables(PAPER)["creditcard"].select(["creditcard"], list(level))):
         for (config,) in by_default(store, cell, SEEDS):
             keep(store, config, [level[cell.row.name]], None)
     text = build_page(store, PAPER, SEEDS, ["creditcard"]).text
@@ -452,7 +458,10 @@ def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
 
 def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
     """Two rows whose test AUC is highest in the second of three cycles; one of them is selected there."""
-    store, sheet = RecordStore(tmp_path), TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    store, sheet = (
+        RecordStore(tmp_path),
+        build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"]),
+    )
     judged = {"cycp-fedavg": [0.6, 0.7, 0.8], "cycp-pairwise": [0.6, 0.8, 0.8]}
     for cell in list_cells(sheet):
         for config in by_default(store, cell, SEEDS)[0]:
@@ -473,7 +482,7 @@ def test_the_tuning_says_how_often_the_grid_ended(tmp_path: Path) -> None:
             TuningJob("cifar10", Row(method, method)),
             TuningChoice({"learning-rate": step}, "steps", 6, judged, 3, 6, 1.0),
         )
-    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], [])):
+    for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], [])):
         for config in cell_configs(PAPER, cell, choices.chosen_settings(TuningJob("cifar10", cell.row)), SEEDS)[0]:
             keep(store, config, [0.5], None)
     text = page_text(store, "table1")
@@ -498,7 +507,7 @@ def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
     curves = {"cycp-fedavg": [0.6, 0.7, 0.75, 0.8], "cycp-minimax": [0.7, 0.85, 0.8, 0.75]}
     curves |= {"cycp-pairwise": [0.8] * 4, "a-fedavg": [0.7] * 4}
     store = RecordStore(tmp_path)
-    for cell in list_cells(TABLES["traffic"](PAPER).select(["cifar10"], list(curves))):
+    for cell in list_cells(build_tables(PAPER)["traffic"].select(["cifar10"], list(curves))):
         for config in by_default(store, cell, SEEDS)[0]:
             spread = 0.05 * (config.recipe.seed - 1) * (1 if cell.row.name == "cycp-fedavg" else -1)
             keep(store, config, [value + spread for value in curves[cell.row.name]], None)
@@ -610,7 +619,7 @@ def test_a_page_of_the_smoke_scale_says_so(tmp_path: Path) -> None:
 def test_ranks_of_made_up_records_have_the_auc_of_their_scores(tmp_path: Path) -> None:
     """The helper itself: 500 + 500 rows, noise of one standard deviation, so AUC is Φ(1.5 / √2) = .856."""
     store = fill_store(tmp_path, "table1", ["cifar10"], lambda cell, _: HIGH)
-    config = cell_configs(PAPER, next(list_cells(TABLES["table1"](PAPER))), {}, [0])[0][0]
+    config = cell_configs(PAPER, next(list_cells(build_tables(PAPER)["table1"])), {}, [0])[0][0]
     ranks, record = store.load_ranks(config), store.find_record(config)
     assert ranks is not None
     assert record is not None

@@ -11,7 +11,7 @@ import pytest
 from cli_helpers import paper_command
 from paper.records import RecordStore
 from paper.scales import PAPER, SMOKE
-from paper.table_specs import TABLES, Row
+from paper.table_specs import Row, build_tables
 
 README = (Path(__file__).parents[2] / "paper" / "README.md").read_text()
 COMMANDS = [shlex.split(line, comments=True)[3:] for line in re.findall(r"^python -m paper .*", README, re.MULTILINE)]
@@ -53,6 +53,6 @@ def test_a_row_is_read_from_text() -> None:
 def test_a_row_needs_a_name_of_its_own() -> None:
     """The choice of a tuned row is found by its name."""
     with pytest.raises(ValueError, match="table1 already has a row 'cycp-minimax'; give yours another name"):
-        TABLES["table1"](PAPER).add_rows([Row("cycp-minimax", "cycp-minimax", {"learning-rate": "0.5"})])
-    table = TABLES["table1"](SMOKE).add_rows([Row("mine", "fedavg")])
+        build_tables(PAPER)["table1"].add_rows([Row("cycp-minimax", "cycp-minimax", {"learning-rate": "0.5"})])
+    table = build_tables(SMOKE)["table1"].add_rows([Row("mine", "fedavg")])
     assert [row.name for row in table.rows][-2:] == ["cycp-pairwise", "mine"]

@@ -18,7 +18,7 @@ from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
 from fedauc.stages import Milestones
 from paper.scales import PAPER, SCALES, SMOKE, Scale
-from paper.table_specs import METHODS, TABLES, Row, TableSpec, cell_configs, list_cells
+from paper.table_specs import METHODS, Row, TableSpec, build_tables, cell_configs, list_cells
 from paper.tuning import TuningJob
 
 
@@ -29,7 +29,7 @@ def configs(scale: Scale, sheet: TableSpec) -> dict[tuple[str, str], Config]:
 
 def test_table_1_runs_the_settings_of_the_target() -> None:
     """Class 0, dir .5, N = 100, K = 10 whole groups, 95 % of positives removed, 100 cycles, I = 16, 32 rows."""
-    found = configs(PAPER, TABLES["table1"](PAPER))["cycp-pairwise", "cifar10"]
+    found = configs(PAPER, build_tables(PAPER)["table1"])["cycp-pairwise", "cifar10"]
     recipe = found.recipe
     assert found.data == Cifar10(positive="0")
     assert found.preparation.partition == Dirichlet(clients=100, concentration=0.5)
@@ -43,7 +43,7 @@ def test_table_1_runs_the_settings_of_the_target() -> None:
 
 def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
     """Other cells change it; rows have settings of their own, and tuning would change nothing."""
-    schedules, batches = (TABLES[name](PAPER) for name in ("schedules", "batches"))
+    schedules, batches = (build_tables(PAPER)[name] for name in ("schedules", "batches"))
     before, after = configs(PAPER, schedules), configs(PAPER, batches)
     assert (
         before["cycp-pairwise-0.1", "cifar10-constant-mean-1e-3"]
@@ -58,24 +58,24 @@ def test_schedules_lead_to_batches_and_those_to_what_the_tables_have() -> None:
         prox = {"algorithm.prox": "0.01"} if method == "cycp-minimax" else {}
         assert after[cell] == PAPER.build_config("cifar10", method, settings | prox)
     assert (len(set(before.values())), len(set(after.values()))) == (16, 44)
-    for (row, _), config in configs(PAPER, TABLES["alike"](PAPER)).items():
+    for (row, _), config in configs(PAPER, build_tables(PAPER)["alike"]).items():
         assert config == after[row, "cifar10-clients-1e-3"]
     assert {column.grid for sheet in (schedules, batches) for column in sheet.columns} == {"none"}
 
 
 def test_flips_and_skews_reach_the_preparation() -> None:
-    flipped = configs(PAPER, TABLES["table2"](PAPER))["cycp-fedavg", "cifar10"]
+    flipped = configs(PAPER, build_tables(PAPER)["table2"])["cycp-fedavg", "cifar10"]
     assert flipped.preparation.flip_positives == 0.2
-    skewed = configs(PAPER, TABLES["table4"](PAPER))["cycp-fedavg", "dir10-flip0.2"]
+    skewed = configs(PAPER, build_tables(PAPER)["table4"])["cycp-fedavg", "dir10-flip0.2"]
     assert skewed.data.name == "cifar100"
     assert skewed.preparation.partition == Dirichlet(clients=100, concentration=10)
-    noisy = configs(PAPER, TABLES["noise"](PAPER))["square", "cifar10-0.05"].preparation
+    noisy = configs(PAPER, build_tables(PAPER)["noise"])["square", "cifar10-0.05"].preparation
     assert (noisy.flip_positives, noisy.flip_negatives) == (0.05, 0.05)
 
 
 def test_table_8_varies_the_clients() -> None:
     """Groups of 5 take part whole; of groups of 20 (fewer where clients are empty) ten clients do."""
-    found = configs(PAPER, TABLES["table8"](PAPER))
+    found = configs(PAPER, build_tables(PAPER)["table8"])
     made = {name: found["cycp-fedavg", name] for name in ("cifar10-50", "cifar100-200")}
     assert {name: config.preparation.partition for name, config in made.items()} == {
         "cifar10-50": Dirichlet(clients=50, concentration=0.1),
@@ -85,7 +85,7 @@ def test_table_8_varies_the_clients() -> None:
 
 
 def test_table_9_and_the_classes_repeat_on_other_data() -> None:
-    removal, classes = (next(list_cells(TABLES[name](PAPER))) for name in ("table9", "classes"))
+    removal, classes = (next(list_cells(build_tables(PAPER)[name])) for name in ("table9", "classes"))
     assert [[config.data_seed for config in case] for case in cell_configs(PAPER, removal, {}, [0, 1])] == [
         [0, 0],
         [1, 1],
@@ -98,7 +98,7 @@ def test_table_9_and_the_classes_repeat_on_other_data() -> None:
 
 def test_card_fraud_has_every_method_on_splits_of_its_own() -> None:
     """Twelve methods and pooled rows; five splits with one seed each, whatever seeds are asked for."""
-    sheet = TABLES["creditcard"](PAPER)
+    sheet = build_tables(PAPER)["creditcard"]
     assert {entry.method for entry in sheet.rows} == set(find_methods())
     assert len(sheet.rows) == 13
     for cell in list_cells(sheet):
@@ -109,7 +109,7 @@ def test_card_fraud_has_every_method_on_splits_of_its_own() -> None:
 
 def test_card_fraud_is_grouped_by_time_of_day_where_there_are_groups() -> None:
     """No number of groups: the data's own. Methods that visit everyone have none; `central` is one client."""
-    found = configs(PAPER, TABLES["creditcard"](PAPER))
+    found = configs(PAPER, build_tables(PAPER)["creditcard"])
     assert found["cycp-minimax", "creditcard"].recipe.participation == Cyclic(groups=None)
     assert found["codasca", "creditcard"].recipe.participation == Full()
     central = found["central", "creditcard-mlp"]
@@ -121,16 +121,16 @@ def test_card_fraud_is_grouped_by_time_of_day_where_there_are_groups() -> None:
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
 def test_figures_vary_one_thing_at_equal_cost(scale: Scale) -> None:
     """Figure 1 has the same local steps in all; figure 3 and the other one of intervals have the same rounds."""
-    interval = configs(scale, TABLES["figure1"](scale)).values()
+    interval = configs(scale, build_tables(scale)["figure1"]).values()
     assert {config.recipe.cycles * config.recipe.local_steps for config in interval} == {
         scale.cycles * scale.local_steps
     }
-    longer = configs(scale, TABLES["intervals"](scale)).values()
+    longer = configs(scale, build_tables(scale)["intervals"]).values()
     assert {config.recipe.cycles for config in longer} == {scale.cycles}
     ends = {scale.intervals[0], scale.local_steps, scale.intervals[-1]}
     assert {config.recipe.local_steps for config in longer} == ends
     rounds: dict[str, set[int]] = {}
-    for (_, column), config in configs(scale, TABLES["figure3"](scale)).items():
+    for (_, column), config in configs(scale, build_tables(scale)["figure3"]).items():
         schedule = config.recipe.participation
         assert isinstance(schedule, Cyclic)
         # Clients may have groups of their own, as hours have; their number is another.
@@ -147,19 +147,19 @@ def test_sheets_share_the_runs_they_have_in_common() -> None:
 
     Stand-ins, with few positives, reach nothing that would say anything.
     """
-    first = configs(PAPER, TABLES["table1"](PAPER))
+    first = configs(PAPER, build_tables(PAPER)["table1"])
     known = {key: config for key, config in first.items() if not key[1].endswith("stand-in")}
-    assert known.items() <= configs(PAPER, TABLES["traffic"](PAPER)).items()
+    assert known.items() <= configs(PAPER, build_tables(PAPER)["traffic"]).items()
     ours = first["cycp-minimax", "cifar10"]
-    assert configs(PAPER, TABLES["figure1"](PAPER))["cycp-minimax", "cifar10-I16"] == ours
-    assert configs(PAPER, TABLES["figure2"](PAPER))["cycp-minimax", "cifar10-M10"] == ours
-    fraud = configs(PAPER, TABLES["creditcard"](PAPER))["cycp-minimax", "creditcard"]
-    assert configs(PAPER, TABLES["figure1"](PAPER))["cycp-minimax", "creditcard-I16"] == fraud
-    assert configs(PAPER, TABLES["figure2"](PAPER))["cycp-minimax", "creditcard-M6"] == fraud
+    assert configs(PAPER, build_tables(PAPER)["figure1"])["cycp-minimax", "cifar10-I16"] == ours
+    assert configs(PAPER, build_tables(PAPER)["figure2"])["cycp-minimax", "cifar10-M10"] == ours
+    fraud = configs(PAPER, build_tables(PAPER)["creditcard"])["cycp-minimax", "creditcard"]
+    assert configs(PAPER, build_tables(PAPER)["figure1"])["cycp-minimax", "creditcard-I16"] == fraud
+    assert configs(PAPER, build_tables(PAPER)["figure2"])["cycp-minimax", "creditcard-M6"] == fraud
     points = {
         column.name
         for name in ("figure1", "figure2", "figure3")
-        for column in TABLES[name](PAPER).columns
+        for column in build_tables(PAPER)[name].columns
         if column.tested
     }
     assert {point.rpartition("-")[2] for point in points} == {"I16", "M10", "M6"}
@@ -168,7 +168,7 @@ def test_sheets_share_the_runs_they_have_in_common() -> None:
 def test_an_interval_has_the_learning_rate_of_figure_1_whatever_its_rounds() -> None:
     """Each interval but a table's own is tuned in figure 1, and not again at other rounds."""
     jobs = {
-        name: {TuningJob.for_cell(cell) for cell in list_cells(TABLES[name](PAPER))}
+        name: {TuningJob.for_cell(cell) for cell in list_cells(build_tables(PAPER)[name])}
         for name in ("figure1", "intervals")
     }
     assert jobs["intervals"] <= jobs["figure1"]
@@ -178,7 +178,7 @@ def test_an_interval_has_the_learning_rate_of_figure_1_whatever_its_rounds() -> 
 
 
 def test_the_seven_surrogates_are_all_there() -> None:
-    found = configs(PAPER, TABLES["surrogates"](PAPER))
+    found = configs(PAPER, build_tables(PAPER)["surrogates"])
     names = {config.recipe.algorithm.objective.name for config in found.values()}
     pairwise = {"square", "squared-hinge", "pairwise-logistic", "sigmoid", "barrier-hinge", "qnorm-hinge"}
     assert names == {"minimax", *pairwise}
@@ -187,16 +187,16 @@ def test_the_seven_surrogates_are_all_there() -> None:
 def test_a_row_of_one_name_is_one_row_everywhere() -> None:
     """Choices are kept by name."""
     known: dict[str, Row] = {}
-    for make in TABLES.values():
-        for entry in make(PAPER).rows:
+    for table in build_tables(PAPER).values():
+        for entry in table.rows:
             assert known.setdefault(entry.name, entry) == entry
 
 
 def test_every_cell_fits_its_data() -> None:
     """Groups, cohorts and models agree with the drawn rows of the smoke scale; every seed makes other groups."""
     load, seen = DataCache(), set[Config]()
-    for make in TABLES.values():
-        for cell in list_cells(make(SMOKE)):
+    for table in build_tables(SMOKE).values():
+        for cell in list_cells(table):
             seen |= {config for case in cell_configs(SMOKE, cell, {}, [0]) for config in case}
     # Runs on the same data one after another, since the loader keeps the last.
     for config in sorted(seen, key=lambda config: str((config.data, config.preparation, config.data_seed))):
@@ -204,13 +204,13 @@ def test_every_cell_fits_its_data() -> None:
 
 
 def test_what_was_tuned_is_used_and_a_column_wins_over_it() -> None:
-    cell = next(cell for cell in list_cells(TABLES["figure1"](PAPER)) if cell.column.name == "cifar10-I64")
+    cell = next(cell for cell in list_cells(build_tables(PAPER)["figure1"]) if cell.column.name == "cifar10-I64")
     ((config,),) = cell_configs(PAPER, cell, {"learning-rate": "0.3", "local-steps": "1"}, [7])
     assert (config.recipe.learning_rate, config.recipe.local_steps, config.recipe.seed) == (0.3, 64, 7)
 
 
 def test_a_sheet_is_narrowed_to_what_is_named() -> None:
-    sheet = TABLES["table1"](PAPER)
+    sheet = build_tables(PAPER)["table1"]
     usual = sheet.select([], [])
     assert [column.name for column in usual.columns] == ["cifar10", "cifar100", "chestmnist", "insurance"]
     assert [entry.name for entry in usual.rows] == list(METHODS)

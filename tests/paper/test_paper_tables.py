@@ -22,7 +22,7 @@ from paper.published import published_aucs
 from paper.records import JsonLines, Ranks, RecordStore
 from paper.scales import PAPER, SMOKE
 from paper.significance import Case, PairShares, compare_rows, compute_pair_shares
-from paper.table_specs import METHODS, TABLES, list_cells
+from paper.table_specs import METHODS, TABLES, build_tables, list_cells
 from paper_records import by_default, keep, labelled, scored
 
 # --------------------------------------------------------------------------------------------------- published numbers
@@ -30,7 +30,7 @@ from paper_records import by_default, keep, labelled, scored
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4", "table5", "table8", "table9"])
 def test_every_usual_cell_of_the_papers_tables_has_its_number(name: str) -> None:
-    sheet = TABLES[name](PAPER).select([], [])
+    sheet = build_tables(PAPER)[name].select([], [])
     assert set(published_aucs(name)) == {(row.name, column.name) for row in sheet.rows for column in sheet.columns}
 
 
@@ -221,7 +221,7 @@ def test_a_test_needs_twenty_positives(positives: int) -> None:
 
 
 def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
-    spec = TABLES["table1"](PAPER)
+    spec = build_tables(PAPER)["table1"]
     published = published_aucs("table1")["cycp-pairwise", "cifar10"]
     cell = Cell(expected=3, finished=3, stopped=0, auc=Spread(0.911, 0.0012, 3), published=published, best=True)
     key, other, first = ("cycp-pairwise", "cifar10"), ("a-fedavg", "cifar10"), ("cycp-fedavg", "cifar10")
@@ -251,7 +251,7 @@ def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
 
 
 def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
-    spec = TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])
+    spec = build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-fedavg"])
     frame = auc_frame(TableBuilder(RecordStore(tmp_path), PAPER, [0, 1, 2]).build(spec))
     assert frame.to_dict() == {"cifar10": {"cycp-fedavg": "- [.7836]"}}
 
@@ -274,7 +274,7 @@ def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.C
     first = paper_command(capsys, *asked)
     assert first.code == 0, first.err
     files = {path: path.stat().st_mtime_ns for path in (inside / "paper" / "records").rglob("*.jsonl")}
-    sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
+    sheet = build_tables(SMOKE)["table1"].select(["cifar10"], ["cycp-fedavg", "cycp-pairwise"])
     store = RecordStore(inside / "paper" / "records")
     table = TableBuilder(store, SMOKE, [0, 1]).build(sheet)
     assert [row for row, _ in table.cells] == ["cycp-fedavg", "cycp-pairwise"]
@@ -316,7 +316,7 @@ def test_a_figure_and_the_traffic_table_come_from_records(
     told = paper_command(capsys, "traffic", *options, "--columns", "cifar10", "--methods", "cycp-fedavg,cycp-minimax")
     store, sheet = (
         RecordStore(inside / "paper" / "records"),
-        TABLES["traffic"](SMOKE).select(["cifar10"], ["cycp-fedavg"]),
+        build_tables(SMOKE)["traffic"].select(["cifar10"], ["cycp-fedavg"]),
     )
     (cell,) = TableBuilder(store, SMOKE, [0]).build(sheet).cells.values()
     assert cell.reached is not None
@@ -354,7 +354,7 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     assert f"| cifar10 | cycp-minimax | {chosen} | steps | 9 | 12 | 36 |" in page
     # Two rows on five data seeds.
     assert "<summary>10 runs, " in page
-    sheet = TABLES["classes"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    sheet = build_tables(SMOKE)["classes"].select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     store = RecordStore(inside / "paper" / "records")
     for cell in list_cells(sheet):
         aucs = [
@@ -397,7 +397,7 @@ def test_data_that_is_not_there_hides_no_record(
     """CIFAR-10 has run; ChestMNIST is not there."""
     monkeypatch.setenv("FEDAUC_DATA", str(inside / "nothing"))
     store = RecordStore(inside / "paper" / "records")
-    for cell in list_cells(TABLES["table1"](PAPER).select(["cifar10"], ["cycp-fedavg"])):
+    for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-fedavg"])):
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.9], (labelled(30, 30), scored(labelled(30, 30), 1.0, 0)))
     asked = ("--columns", "cifar10,chestmnist", "--methods", "cycp-fedavg", "--seeds", "0", "--tuning", "none")
@@ -442,7 +442,7 @@ def test_an_unfinished_row_is_never_the_best(inside: Path, capsys: pytest.Captur
     options = ("--scale", "smoke", "--columns", "cifar10", "--tuning", "none")
     for row, seeds in (("cycp-fedavg", "0"), ("cycp-minimax", "0,1")):
         paper_command(capsys, "table1", *options, "--methods", row, "--seeds", seeds)
-    sheet = TABLES["table1"](SMOKE).select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
+    sheet = build_tables(SMOKE)["table1"].select(["cifar10"], ["cycp-fedavg", "cycp-minimax"])
     for ran, whole in (([0], 2), ([0, 1], 1)):
         cells_built = TableBuilder(RecordStore(inside / "paper" / "records"), SMOKE, ran).build(sheet).cells.values()
         assert [cell.finished == cell.expected for cell in cells_built].count(True) == whole

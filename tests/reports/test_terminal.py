@@ -27,7 +27,7 @@ from paper.formatting import SMOKE_CAVEAT, auc_frame
 from paper.records import RecordStore
 from paper.report import build_page
 from paper.scales import PAPER
-from paper.table_specs import METHODS, TABLES, list_cells
+from paper.table_specs import METHODS, build_tables, list_cells
 from paper.terminal import list_data_caveats, print_frame
 from paper_records import by_default, keep, labelled, scored
 
@@ -154,7 +154,7 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
     """Seven columns of a table, and a figure's columns, which go down, beside its rows."""
     monkeypatch.setenv("COLUMNS", str(width))
     for name in ("table1", "figure1"):
-        sheet = TABLES[name](PAPER)
+        sheet = build_tables(PAPER)[name]
         columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
         across, down = (rows, columns) if name == "figure1" else (columns, rows)
         print_frame(auc_frame(Table(sheet, {(row, column): DONE for row in rows for column in columns})))
@@ -173,7 +173,7 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
 def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
     first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-synthetic"]
-    sheet = TABLES["table1"](PAPER).select([*first, *last], [])
+    sheet = build_tables(PAPER)["table1"].select([*first, *last], [])
     print_frame(auc_frame(Table(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})))
     heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
     assert heads == [first, last]
@@ -188,7 +188,7 @@ def test_the_table_has_the_same_caveat_as_the_page(
         ["cifar10", "insurance-synthetic"],
     )
     labels = labelled(7, 30)
-    sheet = TABLES["table1"](PAPER).select(columns, rows)
+    sheet = build_tables(PAPER)["table1"].select(columns, rows)
     for cell in list_cells(sheet):
         note = "SYNTHETIC others: rows; and more" if "synthetic" in cell.column.name else "photographs"
         for config in by_default(store, cell, [0])[0]:
