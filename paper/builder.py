@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +14,11 @@ import pandas as pd
 
 from fedauc.experiments.config import Config
 from fedauc.reports.summary import Spread
-from paper.halving import grid_candidates
-from paper.published import PublishedAuc, published_aucs
 from paper.records import Point, Record, RecordStore
 from paper.scales import Scale
 from paper.significance import Case, Difference, compare_rows, compute_pair_shares
-from paper.table_specs import OURS, CellSpec, Column, TableSpec, cell_configs, list_cells
-from paper.tuning import ChoiceStore, TuningJob, TuningPlan
+from paper.table_specs import CIFAR, OURS, CellSpec, Column, TableSpec, cell_configs, list_cells
+from paper.tuning import ChoiceStore, TuningJob, TuningPlan, grid_candidates
 
 NEARLY = 0.02
 """How far below a target AUC a row has nearly reached it."""
@@ -28,6 +28,36 @@ NUMBERS = ("auc", "average_precision", "validation", "selected")
 
 Key = tuple[str, str]
 """A row's and a column's name."""
+
+
+class PublishedAuc(NamedTuple):
+    """A mean and a standard deviation over three runs, as the paper prints them."""
+
+    mean: float
+    deviation: float
+
+
+def published_aucs(table: str) -> Mapping[Key, PublishedAuc]:
+    """What the paper prints for each row and column of a table; nothing for tables that it does not have.
+
+    The numbers are those of Tables 1 to 5, 8 and 9 of Vangapally, Wu, Chen and Guo, Communication-Efficient Federated
+    AUC Maximization with Cyclic Client Participation, TMLR 01/2026. The paper's figures come without numbers.
+
+    >>> published_aucs("table1")["cycp-pairwise", "cifar10"]
+    PublishedAuc(mean=0.848, deviation=0.0008)
+    """
+    # The paper does not name the positive class of its Table 1: it may be any of them.
+    source, columns = ("table1", CIFAR) if table == "classes" else (table, ())
+    return {
+        (line["method"], line["column"]): PublishedAuc(line["mean"], line["deviation"])
+        for line in _read_published().to_dict("records")
+        if line["table"] == source and (not columns or line["column"] in columns)
+    }
+
+
+@functools.cache
+def _read_published() -> pd.DataFrame:
+    return pd.read_csv(Path(__file__).parent / "published.csv")
 
 
 class Reach(NamedTuple):
@@ -178,10 +208,7 @@ class TableBuilder:
                 expected=len(of_cell),
                 finished=len(finished),
                 stopped=sum(bool(record and record.stopped) for record in of_cell),
-                auc=_read_spread(spreads[key], "auc"),
-                average_precision=_read_spread(spreads[key], "average_precision"),
-                validation=_read_spread(spreads[key], "validation"),
-                selected=_read_spread(spreads[key], "selected"),
+                **{number: _read_spread(spreads[key], number) for number in NUMBERS},
                 curve=average_curves(finished),
                 borrowed_settings=bool(spec_cell.column.tuned_case)
                 and self.choices.find_choice(TuningJob.for_cell(spec_cell)) is None,
@@ -223,16 +250,11 @@ def average_curves(records: Sequence[Record]) -> tuple[Point, ...]:
     """The mean over runs that were evaluated after the same rounds; nothing if they were not."""
     if len({tuple(point.rounds for point in record.curve) for record in records}) != 1:
         return ()
-    return tuple(
-        Point(
-            cycle=points[0].cycle,
-            rounds=points[0].rounds,
-            bytes=round(float(np.mean([point.bytes for point in points]))),
-            auc=float(np.mean([point.auc for point in points])),
-            validation_auc=None,
-        )
-        for points in zip(*(record.curve for record in records), strict=True)
-    )
+    curve = []
+    for points in zip(*(record.curve for record in records), strict=True):
+        sent, auc = (float(np.mean(values)) for values in list(zip(*points, strict=True))[2:4])
+        curve.append(points[0]._replace(bytes=round(sent), auc=auc, validation_auc=None))
+    return tuple(curve)
 
 
 def find_reach(curve: Sequence[Point], target: float) -> Reach | None:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedauc.data.io.stored import MissingFiles, is_writable
 from fedauc.discovery import lookup
@@ -20,12 +19,12 @@ from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.reports.progress import ProgressBars
 from paper.builder import TableBuilder, list_wanted
 from paper.figures import write_figure
+from paper.formatting import make_rich_table, print_counts, print_tables
 from paper.records import RecordStore
 from paper.report import FIGURES, build_page
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
 from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec, build_tables, describe_table
-from paper.terminal import print_counts, print_tables
 from paper.tuning import TuningPlan, tune_rows
 
 RECORDS_VARIABLE = "FEDAUC_RECORDS"
@@ -66,9 +65,7 @@ def list_tables(scale: ScaleName = "paper") -> None:
 
     Example: [bold]python -m paper list[/bold]
     """
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for header in ("name", "what", "columns"):
-        table.add_column(header, overflow="fold")
+    table = make_rich_table("name", "what", "columns")
     for spec in build_tables(lookup("scale", scale, SCALES)).values():
         table.add_row(spec.name, spec.title, ", ".join(column.name for column in spec.columns))
     table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))

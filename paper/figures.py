@@ -13,11 +13,12 @@ import numpy as np
 from fedauc.experiments.checkpoint import write_atomically
 from fedauc.reports.curves import COLOURS, STYLES
 from paper.builder import Table
-from paper.comparisons import Comparison
 from paper.records import Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from paper.findings import Comparison
 
 PANELS_PER_ROW = 2
 

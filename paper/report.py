@@ -15,18 +15,23 @@ import pandas as pd
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from fedauc.reports.tables import format_share
-from paper import comparisons, formatting
+from paper import findings, formatting
 from paper.builder import NEARLY, Table, TableBuilder
-from paper.comparisons import Comparison, PublishedGap, list_comparisons, list_published_gaps
 from paper.figures import collect_panels, draw_curves, draw_differences
-from paper.halving import grid_candidates
+from paper.findings import (
+    JUDGES,
+    Comparison,
+    Finding,
+    PublishedGap,
+    list_comparisons,
+    list_findings,
+    list_published_gaps,
+)
 from paper.records import Record, RecordStore
 from paper.scales import Scale
-from paper.sensitivity import JUDGES, Finding, finding_frame, list_findings
 from paper.significance import FEWEST_EXAMPLES
 from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, build_tables, cell_configs, describe_table, list_cells
-from paper.terminal import list_borrowed, list_data_caveats
-from paper.tuning import TuningChoice, TuningJob
+from paper.tuning import TuningChoice, TuningJob, grid_candidates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,10 +89,7 @@ def render_page(report: Report) -> str:
         scale=report.builder.scale,
         records="paper/records",
         fmt=formatting,
-        cmp=comparisons,
-        finding_frame=finding_frame,
-        list_borrowed=list_borrowed,
-        list_caveats=functools.partial(list_data_caveats, builder=report.builder),
+        cmp=findings,
         fewest_examples=FEWEST_EXAMPLES,
     )
 

@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 
 from fedauc.algorithms import find_methods
-from paper.halving import HalvingResult, Rung, check_budget, grid_candidates, halve_candidates, plan_rungs
 from paper.records import JsonLines
 from paper.scales import PAPER, Options
 from paper.table_specs import CellSpec, Column, Row, cell_configs
-from paper.tuning import TuningJob, candidate_config
+from paper.tuning import (
+    HalvingResult,
+    Rung,
+    TuningJob,
+    candidate_config,
+    check_budget,
+    grid_candidates,
+    halve_candidates,
+    plan_rungs,
+)
 
 
 def play(options: list[Options], cycles: int, judge: Callable[[Options, int], float | None]) -> HalvingResult:

@@ -11,21 +11,22 @@ import pytest
 
 from fedauc.metrics import auc
 from paper.builder import Table, TableBuilder
-from paper.comparisons import (
+from paper.figures import Panel, collect_panels, draw_curves, draw_differences, list_labels, write_figure
+from paper.findings import (
     Comparison,
+    Finding,
     PublishedGap,
     comparison_frame,
     gap_frame,
     list_comparisons,
+    list_findings,
     list_published_gaps,
     outcome_frame,
 )
-from paper.figures import Panel, collect_panels, draw_curves, draw_differences, list_labels, write_figure
 from paper.formatting import auc_frame, case_frame
 from paper.records import Point, RecordStore
 from paper.report import build_page
 from paper.scales import PAPER, SMOKE
-from paper.sensitivity import Finding, list_findings
 from paper.table_specs import METHODS, TABLES, CellSpec, Row, build_tables, cell_configs, list_cells
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 from paper_records import by_default, keep, labelled, scored

@@ -16,9 +16,8 @@ from cli_helpers import paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_share
-from paper.builder import Cell, Key, Reach, Table, TableBuilder
+from paper.builder import Cell, Key, Reach, Table, TableBuilder, published_aucs
 from paper.formatting import auc_frame, format_auc, format_rounds, significance_mark
-from paper.published import published_aucs
 from paper.records import JsonLines, Ranks, RecordStore
 from paper.scales import PAPER, SMOKE
 from paper.significance import Case, PairShares, compare_rows, compute_pair_shares

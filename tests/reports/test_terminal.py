@@ -23,12 +23,11 @@ from fedauc.reports.summary import MethodSummary, Spread
 from fedauc.reports.tables import tabulate_methods
 from fedauc.version import VERSION
 from paper.builder import Cell, Table, TableBuilder
-from paper.formatting import SMOKE_CAVEAT, auc_frame
+from paper.formatting import SMOKE_CAVEAT, auc_frame, list_data_caveats, print_frame
 from paper.records import RecordStore
 from paper.report import build_page
 from paper.scales import PAPER
 from paper.table_specs import METHODS, build_tables, list_cells
-from paper.terminal import list_data_caveats, print_frame
 from paper_records import by_default, keep, labelled, scored
 
 LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
