@@ -205,10 +205,10 @@ class TableBuilder:
             of_cell = [record for case in cases for record in case]
             finished = [record for record in of_cell if record and record.final_point]
             cells[key] = Cell(
-                expected=len(of_cell),
-                finished=len(finished),
-                stopped=sum(bool(record and record.stopped) for record in of_cell),
-                **{number: _read_spread(spreads[key], number) for number in NUMBERS},
+                len(of_cell),
+                len(finished),
+                sum(bool(record and record.stopped) for record in of_cell),
+                *(_read_spread(spreads[key], number) for number in NUMBERS),
                 curve=average_curves(finished),
                 borrowed_settings=bool(spec_cell.column.tuned_case)
                 and self.choices.find_choice(TuningJob.for_cell(spec_cell)) is None,

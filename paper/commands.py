@@ -133,7 +133,7 @@ def run_tables(
     """
     if not budget_minutes > 0:
         raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
-    chosen_scale, store = lookup("scale", scale, SCALES), _records()
+    chosen_scale, store = lookup("scale", scale, SCALES), _open_records(may_be_empty=True)
     tables = _build_specs(names, chosen_scale, columns, methods, row)
     builder = TableBuilder(store, chosen_scale, read_seeds(seeds))
     plan = TuningPlan.parse(tuning) if tuning else None
@@ -211,14 +211,9 @@ for _name in TABLES:
     app.command(_name)(_table_command(_name))
 
 
-def _records() -> RecordStore:
-    return RecordStore(Path(os.environ.get(RECORDS_VARIABLE) or "paper/records"))
-
-
-def _open_records() -> RecordStore:
-    """The records, which must not be empty."""
-    store = _records()
-    if not store.has_records:
+def _open_records(may_be_empty: bool = False) -> RecordStore:
+    store = RecordStore(Path(os.environ.get(RECORDS_VARIABLE) or "paper/records"))
+    if not (store.has_records or may_be_empty):
         raise ValueError(f"{store.path} has no records: name their folder in {RECORDS_VARIABLE}, or run a table first")
     return store
 

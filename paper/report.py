@@ -15,22 +15,14 @@ import pandas as pd
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from fedauc.reports.tables import format_share
-from paper import findings, formatting
-from paper.builder import NEARLY, Table, TableBuilder
+from paper import findings, formatting, table_specs
+from paper.builder import Cell, Table, TableBuilder
 from paper.figures import collect_panels, draw_curves, draw_differences
-from paper.findings import (
-    JUDGES,
-    Comparison,
-    Finding,
-    PublishedGap,
-    list_comparisons,
-    list_findings,
-    list_published_gaps,
-)
+from paper.findings import Comparison, Finding, PublishedGap
 from paper.records import Record, RecordStore
 from paper.scales import Scale
 from paper.significance import FEWEST_EXAMPLES
-from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, build_tables, cell_configs, describe_table, list_cells
+from paper.table_specs import FRAUD, PUBLISHED, TABLES, Column, build_tables, cell_configs, list_cells
 from paper.tuning import TuningChoice, TuningJob, grid_candidates
 
 if TYPE_CHECKING:
@@ -48,32 +40,9 @@ class Page(NamedTuple):
     has_runs: bool = True
 
 
-class DataFacts(NamedTuple):
-    """What is known about a dataset: the note of its runs, and the number of positives to test on."""
-
-    note: str
-    positives: int
-
-
-class GridEnds(NamedTuple):
-    """How often the chosen learning rate was at an end of its grid, which may have been too short there."""
-
-    rows: int
-    smallest: int
-    smallest_points: Sequence[str]
-    largest: Mapping[str, Sequence[str]]
-    rows_with_two: int
-    larger_of_two: int
-
-
 def build_page(store: RecordStore, scale: Scale, seeds: Sequence[int], names: Sequence[str] = TABLES) -> Page:
     """The page for the named tables, as far as they have finished runs."""
     report = Report(TableBuilder(store, scale, seeds), names)
-    return Page(render_page(report), report.figures, bool(report.tables))
-
-
-def render_page(report: Report) -> str:
-    """Fill the template."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -83,15 +52,10 @@ def render_page(report: Report) -> str:
     )
     environment.filters |= {"markdown": formatting.to_markdown, "signed": formatting.format_difference}
     environment.filters["share"] = format_share
-    template = environment.get_template("results.md.jinja")
-    return template.render(
-        report=report,
-        scale=report.builder.scale,
-        records="paper/records",
-        fmt=formatting,
-        cmp=findings,
-        fewest_examples=FEWEST_EXAMPLES,
+    text = environment.get_template("results.md.jinja").render(
+        report=report, scale=scale, fmt=formatting, cmp=findings, specs=table_specs, fewest_examples=FEWEST_EXAMPLES
     )
+    return Page(text, report.figures, bool(report.tables))
 
 
 class Report:
@@ -109,21 +73,17 @@ class Report:
                 self.tables[table.name] = finished
                 self.runs |= table.runs
 
-    def read_facts(self) -> dict[str, DataFacts]:
-        """What the first finished run on each dataset was trained and tested on."""
-        facts: dict[str, DataFacts] = {}
+    def read_facts(self) -> dict[str, tuple[str, int]]:
+        """By dataset, the note of its first finished run, and the number of positives to test on."""
+        facts: dict[str, tuple[str, int]] = {}
         for cell in [cell for table in self.tables.values() for cell in list_cells(table.spec)]:
             if cell.column.dataset not in facts:
                 records = [record for case in self.builder.find_records(cell) for record in case]
                 record = next((record for record in records if record and record.data), None)
                 ranks = self.builder.store.load_ranks(record.config) if record else None
                 if record and ranks:
-                    facts[cell.column.dataset] = DataFacts(record.data, int(ranks.labels.sum()))
+                    facts[cell.column.dataset] = record.data, int(ranks.labels.sum())
         return facts
-
-    def has_any(self, *names: str) -> bool:
-        """Whether one of these tables has finished runs."""
-        return any(name in self.tables for name in names)
 
     @property
     def auc_tables(self) -> list[Table]:
@@ -137,7 +97,7 @@ class Report:
         if answer := [pair for pair in self.compare_methods("table1") if pair.column.dataset in PUBLISHED]:
             drawings[f"{self._scale.name}-answer.png"] = functools.partial(draw_differences, answer)
         for name, table in self.tables.items():
-            panels = collect_panels(table) if name in ("table1", "creditcard", *JUDGES) else []
+            panels = collect_panels(table) if name in ("table1", "creditcard", *findings.JUDGES) else []
             if panels:
                 drawings[f"{self._scale.name}-{name}.png"] = functools.partial(draw_curves, panels)
         return drawings
@@ -147,33 +107,32 @@ class Report:
         file = f"{self._scale.name}-{name}.png"
         return f"{FIGURES}/{file}" if file in self.figures else ""
 
-    def describe_table(self, name: str) -> str:
-        """What a table is about, in the words of its command's help; they are true of the paper's scale alone."""
-        return describe_table(name) if self._scale.published else ""
-
     def split_columns(self, name: str, published: bool = True) -> Table | None:
         """A table with the columns on the paper's data, or with the others; None if there are none."""
-        table = self.tables.get(name)
-        if table is None:
-            return None
-        columns = [column for column in table.spec.columns if (column.dataset in PUBLISHED) == published]
-        return table._replace(spec=replace(table.spec, columns=tuple(columns))) if columns else None
+        for table in self.find_tables(name):
+            columns = [column for column in table.spec.columns if (column.dataset in PUBLISHED) == published]
+            return table._replace(spec=replace(table.spec, columns=tuple(columns))) if columns else None
+        return None
+
+    def find_tables(self, *names: str) -> list[Table]:
+        """Those of the named tables that have finished runs."""
+        return [self.tables[name] for name in names if name in self.tables]
+
+    def _list_columns(self, name: str) -> Iterator[tuple[Column, dict[str, Cell]]]:
+        for table in self.find_tables(name):
+            yield from ((column, table.column_cells(column.name)) for column in table.spec.columns)
 
     def compare_methods(self, *names: str, between_own: bool = False) -> list[Comparison]:
         """The comparisons of some tables that have finished."""
-        tables = [self.tables[name] for name in names if name in self.tables]
-        return [pair for table in tables for pair in list_comparisons(table, between_own)]
+        return [pair for table in self.find_tables(*names) for pair in findings.list_comparisons(table, between_own)]
 
     def list_gaps(self, *names: str) -> list[PublishedGap]:
         """Every finished row of some tables less the paper's number, the smallest first."""
-        tables = [self.tables[name] for name in names if name in self.tables]
-        return sorted(list_published_gaps(tables), key=lambda gap: gap.value)
+        return sorted(findings.list_published_gaps(self.find_tables(*names)), key=lambda gap: gap.value)
 
     def list_best_rows(self, name: str, number: str = "auc") -> Iterator[str]:
         """The best row of each column on real data in which all runs of at least two rows have finished."""
-        table = self.tables.get(name)
-        for column in table.spec.columns if table else ():
-            rows = table.column_cells(column.name) if table else {}
+        for column, rows in self._list_columns(name):
             means = {
                 row: spread.mean for row, cell in rows.items() if cell.complete and (spread := getattr(cell, number))
             }
@@ -185,21 +144,18 @@ class Report:
 
     def find_effects(self, name: str) -> list[Finding]:
         """What a figure says about what it varies."""
-        return list_findings(self.tables[name]) if name in self.tables else []
+        return [finding for table in self.find_tables(name) for finding in findings.list_findings(table)]
 
     def round_ratios(self, method: str) -> dict[str, list[str]]:
         """Rounds until a method nearly reaches the common AUC, as a multiple of the first row's, with the columns."""
-        table, ratios = self.tables.get("traffic"), dict[str, list[str]]()
-        for column in table.spec.columns if table else ():
-            cells = table.column_cells(column.name) if table else {}
+        ratios = dict[str, list[str]]()
+        for column, cells in self._list_columns("traffic"):
             first = next(iter(cells.values())).nearly_reached
             reach = cells[method].nearly_reached if method in cells else None
             if first and reach:
                 bound = "at most " if reach.at_first_evaluation else ""
                 ratios.setdefault(f"{bound}{reach.rounds / first.rounds:.2f}", []).append(column.name)
         return ratios
-
-    own_methods, nearly = OURS, NEARLY
 
     # ------------------------------------------------------------------------------------------------------ settings
 
@@ -222,37 +178,27 @@ class Report:
         columns = ["row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]
         return pd.DataFrame(rows, index=[job.column or job.dataset for job in self.choices], columns=columns)
 
-    def tuning_cost(self) -> tuple[int, int, float]:
-        """Runs, cycles and seconds of all tuning."""
-        return self.builder.choices.total_cost(self.choices)
+    def chosen_rates(self) -> pd.DataFrame:
+        """How many learning rates each tuned row had, and whether it chose an end of the grid, which may be too short.
 
-    def grid_ends(self) -> GridEnds:
-        """How often the grid may have been too short; with two learning rates, each is an end."""
-        rows, smallest, points, two = 0, 0, list[str](), list[bool]()
-        largest = dict[str, list[str]]()
+        With two learning rates, each is an end.
+        """
+        lines = []
         for job, choice in self.choices.items():
             rates = [candidate.get("learning-rate") for candidate in grid_candidates(job.row, choice.grid)]
-            chosen = choice.settings.get("learning-rate")
-            if len(set(rates)) == 2:
-                two.append(chosen == rates[0])
-            elif len(set(rates)) > 2:
-                rows += 1
-                smallest += chosen == rates[-1]
-                if chosen == rates[0]:
-                    largest.setdefault(job.column or job.dataset, []).append(job.row.name)
-                elif chosen == rates[-1] and job.column:
-                    points.append(job.name)
-        return GridEnds(rows, smallest, points, largest, len(two), sum(two))
+            chosen, where = choice.settings.get("learning-rate"), job.column or job.dataset
+            point = job.name if job.column else ""
+            lines.append((where, job.row.name, point, len(set(rates)), chosen == rates[0], chosen == rates[-1]))
+        return pd.DataFrame(lines, columns=["column", "row", "point", "rates", "largest", "smallest"])
 
     def search_counts(self) -> dict[str, int]:
         """By method, the full-length runs with which the fixed settings of image models were found."""
-        runs = set[tuple[str, Config]]()
-        for table in [self.tables[name] for name in ("schedules", "batches") if name in self.tables]:
+        runs = set[Config]()
+        for table in self.find_tables("schedules", "batches"):
             for cell in list_cells(table.spec):
                 if table.cells[cell.row.name, cell.column.name].finished:
-                    configs = cell_configs(self._scale, cell, {}, ())
-                    runs |= {(cell.row.method, config) for case in configs for config in case}
-        return dict(sorted(Counter(method for method, _ in runs).items()))
+                    runs |= {config for case in cell_configs(self._scale, cell, {}, ()) for config in case}
+        return dict(sorted(Counter(config.recipe.method for config in runs).items()))
 
     # ------------------------------------------------------------------------------------------- what ran and what not
 

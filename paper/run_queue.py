@@ -56,7 +56,8 @@ class RunQueue:
                 missing.append(config)
         self._remove_recorded(recorded)
         # Runs on the same data follow each other, because the cache holds one dataset.
-        queued = {run_name(config): self._place_on_device(config) for config in sorted(missing, key=_data_key)}
+        missing.sort(key=lambda config: repr((config.data, config.preparation, config.data_seed)))
+        queued = {run_name(config): self._place_on_device(config) for config in missing}
         if not queued:
             return
         self._check_time()
@@ -125,7 +126,3 @@ def _remove_folder(folder: Path) -> None:
     """Remove a run folder. Its configuration goes first: without one, the rest is not taken for a run."""
     (folder / "config.json").unlink(missing_ok=True)
     shutil.rmtree(folder)
-
-
-def _data_key(config: Config) -> str:
-    return repr((config.data, config.preparation, config.data_seed))

@@ -156,10 +156,8 @@ def _shared_test_variance(parts: Sequence[Sequence[CasePair]]) -> float:
 def _mean_gains(pairs: Sequence[CasePair]) -> list[np.ndarray]:
     """How much more of its pairs the first row ranks correctly, for every positive and for every negative."""
     first, second = ([run for pair in pairs for run in pair[side]] for side in (0, 1))
-    return [
-        np.mean([run.positives for run in first], axis=0) - np.mean([run.positives for run in second], axis=0),
-        np.mean([run.negatives for run in first], axis=0) - np.mean([run.negatives for run in second], axis=0),
-    ]
+    # A run's first two arrays are the shares of its positives and of its negatives.
+    return [np.mean([run[k] for run in first], axis=0) - np.mean([run[k] for run in second], axis=0) for k in (0, 1)]
 
 
 def _mean_auc(runs: Case) -> float:

@@ -198,14 +198,12 @@ def _skew_columns(dataset: str) -> tuple[Column, ...]:
 
 
 def _client_columns() -> tuple[Column, ...]:
-    sizes: dict[str, Options] = {"50": {}, "200": {"participation.per-round": "10"}}
-    return tuple(
-        _dataset_column(
-            f"{name}-{count}", name, {"partition.concentration": "0.1", "partition.clients": count, **cohort}
-        )
-        for name in CIFAR
-        for count, cohort in sizes.items()
-    )
+    skew = {"partition.concentration": "0.1"}
+    sizes = {
+        "50": skew | {"partition.clients": "50"},
+        "200": skew | {"partition.clients": "200", "participation.per-round": "10"},
+    }
+    return tuple(_dataset_column(f"{name}-{count}", name, sizes[count]) for name in CIFAR for count in sizes)
 
 
 def _interval_columns(scale: Scale) -> tuple[Column, ...]:
