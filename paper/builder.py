@@ -204,11 +204,15 @@ class TableBuilder:
             key = spec_cell.row.name, spec_cell.column.name
             of_cell = [record for case in cases for record in case]
             finished = [record for record in of_cell if record and record.final_point]
+            auc, average_precision, validation, selected = (_read_spread(spreads[key], number) for number in NUMBERS)
             cells[key] = Cell(
                 len(of_cell),
                 len(finished),
                 sum(bool(record and record.stopped) for record in of_cell),
-                *(_read_spread(spreads[key], number) for number in NUMBERS),
+                auc,
+                average_precision,
+                validation,
+                selected,
                 curve=average_curves(finished),
                 borrowed_settings=bool(spec_cell.column.tuned_case)
                 and self.choices.find_choice(TuningJob.for_cell(spec_cell)) is None,

@@ -266,68 +266,6 @@ def _noise_columns() -> tuple[Column, ...]:
     return (*images, *(_fraud_column(name, f"-{share}", case) for name in FRAUD for share, case in cases.items()))
 
 
-def _search_column(name: str, case: Options, seeds: tuple[int, ...] = (0,)) -> Column:
-    """A column of a search on CIFAR-10, whose rows have fixed settings."""
-    return Column(f"cifar10-{name}", "cifar10", (case,), seeds=seeds, grid="none")
-
-
-def _schedule_columns() -> tuple[Column, ...]:
-    ways = {
-        "falling": ("0.1", "last", "0.0001"),
-        "falling-mean": ("0.1", "round_mean", "0.0001"),
-        "constant-mean": ("1", "round_mean", "0.0001"),
-        "constant-mean-1e-3": ("1", "round_mean", "0.001"),
-    }
-    options = ("stages.decay", "stage-output", "algorithm.weight-decay")
-    return tuple(_search_column(name, dict(zip(options, values, strict=True))) for name, values in ways.items())
-
-
-def _schedule_rows() -> tuple[Row, ...]:
-    even = {"positives": "16", "negatives": "16", "weighting": "clients"}
-    return (
-        Row("cycp-fedavg-0.1", "cycp-fedavg", {"learning-rate": "0.1"}),
-        Row("cycp-minimax-0.01", "cycp-minimax", {"learning-rate": "0.01", "algorithm.prox": "0.1"} | even),
-        *(Row(f"cycp-pairwise-{rate}", "cycp-pairwise", {"learning-rate": rate} | even) for rate in ("0.03", "0.1")),
-    )
-
-
-def _batch_columns() -> tuple[Column, ...]:
-    return tuple(
-        _search_column(f"{weighting}-{label}", {"weighting": weighting, "algorithm.weight-decay": weight_decay})
-        for weighting in ("clients", "pooled")
-        for label, weight_decay in (("1e-3", "0.001"), ("3e-3", "0.003"))
-    )
-
-
-def _batch_rows() -> list[Row]:
-    rows = [Row(f"cycp-fedavg-{rate}", "cycp-fedavg", {"learning-rate": rate}) for rate in ("0.3", "0.1", "0.03")]
-    searched: dict[str, tuple[Options, tuple[str, str]]] = {
-        "cycp-minimax": ({"algorithm.prox": "0.01"}, ("0.01", "0.003")),
-        "cycp-pairwise": ({}, ("0.1", "0.03")),
-    }
-    for method, (settings, rates) in searched.items():
-        for positives, negatives in ("16", "16"), ("4", "28"):
-            batch = {**settings, "positives": positives, "negatives": negatives}
-            name = f"{method}-{positives}-{negatives}"
-            rows += [Row(f"{name}-{rate}", method, batch | {"learning-rate": rate}) for rate in rates]
-    return rows
-
-
-def _alike_rows() -> tuple[Row, ...]:
-    """The rows of `batches` with even batches and the learning rate of the best validation AUC."""
-    names = ("cycp-fedavg-0.1", "cycp-minimax-16-16-0.01", "cycp-pairwise-16-16-0.03")
-    return tuple(row for row in _batch_rows() if row.name in names)
-
-
-def _ablation_rows() -> tuple[Row, ...]:
-    return tuple(
-        Row(f"{method}-{score}-{weighting}", method, {"objective.score": score, "weighting": weighting})
-        for method in OURS
-        for score in ("identity", "sigmoid")
-        for weighting in ("clients", "pooled", "paper")
-    )
-
-
 def _surrogate_table_rows() -> tuple[Row, ...]:
     before = _surrogate_rows("square", "squared-hinge", "pairwise-logistic")
     return (*_method_rows(OURS[:1]), *before, *_method_rows(OURS[1:]), *_surrogate_rows("barrier-hinge", "qnorm-hinge"))
@@ -341,7 +279,7 @@ def central_row(scale: Scale, clients: int) -> Row:
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads((Path(__file__).parent / "tables.toml").read_text())
+TEXTS: Mapping[str, Mapping[str, Any]] = tomllib.loads((Path(__file__).parent / "tables.toml").read_text())
 
 TABLES = tuple(TEXTS)
 """The names of all tables and figures that come from runs."""
@@ -350,6 +288,17 @@ TABLES = tuple(TEXTS)
 def describe_table(name: str) -> str:
     """What a table is about, with a line for each paragraph."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in TEXTS[name]["about"].split("\n\n"))
+
+
+def _listed_rows(name: str) -> list[Row]:
+    rows = TEXTS[name]["rows"].items()
+    return [Row(label, row["method"], {key: row[key] for key in row if key != "method"}) for label, row in rows]
+
+
+def _listed_columns(name: str, seeds: tuple[int, ...] = (0,)) -> list[Column]:
+    """Columns of a search on CIFAR-10, whose rows have fixed settings."""
+    columns = TEXTS[name]["columns"].items()
+    return [Column(label, "cifar10", (case,), seeds=seeds, grid="none") for label, case in columns]
 
 
 def _make_spec(
@@ -365,7 +314,6 @@ def build_tables(scale: Scale) -> dict[str, TableSpec]:
     removals = [{"data-seed": str(seed)} for seed in range(3)]
     splits = [_fraud_column(name, splits=5) for name in FRAUD]
     figure: dict[str, Any] = {"rows": _method_rows(OURS), "is_figure": True}
-    even = {"weighting": "clients", "algorithm.weight-decay": "0.001"}
     noise_rows = (*_method_rows(("cycp-fedavg", *OURS)), *_surrogate_rows("square", "barrier-hinge"))
     fraud_rows = (*_method_rows(ALL_METHODS), central_row(scale, HOURS))
     specs = [
@@ -385,10 +333,10 @@ def build_tables(scale: Scale) -> dict[str, TableSpec]:
             "creditcard", [replace(column, by_default=True) for column in splits], fraud_rows, show_precision=True
         ),
         _make_spec("traffic", (*datasets[:-1], synthetic, *splits), view="traffic"),
-        _make_spec("schedules", _schedule_columns(), _schedule_rows(), show_validation=True),
-        _make_spec("batches", _batch_columns(), _batch_rows(), show_validation=True),
-        _make_spec("alike", [_search_column("alike", even, seeds=())], _alike_rows()),
-        _make_spec("ablation", (*datasets[:2], *fraud), _ablation_rows()),
+        _make_spec("schedules", _listed_columns("schedules"), _listed_rows("schedules"), show_validation=True),
+        _make_spec("batches", _listed_columns("batches"), _listed_rows("batches"), show_validation=True),
+        _make_spec("alike", _listed_columns("alike", seeds=()), _listed_rows("alike")),
+        _make_spec("ablation", (*datasets[:2], *fraud), _listed_rows("ablation")),
         _make_spec("noise", _noise_columns(), noise_rows),
         _make_spec("surrogates", (*datasets, *fraud), _surrogate_table_rows()),
     ]
