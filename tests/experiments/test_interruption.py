@@ -14,6 +14,7 @@ import pytest
 
 from cli_helpers import fedauc
 from every_cycle import every_cycle  # noqa: F401
+from fedauc.experiments.folder import RunFolder
 
 METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
 
@@ -97,3 +98,17 @@ def test_a_torn_record_is_left_out_and_written_again(tmp_path: Path) -> None:
     records.write_bytes(content[:-20])
     run_to_end("resume", str(out))
     assert records.read_bytes() == content
+
+
+def test_a_folder_in_use_by_another_process_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two processes in one folder would write into each other's records."""
+    out = tmp_path / "run"
+    words = ("--data", "synthetic", "--cycles", "2", "--local-steps", "1", "--out", str(out))
+    assert fedauc(capsys, "run", *words).code == 0
+    (out / "result.json").unlink()
+    with RunFolder.open(out).lock():
+        refused = fedauc(capsys, "resume", str(out))
+    assert refused.code == 2
+    assert f"is in use by process {os.getpid()}" in refused.err
+    assert fedauc(capsys, "resume", str(out)).code == 0
+    assert not (out / ".lock").exists()

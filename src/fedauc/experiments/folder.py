@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
 from fedauc.experiments.config import Config
+from fedauc.locks import hold_lock
 from fedauc.version import VERSION
 
 CHECKPOINTS_KEPT = 2
@@ -66,6 +68,12 @@ class RunFolder:
     def config(self) -> Config:
         """The run's configuration."""
         return Config.read(self.path / "config.json")
+
+    def lock(self) -> AbstractContextManager[bool]:
+        """Keep other processes from training in this folder."""
+        return hold_lock(
+            self.path / ".lock", f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
+        )
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to resume with other data than the run began with."""

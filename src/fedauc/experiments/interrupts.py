@@ -42,7 +42,8 @@ class DeferredInterrupts:
         if not self._received:
             # Printing fails if the signal has come in the middle of a print.
             with suppress(RuntimeError):
-                LOG.info("the round under way is finished and saved first; press Ctrl-C again to stop at once")
+                again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+                LOG.info("the round under way is finished and saved first%s", again)
         self._received = number
 
     def received_signal(self) -> int:

@@ -169,6 +169,8 @@ def save_before_interrupts(loops: Collection[RunLoop]) -> Iterator[Callable[[], 
         if any(loop.checkpointer and not loop.checkpointer.every_round for loop in loops):
             stack.enter_context(interrupts)
         for loop in loops:
+            if loop.folder:
+                stack.enter_context(loop.folder.lock())
             if loop.checkpointer:
                 stack.callback(loop.checkpointer.wait)
 

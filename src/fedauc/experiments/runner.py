@@ -56,7 +56,8 @@ class Run:
         folder.check_data(data.fingerprint)
         if folder.done:
             return Run._make_run(config, folder, data, assembly, Checkpoint(assembly.start, {}, Ledger(), []))
-        checkpoint = folder.rewind_to_checkpoint(config.recipe.device)
+        with folder.lock():
+            checkpoint = folder.rewind_to_checkpoint(config.recipe.device)
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
         return Run._make_run(config, folder, data, assembly, checkpoint)

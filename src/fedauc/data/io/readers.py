@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -141,6 +142,9 @@ def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
     if columns.features:
         return columns
     features = tuple(name for name in numeric if name not in roles)
+    ignored = [str(name) for name in frame.columns if name not in (*numeric, *roles)]
+    if ignored:
+        logging.getLogger("fedauc").info("columns left out because they are not numbers: %s", ", ".join(ignored))
     if not features:
         raise ValueError(f"no numeric column is left for features among {list(map(str, frame.columns))}; encode some")
     return columns._replace(features=features)
