@@ -13,9 +13,13 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(f"error: the command line needs {error.name}; install it: pip install 'fedauc[cli]'", file=sys.stderr)
         sys.exit(2)
-    from fedauc.cli import start
+    try:
+        from fedauc.cli import start
 
-    start()
+        start()
+    except KeyboardInterrupt:
+        print("interrupted before the first round; nothing was saved", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

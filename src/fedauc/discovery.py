@@ -46,4 +46,6 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
         return known[name]
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     suggestion = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown {kind} {name!r}: {suggestion}known: {', '.join(sorted(known))}")
+    # A list of a hundred options helps nobody.
+    names = ", ".join(sorted(known)) if len(known) <= 40 else f"{len(known)} names, which --help lists"
+    raise ValueError(f"unknown {kind} {name!r}: {suggestion}known: {names}")

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,8 +43,9 @@ def start() -> None:
     if command not in ("resume", "show", *GROUPS):
         delay_import("numpy")
         delay_import("torch")
-    remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", find_out_folder(sys.argv[1:]))
-    run_app(build_app(command), "fedauc", remedy)
+    folder = find_out_folder(sys.argv[1:])
+    remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", folder)
+    run_app(build_app(command), "fedauc", remedy, folder if command in ("run", "compare", "sweep") else "")
 
 
 def build_app(command: str) -> typer.Typer:
@@ -66,10 +68,10 @@ def build_app(command: str) -> typer.Typer:
     return app
 
 
-def run_app(app: typer.Typer, program: str, how_to_continue: str) -> None:
+def run_app(app: typer.Typer, program: str, how_to_continue: str, folder: str = "") -> None:
     """Run a command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3.
 
-    An interrupted command ends with exit code 130 and says how it goes on.
+    A command that is interrupted (exit code 130) or terminated (143) says how it goes on, once its folder is there.
     """
     try:
         with ExitStack() as stack:
@@ -92,9 +94,16 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str) -> None:
         _exit_with_message(str(error), 3)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except SystemExit as end:
+        if end.code != 143:
+            raise
+        code = 143
     # Some releases of typer turn an interrupt into this code.
-    if code == 130:
-        _exit_with_message(f"interrupted; go on with: {how_to_continue}", 130)
+    if code in (130, 143):
+        ended = "interrupted" if code == 130 else "terminated"
+        if folder and not Path(shlex.split(folder)[0]).exists():
+            _exit_with_message(f"{ended} before the first round; nothing was saved", code)
+        _exit_with_message(f"{ended}; go on with: {how_to_continue}", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

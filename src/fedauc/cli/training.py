@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +181,10 @@ def resume(folder: RunsFolder) -> None:
         if Comparison.is_comparison(ranks_folder):
             _train_comparison(Comparison(ranks_folder))
         else:
-            _train_run(Run.resume(ranks_folder))
+            run = Run.resume(ranks_folder)
+            if run.folder.done:
+                logging.getLogger("fedauc").info("%s is finished already; nothing is left to train", folder)
+            _train_run(run)
 
 
 def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

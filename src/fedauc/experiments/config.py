@@ -77,7 +77,9 @@ class Config:
             raise ValueError(
                 f"{where} has format {written}; this version reads format {FORMAT}, with other names: {remedy}"
             )
-        recipe = data.get("recipe")
+        if "recipe" not in data:
+            raise ValueError(f"{where} has no recipe; start from the config.json of a run folder")
+        recipe = data["recipe"]
         if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
             needs = "it must be an object with a method, such as 'cycp-pairwise'"
             raise ValueError(f"{where}.recipe is {recipe!r}; {needs}")

@@ -199,7 +199,12 @@ def _describe_option(by_member: Mapping[str, FieldInfo], members: int) -> str:
     defaults = "; ".join(f"{default} ({', '.join(names)})" for default, names in by_default.items())
     if len(by_default) == 1 and len(by_member) == members:
         defaults = next(iter(by_default))
-    sentences.append(f"{defaults.capitalize()}." if defaults in ("required", "optional") else f"Default: {defaults}.")
+    if defaults == "required":
+        sentences.append("Required.")
+    elif defaults != "optional":
+        sentences.append(f"Default: {defaults}.")
+    elif not any("default" in sentence for sentence in sentences):
+        sentences.append("Not set by default.")
     return " ".join(sentences)
 
 

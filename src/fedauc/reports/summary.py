@@ -24,7 +24,8 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     """
     records, config = folder.read_records(), folder.config
     stopped = folder.path / "stopped.txt"
-    status = stopped.read_text().strip() if stopped.is_file() else "unfinished: go on with `fedauc resume`"
+    unfinished = f"unfinished: go on with `fedauc resume {folder.path}`"
+    status = stopped.read_text().strip() if stopped.is_file() else unfinished
     summary: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
     summary |= {"method": config.recipe.method, "seed": config.recipe.seed}
     summary["status"] = "done" if folder.done else status

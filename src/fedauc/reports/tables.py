@@ -132,7 +132,7 @@ def print_run(folder: RunFolder) -> None:
         judged_by = "validation AUC" if summary["best_by"] == "validation_auc" else "test AUC, so not for reporting"
         facts |= {
             "method": f"{summary['method']}, seed {summary['seed']}",
-            "final": _describe_quality(summary["final"]),
+            "final" if summary["status"] == "done" else "latest": _describe_quality(summary["final"]),
             "best": f"{_describe_quality(summary['best'])} (by {judged_by})",
             "rounds": f"{summary['rounds']} ({summary['visits']} client visits, {summary['absences']} absences)",
             "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
