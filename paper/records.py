@@ -16,8 +16,12 @@ import io
 import json
 import math
 import os
+import struct
 import subprocess
+import tokenize
 import typing
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -89,8 +93,8 @@ class Record:
         return max(scored, key=lambda pair: pair[0])[1] if self.final_point and scored else None
 
 
-FIELDS = typing.get_type_hints(Record) | {"versions": dict}
-"""The types of the fields of a record; a configuration and a curve are read separately."""
+FIELDS = {name: kind for name, kind in typing.get_type_hints(Record).items() if name != "config"} | {"versions": dict}
+"""The types of the results of a record in JSON."""
 
 
 # ------------------------------------------------------------------------------------------------------ configurations
@@ -132,16 +136,25 @@ def run_name(config: Config) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- files
 
-REMEDY = "delete that line, and what it records is done again"
+DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError, EOFError, SyntaxError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""The exceptions of the readers of JSON and of arrays, depending on which byte is wrong."""
+
+
+class NewerFormat(Exception):
+    """A line that a later version wrote: it is not damaged, but this version cannot read it."""
 
 
 @contextmanager
-def name_damage(what: str, remedy: str = REMEDY) -> Iterator[None]:
+def name_damage(what: str, remedy: str) -> Iterator[None]:
     """Raise a ValueError that says what cannot be read, why, and what to do."""
     try:
         yield
-    except Exception as error:
-        # The readers of JSON and of arrays raise a dozen kinds of exceptions, depending on which byte is wrong.
+    except NewerFormat as newer:
+        raise ValueError(f"{what} has {newer}") from None
+    except DAMAGE as error:
         raise ValueError(f"{what} is damaged ({str(error) or type(error).__name__}); {remedy}") from error
 
 
@@ -160,11 +173,8 @@ class JsonLines:
         for number, line in enumerate(content[: _whole_length(content)].split(b"\n"), start=1):
             if line.strip():
                 position = f"line {number} of {self.path}"
-                with name_damage(position):
-                    parsed = dict(json.loads(line.decode()))
-                    version = int(parsed.pop("format"))
-                if version > FORMAT:
-                    raise ValueError(f"{position} has a newer format than {FORMAT}: upgrade fedauc")
+                with name_damage(position, REMEDY):
+                    parsed = _parse_object(line)
                 yield position, parsed
 
     def append_object(self, content: dict[str, Any]) -> None:
@@ -182,6 +192,9 @@ class JsonLines:
             os.fsync(file.fileno())
 
 
+REMEDY = "delete that line, and what it records is done again"
+
+
 def _whole_length(content: bytes) -> int:
     """The length of a file without a last line that was cut off."""
     start = content.rfind(b"\n") + 1
@@ -190,6 +203,17 @@ def _whole_length(content: bytes) -> int:
     except ValueError:
         return start
     return len(content)
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    parsed = json.loads(line.decode())
+    if not isinstance(parsed, dict):
+        raise ValueError(f"it is a {type(parsed).__name__}, not an object")
+    if "format" not in parsed:
+        raise ValueError("it lacks format")
+    if convert_value(int, parsed.pop("format"), "format") > FORMAT:
+        raise NewerFormat(f"a newer format than {FORMAT}: upgrade fedauc")
+    return parsed
 
 
 # --------------------------------------------------------------------------------------------------------------- store
@@ -210,12 +234,12 @@ class RecordStore:
 
     def find_record(self, config: Config) -> Record | None:
         """The record of a configuration, if it has run."""
-        results = self._read_results(config.data.name).get(changed_fields(config))
+        results = self._results_of(config.data.name).get(changed_fields(config))
         return Record(plain_config(config), **results) if results else None
 
     def has_runs(self, data: str, method: str) -> bool:
         """Whether any run of a method on a dataset has a record."""
-        return any(json.loads(changes)["recipe"]["method"] == method for changes in self._read_results(data))
+        return any(json.loads(changes)["recipe"]["method"] == method for changes in self._results_of(data))
 
     def is_complete(self, config: Config, tested: bool) -> bool:
         """Whether nothing is left to run: there is a record, and ranks if the run is tested and did not stop."""
@@ -224,7 +248,7 @@ class RecordStore:
 
     def load_ranks(self, config: Config) -> Ranks | None:
         """The test ranks of a configuration, if they are stored."""
-        arrays, name = self._read_archive(config.data.name), run_name(config)
+        arrays, name = self._archive_of(config.data.name), run_name(config)
         entry = next((entry for entry in arrays if entry.endswith(f"/{name}")), None)
         if entry is None:
             return None
@@ -242,46 +266,36 @@ class RecordStore:
     def add_record(self, record: Record, scores: tuple[np.ndarray, np.ndarray] | None) -> Record:
         """Write the ranks of the test labels and scores, where they are given, and then the record."""
         dataset, changes = record.config.data.name, changed_fields(record.config)
-        known = self._read_results(dataset)
+        known = self._results_of(dataset)
         if scores is not None:
             self._add_ranks(dataset, run_name(record.config), *rank_scores(*scores))
         results = {name: value for name, value in vars(record).items() if name != "config"}
-        JsonLines(self.path / f"{dataset}.jsonl").append_object({"config": json.loads(changes), **results})
+        JsonLines(self._lines_path(dataset)).append_object({"config": json.loads(changes), **results})
         known[changes] = results
         return record
 
-    def _read_results(self, dataset: str) -> dict[str, dict[str, Any]]:
+    def _results_of(self, dataset: str) -> dict[str, dict[str, Any]]:
         """The fields of a dataset's records, by the changed fields of their configurations."""
         if dataset not in self._results:
             results = {}
-            for position, content in JsonLines(self.path / f"{dataset}.jsonl").read_objects():
-                with name_damage(position):
-                    if differing := content.keys() ^ FIELDS.keys():
-                        raise ValueError(f"its fields differ by {', '.join(sorted(differing))}")
-                    config, curve = content.pop("config"), tuple(Point(*point) for point in content.pop("curve"))
-                    lookup("method", config["recipe"]["method"], find_methods())
-                    decoded = {name: convert_value(FIELDS[name], value, name) for name, value in content.items()}
-                results[json.dumps(config, sort_keys=True)] = {**decoded, "curve": curve}
+            for position, content in JsonLines(self._lines_path(dataset)).read_objects():
+                with name_damage(position, REMEDY):
+                    changes, decoded = _decode_record(content)
+                results[changes] = decoded
             self._results[dataset] = results
         return self._results[dataset]
 
-    def _read_archive(self, dataset: str) -> dict[str, np.ndarray]:
+    def _archive_of(self, dataset: str) -> dict[str, np.ndarray]:
         """Every array of a dataset's archive: `labels/<digest>`, and `<digest>/<run>` for a run's ranks."""
+        path = self._ranks_path(dataset)
         if dataset not in self._archives:
-            path, arrays = self._ranks_path(dataset), dict[str, np.ndarray]()
-            if path.is_file():
-                content = path.read_bytes()
-                with self._name_archive_damage(dataset), np.load(io.BytesIO(content), allow_pickle=False) as archive:
-                    arrays = {name: archive[name] for name in archive.files}
-                    # The end of a ZIP archive says how many entries it has; zipfile does not compare.
-                    if (count := int.from_bytes(content[-12:-10], "little")) != len(arrays):
-                        raise ValueError(f"it has {len(arrays)} of {count} entries")
-            self._archives[dataset] = arrays
+            with self._name_archive_damage(dataset):
+                self._archives[dataset] = _read_archive(path.read_bytes()) if path.is_file() else {}
         return self._archives[dataset]
 
     def _add_ranks(self, dataset: str, run: str, packed: np.ndarray, ranks: np.ndarray) -> None:
         digest = hashlib.blake2b(packed.tobytes(), digest_size=6).hexdigest()
-        arrays = {name: array for name, array in self._read_archive(dataset).items() if not name.endswith(f"/{run}")}
+        arrays = {name: array for name, array in self._archive_of(dataset).items() if not name.endswith(f"/{run}")}
         arrays |= {f"labels/{digest}": packed, f"{digest}/{run}": ranks}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -293,8 +307,19 @@ class RecordStore:
         remedy = f"restore it, or delete it, and the runs on {dataset} that a table tests are done again"
         return name_damage(f"ranks file {self._ranks_path(dataset)}", remedy)
 
+    def _lines_path(self, dataset: str) -> Path:
+        return self.path / f"{dataset}.jsonl"
+
     def _ranks_path(self, dataset: str) -> Path:
         return self.path / f"{dataset}-ranks.npz"
+
+
+def _read_archive(content: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        # The end of a ZIP archive says how many entries it has; zipfile does not compare.
+        if (count := int.from_bytes(content[-12:-10], "little")) != len(archive.files):
+            raise ValueError(f"it has {len(archive.files)} of {count} entries")
+        return {name: archive[name] for name in archive.files}
 
 
 def rank_scores(labels: np.ndarray, scores: np.ndarray) -> Ranks:
@@ -312,15 +337,40 @@ def rank_scores(labels: np.ndarray, scores: np.ndarray) -> Ranks:
     return Ranks(np.packbits(labels.astype(bool)), ranks)
 
 
+def _decode_record(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The changed fields of a record's configuration, as the text that it is found by, and its results."""
+    if lacking := {"config", *FIELDS} - content.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
+    config, curve = content.pop("config"), content.pop("curve")
+    if not isinstance(config, dict):
+        raise ValueError(f"config is a {type(config).__name__}; it must be a JSON object")
+    lookup("method", config["recipe"]["method"], find_methods())
+    if unknown := content.keys() - FIELDS.keys():
+        raise ValueError(f"it has an unknown {', '.join(sorted(unknown))}")
+    results = {name: convert_value(FIELDS[name], value, name) for name, value in content.items()}
+    if not (results["auc"] is None or _is_auc(results["auc"])):
+        raise ValueError(f"auc is {results['auc']}; it must be from 0 to 1")
+    return json.dumps(config, sort_keys=True), {**results, "curve": tuple(_check_point(Point(*row)) for row in curve)}
+
+
+def _check_point(point: Point) -> Point:
+    counted = all(isinstance(count, int) for count in point[:3])
+    if not (counted and _is_auc(point.auc) and (point.validation_auc is None or _is_auc(point.validation_auc))):
+        raise ValueError(f"the curve has {list(point)}; it must be three counts, and AUCs from 0 to 1")
+    return point
+
+
+def _is_auc(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+# --------------------------------------------------------------------------------------------------------- run folders
+
+
 def summarize_folder(folder: RunFolder, stopped: str) -> Record:
     """The record of a run folder."""
     rounds, environment = folder.read_records(), json.loads((folder.path / "environment.json").read_text())
     last = rounds[-1] if rounds else {}
-    sent = [line["bytes_up"] + line["bytes_down"] for line in rounds]
-    curve = (
-        Point(line["cycle"], line["rounds"], count, line["auc"], line.get("validation_auc"))
-        for line, count in zip(rounds, sent, strict=True)
-    )
     return Record(
         config=plain_config(folder.config),
         stopped=stopped,
@@ -328,7 +378,16 @@ def summarize_folder(folder: RunFolder, stopped: str) -> Record:
         low=last.get("low"),
         high=last.get("high"),
         average_precision=last.get("average_precision"),
-        curve=tuple(curve),
+        curve=tuple(
+            Point(
+                cycle=line["cycle"],
+                rounds=line["rounds"],
+                bytes=line["bytes_up"] + line["bytes_down"],
+                auc=line["auc"],
+                validation_auc=line.get("validation_auc"),
+            )
+            for line in rounds
+        ),
         seconds=round(folder.training_seconds(), 3),
         data=folder.read_result()["data"] if folder.done else "",
         versions={name: environment[name] for name in VERSIONS},

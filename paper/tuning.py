@@ -23,7 +23,7 @@ from fedauc.algorithms.minimax import ProximalStep
 from fedauc.algorithms.pairwise import Pairwise
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
-from paper.records import JsonLines, RecordStore, name_damage
+from paper.records import REMEDY, JsonLines, RecordStore, name_damage
 from paper.run_queue import RunQueue
 from paper.scales import Options, Scale
 from paper.table_specs import CellSpec, Row, TableSpec, list_cells
@@ -263,7 +263,7 @@ class ChoiceStore:
         if size != self._read_size:
             self._choices = {}
             for position, content in self._lines.read_objects():
-                with name_damage(position):
+                with name_damage(position, REMEDY):
                     job, trials = content.pop("job"), tuple(content.pop("trials"))
                     self._choices[job] = TuningChoice(trials=trials, **content)
             self._read_size = size

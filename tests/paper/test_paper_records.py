@@ -45,19 +45,25 @@ def with_field(line: bytes, key: str, value: object) -> bytes:
 Damage = Callable[[bytes], bytes]
 
 RECORDS: dict[str, tuple[Damage, str]] = {
-    "null": (lambda line: b"null", "not iterable"),
-    "a list": (lambda line: b"[1]", "cannot convert"),
+    "null": (lambda line: b"null", "it is a NoneType, not an object"),
+    "a list": (lambda line: b"[1]", "it is a list, not an object"),
     "torn": (lambda line: line[:-20], "Expecting|Unterminated|delimiter"),
     "not UTF-8": (lambda line: line.replace(b"made up", b"\xff\xfe up"), "codec can't decode"),
-    "not much": (lambda line: b'{"format": 1}', "its fields differ by auc, average_precision, commit, config, curve"),
-    "no format": (lambda line: b"{}", "'format'"),
-    "config": (lambda line: with_field(line, "config", None), "not subscriptable"),
+    "not much": (lambda line: b'{"format": 1}', "it lacks auc, average_precision, commit, config, curve"),
+    "no format": (lambda line: b"{}", "it lacks format"),
+    "format": (lambda line: with_field(line, "format", "1"), "format is '1'; it must be int"),
+    "config": (lambda line: with_field(line, "config", None), "config is a NoneType"),
     "method": (lambda line: line.replace(b'"cycp-fedavg"', b'"cycp-fed"'), "unknown method 'cycp-fed'"),
     "auc": (lambda line: with_field(line, "auc", "high"), "auc is 'high'; it must be float"),
+    "nan": (lambda line: with_field(line, "auc", float("nan")), "auc is nan; it must be from 0 to 1"),
     "seconds": (lambda line: with_field(line, "seconds", None), "seconds is None"),
     "versions": (lambda line: with_field(line, "versions", "new"), "versions is 'new'; it must be dict"),
     "short point": (lambda line: with_field(line, "curve", [[1, 10, 100, 0.5]]), "missing 1 required"),
-    "more": (lambda line: with_field(line, "extra", 1), "its fields differ by extra"),
+    "point": (
+        lambda line: with_field(line, "curve", [[1, 10, 100, "x", 0.5]]),
+        r"curve has \[1, 10, 100, 'x', 0.5\]",
+    ),
+    "more": (lambda line: with_field(line, "extra", 1), "it has an unknown extra"),
 }
 
 

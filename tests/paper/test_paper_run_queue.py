@@ -34,6 +34,9 @@ RunLoop.is_checkpoint_due = is_cycle_over
 def stays(place):
     def see(progress):
         if progress.done == 5:
+            # Checkpoints are written in the background: this one must be on the disk before the process is killed.
+            while not list((folder / "work").rglob("round-*4.pt")):
+                time.sleep(0.05)
             print("running", flush=True)
             time.sleep(600)
     return see
