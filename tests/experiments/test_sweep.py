@@ -415,7 +415,7 @@ def test_a_parameter_is_varied_only_where_it_belongs() -> None:
 
 
 BAD = {
-    "unknown option": (["--vary", "step-sise=1,2"], ["step-sise", "learning-rate"]),
+    "unknown option": (["--vary", "learning-rat=1,2"], ["learning-rat", "did you mean 'learning-rate'"]),
     "unknown method": (["--methods", "fedavgg"], ["fedavgg", "fedavg"]),
     "nobody's option": (["--method", "fedavg", "--vary", "algorithm.prox=0,1"], ["algorithm.prox", "not a parameter"]),
     "no value": (["--vary", "learning-rate="], ["vary learning-rate", "''", "at least 1"]),

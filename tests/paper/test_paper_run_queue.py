@@ -75,7 +75,9 @@ def left(folder: Path) -> set[str]:
 @contextmanager
 def another(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process in the middle of a run, after five of twelve rounds; killed in the end."""
-    process = subprocess.Popen([sys.executable, "-c", BUSY, str(folder)], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BUSY, str(folder)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "running\n"

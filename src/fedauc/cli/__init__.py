@@ -40,7 +40,8 @@ HOW_TO_CONTINUE = {"data": "the same command", "federation": "fedauc federation 
 def start() -> None:
     """Run `fedauc` with the words of the shell."""
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    if command not in ("resume", "show", *GROUPS):
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if command not in ("resume", "show", *GROUPS) and not is_distributed:
         delay_import("numpy")
         delay_import("torch")
     folder = find_out_folder(sys.argv[1:])
