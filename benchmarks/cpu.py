@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.ceilings import ceilings, floor
+from harness.ceilings import compute_floor, measure_ceilings
 from harness.environments import HERE
-from harness.prepare import prepare
-from harness.race import TOLERANCE, Limits, Outcome, race
-from harness.report import failures, hardware, rows, table, versions, write
+from harness.prepare import prepare_work
+from harness.race import TOLERANCE, Limits, Outcome, race_contenders
+from harness.report import describe_hardware, format_table, list_failures, list_versions, make_rows, write_report
 from harness.work import WORKLOADS
 
 CONTENDERS = ("fedauc", "fedauc-1", "batched", "loop", "torch-loop", "jax", "fedjax", "pfl", "pfl-2", "flower")
@@ -29,42 +29,42 @@ ALWAYS = ("fedauc", "torch-loop")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Race on each workload, print the table, write the file."""
-    options = _options(arguments)
-    before, limits = hardware(), ceilings(options.threads)
+    options = _parse_options(arguments)
+    before, limits = describe_hardware(), measure_ceilings(options.threads)
     outcomes: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory(prefix="fedauc-bench-") as folder:
         for workload in options.workloads:
-            outcomes[workload] = _race(workload, options, Path(folder))
-    found, failed = rows(outcomes), failures(outcomes)
+            outcomes[workload] = _race_contenders(workload, options, Path(folder))
+    found, failed = make_rows(outcomes), list_failures(outcomes)
     report = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": before,
         "threads": options.threads,
         "ceilings": limits,
-        "floors": {name: floor(name, limits) for name in options.workloads},
+        "floors": {name: compute_floor(name, limits) for name in options.workloads},
         "tolerance": TOLERANCE,
         "workloads": {name: WORKLOADS[name]._asdict() for name in options.workloads},
-        "versions": versions(outcomes),
+        "versions": list_versions(outcomes),
         "rows": found,
         "failed": failed,
     }
-    write(options.out, report)
+    write_report(options.out, report)
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s) each")
-    print(table(found, failed))
+    print(format_table(found, failed))
     print(", ".join(f"{name} {value:g}" for name, value in limits.items()))
     print(f"written to {options.out}")
 
 
-def _race(workload: str, options: argparse.Namespace, folder: Path) -> list[Outcome]:
+def _race_contenders(workload: str, options: argparse.Namespace, folder: Path) -> list[Outcome]:
     print(f"{workload}: {', '.join(options.contenders)}", file=sys.stderr, flush=True)
     rounds = options.rounds or WORKLOADS[workload].rounds
     home = folder / workload
     home.mkdir()
-    work = prepare(workload, rounds)
+    work = prepare_work(workload, rounds)
     work.save(home / "work.npz")
     limits = Limits(rounds, options.repeats, options.threads, options.patience)
     runners = tuple(dict.fromkeys((*ALWAYS, *options.contenders)))
-    outcomes = race(runners, home / "work.npz", work.start, limits)
+    outcomes = race_contenders(runners, home / "work.npz", work.start, limits)
     _keep_logs(home)
     return [outcome for outcome in outcomes if outcome.contender in ("fedauc", *options.contenders)]
 
@@ -76,10 +76,12 @@ def _keep_logs(home: Path) -> None:
         (logs / f"{home.name}-{log.name}").write_text(log.read_text(errors="replace"))
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help=",".join(WORKLOADS))
-    parser.add_argument("--contenders", type=_names(CONTENDERS), default=list(CONTENDERS), help=",".join(CONTENDERS))
+    parser.add_argument("--workloads", type=_parse_names(WORKLOADS), default=list(WORKLOADS), help=",".join(WORKLOADS))
+    parser.add_argument(
+        "--contenders", type=_parse_names(CONTENDERS), default=list(CONTENDERS), help=",".join(CONTENDERS)
+    )
     parser.add_argument("--repeats", type=int, default=7, help="measurements of each contender (7)")
     parser.add_argument("--rounds", type=int, default=0, help="rounds per measurement (the workload's own)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each contender's libraries (1)")
@@ -88,7 +90,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
+def _parse_names(known: Collection[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         for name in names:

@@ -73,20 +73,20 @@ class Timing(NamedTuple):
     ms_per_round: float
 
 
-def clients() -> Clients:
+def make_clients() -> Clients:
     """A hundred clients with 64 images each, a quarter of them positive."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (CLIENTS * ROWS, 3, 32, 32), dtype=np.uint8)
     return Clients.from_arrays(images, np.arange(len(images)) % 4 == 0, client=np.arange(len(images)) // ROWS)
 
 
-def build(workload: str, seed: int) -> nn.Module:
+def build_network(workload: str, seed: int) -> nn.Module:
     """The workload's network."""
     name, settings = WORKLOADS[workload]
     return find_models()[name](**settings).build((3, 32, 32), seed)
 
 
-def _recipe(seed: int, **changes: Any) -> Recipe:
+def _make_recipe(seed: int, **changes: Any) -> Recipe:
     settings: dict[str, Any] = {
         "cycles": CYCLES,
         "groups": 10,
@@ -105,15 +105,15 @@ def _recipe(seed: int, **changes: Any) -> Recipe:
     return Recipe.of("cycp-fedavg", **{**settings, **changes})
 
 
-def assembled(workload: str, data: Clients, seed: int) -> Assembly:
+def assemble_workload(workload: str, data: Clients, seed: int) -> Assembly:
     """Its parts: FedAvg under the cyclic schedule, whose cohorts and draws all contenders use."""
-    return assemble_training(_recipe(seed), build(workload, seed), data)
+    return assemble_training(_make_recipe(seed), build_network(workload, seed), data)
 
 
-def graphed(workload: str, data: Clients, seeds: int, rounds: int) -> Timing:
+def time_engine(workload: str, data: Clients, seeds: int, rounds: int) -> Timing:
     """Everything a round does, through the library's own halves of a round."""
     start = time.perf_counter()
-    parts = [assembled(workload, data, seed) for seed in range(seeds)]
+    parts = [assemble_workload(workload, data, seed) for seed in range(seeds)]
     trainings = [part.training for part in parts]
     engines = [
         GraphedEngine(t.algorithm, part.network, data, t.setting, compiled=workload not in CAPTURED_ONLY)
@@ -130,15 +130,15 @@ def graphed(workload: str, data: Clients, seeds: int, rounds: int) -> Timing:
 
     step()
     torch.cuda.synchronize()
-    return Timing(time.perf_counter() - start, best(step, rounds))
+    return Timing(time.perf_counter() - start, best_milliseconds(step, rounds))
 
 
-def looped(workload: str, data: Clients, rounds: int) -> Timing:
+def time_plain_loop(workload: str, data: Clients, rounds: int) -> Timing:
     """One client after another, one step after another, in plain torch."""
     begun = time.perf_counter()
-    part = assembled(workload, data, 0)
+    part = assemble_workload(workload, data, 0)
     training = part.training
-    module = build(workload, 0).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    module = build_network(workload, 0).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     inputs, labels = data.inputs.cuda(), data.labels.cuda().float()
     draws = Draws(data, training.setting, training.algorithm.objective.batch_kind)
     parameters, buffers = list(module.parameters()), [b for b in module.buffers() if b.is_floating_point()]
@@ -178,13 +178,13 @@ def looped(workload: str, data: Clients, rounds: int) -> Timing:
     one_round(0)
     torch.cuda.synchronize()
     numbers = itertools.count(1)
-    return Timing(time.perf_counter() - begun, best(lambda: one_round(next(numbers)), 1, 2))
+    return Timing(time.perf_counter() - begun, best_milliseconds(lambda: one_round(next(numbers)), 1, 2))
 
 
-def shared(workload: str, data: Clients, rounds: int) -> Timing:
+def time_shared_model(workload: str, data: Clients, rounds: int) -> Timing:
     """One compiled model, all clients' images in one batch."""
     begun = time.perf_counter()
-    module = build(workload, 0).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    module = build_network(workload, 0).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     inputs, labels, parameters = data.inputs.cuda(), data.labels.cuda().float(), list(module.parameters())
     total = PER_ROUND * BATCH
     index = torch.randint(len(inputs), (STEPS, total), device="cuda")
@@ -207,10 +207,10 @@ def shared(workload: str, data: Clients, rounds: int) -> Timing:
 
     step()
     torch.cuda.synchronize()
-    return Timing(time.perf_counter() - begun, best(step, rounds))
+    return Timing(time.perf_counter() - begun, best_milliseconds(step, rounds))
 
 
-def best(step: Callable[[], object], rounds: int, repeats: int = 3) -> float:
+def best_milliseconds(step: Callable[[], object], rounds: int, repeats: int = 3) -> float:
     """Milliseconds of a round: the best of some measurements of several rounds, all launched before any is awaited."""
     times = []
     for _ in range(repeats):
@@ -223,12 +223,14 @@ def best(step: Callable[[], object], rounds: int, repeats: int = 3) -> float:
     return 1e3 * min(times)
 
 
-def agreement(workload: str, data: Clients, device: str = "cuda") -> float:
+def measure_agreement(workload: str, data: Clients, device: str = "cuda") -> float:
     """How far the graphed engine's first round is from the reference loop's, in float64, relative to its change."""
     changes = []
     for engine in ("loop", "graphed"):
-        recipe = _recipe(0, engine=engine, device=device, precision="full", dtype="float64", local_steps=1, per_round=2)
-        training, network, start = assemble_training(recipe, build(workload, 0), data)
+        recipe = _make_recipe(
+            0, engine=engine, device=device, precision="full", dtype="float64", local_steps=1, per_round=2
+        )
+        training, network, start = assemble_training(recipe, build_network(workload, 0), data)
         if isinstance(training.engine, GraphedEngine):
             training.engine.compiled = False
         models = [
@@ -239,18 +241,18 @@ def agreement(workload: str, data: Clients, device: str = "cuda") -> float:
     return float((changes[1] - changes[0]).norm() / changes[0].norm())
 
 
-def ceilings() -> dict[str, float]:
+def measure_ceilings() -> dict[str, float]:
     """bf16 matrix products on random numbers, and copies (read and written bytes), as measured here."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    product, copy = best(lambda: left @ right, 20), best(lambda: target.copy_(source), 20)
+    product, copy = best_milliseconds(lambda: left @ right, 20), best_milliseconds(lambda: target.copy_(source), 20)
     return {"gemm_tflops": 2e-9 * 8192**3 / product, "copy_tb_per_s": 2e-9 * len(source) / product * (product / copy)}
 
 
-def floor(workload: str, measured: dict[str, float]) -> dict[str, float]:
+def compute_floor(workload: str, measured: dict[str, float]) -> dict[str, float]:
     """A round's arithmetic and least traffic (every client's weights read and written once a step), at the ceilings."""
-    module = build(workload, 0)
+    module = build_network(workload, 0)
     with FlopCounterMode(display=False) as counter:
         module(torch.zeros(2, 3, 32, 32)).sum().backward()
     tflop = counter.get_total_flops() / 2 * PER_ROUND * STEPS * BATCH * 1e-12
@@ -260,10 +262,10 @@ def floor(workload: str, measured: dict[str, float]) -> dict[str, float]:
 
 
 RUNNERS: dict[str, Callable[[str, Clients, int], Timing]] = {
-    "fedauc": lambda workload, data, rounds: graphed(workload, data, 1, rounds),
-    "fedauc-3-seeds": lambda workload, data, rounds: graphed(workload, data, 3, rounds),
-    "loop": looped,
-    "shared": shared,
+    "fedauc": lambda workload, data, rounds: time_engine(workload, data, 1, rounds),
+    "fedauc-3-seeds": lambda workload, data, rounds: time_engine(workload, data, 3, rounds),
+    "loop": time_plain_loop,
+    "shared": time_shared_model,
 }
 
 
@@ -296,7 +298,7 @@ def time_sweep(workload: str, data: Clients, rounds: int, cycles: int = CYCLES) 
     # The seconds of runs that share a graph add up to those on the clock.
     trained = sum(run[-1] - run[0] for run in seconds)
     same_rows = dataclasses.replace(data, inputs=torch.from_numpy(scaled))
-    engine = graphed(workload, same_rows, len(SWEEP_RATES) * len(SWEEP_SEEDS), rounds)
+    engine = time_engine(workload, same_rows, len(SWEEP_RATES) * len(SWEEP_SEEDS), rounds)
     expected = engine.ms_per_round * 10 * (cycles - 1) / 1e3
     return {
         "workload": workload,
@@ -312,23 +314,23 @@ def time_sweep(workload: str, data: Clients, rounds: int, cycles: int = CYCLES) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Race, print the table, write the file."""
-    options = _options(arguments)
-    data = clients()
+    options = _parse_options(arguments)
+    data = make_clients()
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
     agreements: dict[str, float] = {}
-    limits = ceilings()
+    limits = measure_ceilings()
     report: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": torch.cuda.get_device_name(),
         "versions": {"fedauc": VERSION, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()},
         "shape": {"per_round": PER_ROUND, "local_steps": STEPS, "batch": BATCH, "precision": "mixed"},
         "ceilings": limits,
-        "floors": {workload: floor(workload, limits) for workload in options.workloads},
+        "floors": {workload: compute_floor(workload, limits) for workload in options.workloads},
     }
     for workload in options.workloads:
         timings: dict[str, Timing] = {}
-        agreements[workload] = agreement(workload, data)
+        agreements[workload] = measure_agreement(workload, data)
         print(f"{workload}: the engines' first rounds differ by {agreements[workload]:.1e} in float64", flush=True)
         for contender in options.contenders:
             if (workload, contender) in LEFT_OUT:
@@ -341,20 +343,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 else:
                     timings[contender] = RUNNERS[contender](workload, data, options.rounds)
                     rows = [row for row in rows if row["workload"] != workload or row["contender"] == "sweep"]
-                    rows += _rows(workload, timings)
+                    rows += _make_rows(workload, timings)
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 failed.append(f"{workload}, {contender}: {' '.join(str(error).split()[:40])}")
                 print(failed[-1], flush=True)
                 continue
-            _write(options.out, {**report, "agreements": agreements, "rows": rows, "failed": failed})
+            _write_report(options.out, {**report, "agreements": agreements, "rows": rows, "failed": failed})
             _print_row(rows[-1])
-    print(f"{report['hardware']}, torch {torch.__version__}; {_numbers(limits)}")
+    print(f"{report['hardware']}, torch {torch.__version__}; {_format_numbers(limits)}")
     for workload, numbers in report["floors"].items():
-        print(f"{workload}: {_numbers(numbers)}")
+        print(f"{workload}: {_format_numbers(numbers)}")
     print(f"written to {options.out}")
 
 
-def _rows(workload: str, timings: dict[str, Timing]) -> list[dict[str, Any]]:
+def _make_rows(workload: str, timings: dict[str, Timing]) -> list[dict[str, Any]]:
     fedauc, rows = timings.get("fedauc"), []
     for contender, timing in timings.items():
         images = STEPS * BATCH * PER_ROUND * (3 if contender == "fedauc-3-seeds" else 1)
@@ -375,18 +377,18 @@ def _print_row(row: dict[str, Any]) -> None:
     print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def _numbers(numbers: dict[str, float]) -> str:
+def _format_numbers(numbers: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
-def _write(path: Path, report: dict[str, Any]) -> None:
+def _write_report(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(report, indent=2) + "\n")
     part.replace(path)
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(WORKLOADS))
     parser.add_argument("--contenders", type=lambda text: text.split(","), default=list(CONTENDERS))

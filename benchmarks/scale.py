@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.report import hardware, write
+from harness.report import describe_hardware, write_report
 
 HERE = Path(__file__).resolve().parent
 
@@ -50,9 +50,9 @@ ABOUT = {
 # ---------------------------------------------------------------------------------------------- inside a case's process
 
 
-def many_clients(method: str, count: int) -> dict[str, Any]:
+def time_many_clients(method: str, count: int) -> dict[str, Any]:
     """Rounds of one method with so many clients, all of the same size."""
-    imports = _imported()
+    imports = _memory_after_imports()
     import numpy as np
     from torch import nn
 
@@ -69,17 +69,17 @@ def many_clients(method: str, count: int) -> dict[str, Any]:
     recipe = Recipe.of(method, groups=CYCLE_ROUNDS, per_round=10, cycles=CYCLES, assignment="random")
     training, _, state = assemble_training(recipe, nn.Linear(FEATURES, 1), clients)
     ready = time.perf_counter()
-    times = _rounds(training, state)
+    times = _time_rounds(training, state)
     return {
         "ms_per_round": median(times) * 1e3,
         "ready_s": ready - start,
-        **_memory(imports, inputs.nbytes + labels.nbytes + client.nbytes),
+        **_describe_memory(imports, inputs.nbytes + labels.nbytes + client.nbytes),
     }
 
 
-def insurance(folder: str, source: str) -> dict[str, Any]:
+def time_large_table(folder: str, source: str) -> dict[str, Any]:
     """From the file to two cycles of learning."""
-    imports = _imported()
+    imports = _memory_after_imports()
     import numpy as np
     from torch import nn
 
@@ -94,12 +94,12 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
     else:
         clients = Clients.from_file(str(Path(folder) / f"rows.{source}"), "y", "client")
     built = time.perf_counter() - start
-    peak = _peak()
+    peak = _peak_memory()
     recipe = Recipe.of(
         "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, learning_rate=0.01
     )
     training, _, state = assemble_training(recipe, nn.Linear(COLUMNS, 1), clients)
-    times = _rounds(training, state, skip=0)
+    times = _time_rounds(training, state, skip=0)
     scoring, *learning = (sum(times[place : place + CYCLE_ROUNDS]) for place in range(0, len(times), CYCLE_ROUNDS))
     return {
         "clients_s": built,
@@ -107,11 +107,11 @@ def insurance(folder: str, source: str) -> dict[str, Any]:
         "scoring_cycle_s": scoring,
         "cycle_s": median(learning),
         "clients_peak_mb": peak,
-        **_memory(imports, sum(path.stat().st_size for path in paths)),
+        **_describe_memory(imports, sum(path.stat().st_size for path in paths)),
     }
 
 
-def generate(folder: str) -> dict[str, Any]:
+def write_large_table(folder: str) -> dict[str, Any]:
     """Write the insurance table, client by chance, and push it out of the page cache."""
     import numpy as np
 
@@ -123,11 +123,11 @@ def generate(folder: str) -> dict[str, Any]:
     inputs.flush()
     np.save(Path(folder) / "labels.npy", (draw.random(ROWS) < POSITIVE_RATE).astype(np.int8))
     np.save(Path(folder) / "client.npy", draw.integers(0, INSURERS, ROWS, dtype=np.int16))
-    _columnar(Path(folder))
+    _write_columnar_files(Path(folder))
     return {}
 
 
-def _columnar(folder: Path) -> None:
+def _write_columnar_files(folder: Path) -> None:
     """The same table in columns."""
     import numpy as np
     import pyarrow as pa
@@ -149,13 +149,13 @@ def _columnar(folder: Path) -> None:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    "clients": many_clients,
-    "insurance": insurance,
-    "generate": generate,
+    "clients": time_many_clients,
+    "insurance": time_large_table,
+    "generate": write_large_table,
 }
 
 
-def _rounds(training: Any, state: Any, skip: int = 2 * CYCLE_ROUNDS) -> list[float]:
+def _time_rounds(training: Any, state: Any, skip: int = 2 * CYCLE_ROUNDS) -> list[float]:
     """Seconds of each round after the first few, which score and warm up."""
     times, last = [], time.perf_counter()
     for _ in training.rounds(state):
@@ -165,19 +165,19 @@ def _rounds(training: Any, state: Any, skip: int = 2 * CYCLE_ROUNDS) -> list[flo
     return times[skip:]
 
 
-def _imported() -> float:
+def _memory_after_imports() -> float:
     """Peak memory in MB once everything is imported."""
     import fedauc.experiments.recipe  # noqa: F401
 
-    return _peak()
+    return _peak_memory()
 
 
-def _peak() -> float:
+def _peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def _memory(imports: float, data: int) -> dict[str, float]:
-    peak, size = _peak(), data / 1e6
+def _describe_memory(imports: float, data: int) -> dict[str, float]:
+    peak, size = _peak_memory(), data / 1e6
     ratios = {"peak_over_data": peak / size, "net_peak_over_data": (peak - imports) / size}
     return {"imports_mb": imports, "data_mb": size, "peak_mb": peak, **ratios}
 
@@ -187,20 +187,20 @@ def _memory(imports: float, data: int) -> dict[str, float]:
 
 def main() -> None:
     """Run the cases, print their table, write the file."""
-    options = _options()
+    options = _parse_options()
     if options.case:
         print(json.dumps(CASES[options.case](*json.loads(options.arguments))))
         return
-    before = hardware()
+    before = describe_hardware()
     found: list[dict[str, Any]] = []
     if "clients" in options.parts:
         found += _client_rows(options.repeats, options.threads)
     if "insurance" in options.parts:
         found += _insurance_rows(options.repeats, options.threads)
-    report = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": before, "versions": _versions()}
-    write(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": found})
+    report = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": before, "versions": _list_versions()}
+    write_report(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": found})
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s)")
-    print(_table(found))
+    print(_format_table(found))
     print(f"written to {options.out}")
 
 
@@ -211,10 +211,10 @@ def _client_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
         runs: dict[int, list[dict[str, Any]]] = {FEW: [], MANY: []}
         for _ in range(repeats):
             for count, done in runs.items():
-                done.append(_run(threads, "clients", method, count))
+                done.append(_run_case(threads, "clients", method, count))
         base = median(run["ms_per_round"] for run in runs[FEW])
         for count, done in runs.items():
-            middle = _middle(done)
+            middle = _take_medians(done)
             ratio = middle["ms_per_round"] / base
             found.append({"workload": "clients", "method": method, "clients": count, "ratio": ratio, **middle})
     return found
@@ -225,28 +225,28 @@ def _insurance_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory(prefix="fedauc-scale-") as folder:
         os.environ["FEDAUC_DATA"] = str(Path(folder) / "home")
-        _run(threads, "generate", folder)
+        _run_case(threads, "generate", folder)
         for source in SOURCES:
             first, again = list[dict[str, Any]](), list[dict[str, Any]]()
             for _ in range(repeats):
                 shutil.rmtree(Path(folder) / "home", ignore_errors=True)
                 for done in (again,) if source == "npy" else (first, again):
-                    _evict(Path(folder))
-                    done.append(_run(threads, "insurance", folder, source))
+                    _drop_file_cache(Path(folder))
+                    done.append(_run_case(threads, "insurance", folder, source))
             for when, done in ((f"{source}, first", first), (source, again)):
                 if done:
                     row = {"workload": f"insurance ({when})", "method": METHODS[0], "clients": INSURERS}
-                    found.append({**row, **_middle(done)})
+                    found.append({**row, **_take_medians(done)})
     return found
 
 
-def _middle(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _take_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Each number's median over the runs, and the largest peak of all."""
     middle = {name: median(run[name] for run in runs) for name in runs[0]}
     return {**middle, "largest_peak_mb": max(run["peak_mb"] for run in runs)}
 
 
-def _evict(folder: Path) -> None:
+def _drop_file_cache(folder: Path) -> None:
     """Write files to the disk and drop them from the page cache, so that reading them is part of the time."""
     for path in (found for found in folder.rglob("*") if found.is_file()):
         with path.open("rb") as file:
@@ -254,7 +254,7 @@ def _evict(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _run(threads: int, case: str, *arguments: Any) -> dict[str, Any]:
+def _run_case(threads: int, case: str, *arguments: Any) -> dict[str, Any]:
     print(case, *arguments, file=sys.stderr, flush=True)
     command = [sys.executable, str(HERE / "scale.py"), "--case", case, "--arguments", json.dumps(arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -263,13 +263,13 @@ def _run(threads: int, case: str, *arguments: Any) -> dict[str, Any]:
     return found
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {"python": sys.version.split()[0], **{name: version(name) for name in ("fedauc", "torch", "numpy")}}
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> str:
+def _format_table(found: Sequence[Mapping[str, Any]]) -> str:
     """One line per case and number."""
     lines = ["| workload | method | clients | what | value |", "|---|---|---|---|---|"]
     for row in found:
@@ -278,7 +278,7 @@ def _table(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["clients", "insurance"])
     parser.add_argument("--repeats", type=int, default=3, help="processes per case")

@@ -32,23 +32,23 @@ def main(contender: str, work: str, result: str) -> None:
     os.dup2(2, 1)
 
     def serve(run: Run, **about: Any) -> None:
-        _answer(answers, ready=True, versions=_versions(), about=about)
+        _send_answer(answers, ready=True, versions=_list_versions(), about=about)
         for line in sys.stdin:
             rounds = int(line.split()[1])
             start = time.perf_counter()
             weights = run(rounds)
             seconds = time.perf_counter() - start
             np.save(result, np.asarray(weights, dtype=np.float32))
-            _answer(answers, seconds=seconds)
+            _send_answer(answers, seconds=seconds)
 
     import_module("contenders." + contender.replace("-", "_")).main(Work.load(Path(work)), serve)
 
 
-def _answer(answers: TextIO, **fields: Any) -> None:
+def _send_answer(answers: TextIO, **fields: Any) -> None:
     print(json.dumps(fields), file=answers, flush=True)
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         try:

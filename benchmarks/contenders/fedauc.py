@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from harness.prepare import assembled
+from harness.prepare import assemble_workload
 from harness.work import Work
 
 LONG = 10_000
@@ -21,7 +21,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
 
 def run_engine(work: Work, serve: Callable[..., None], engine: str) -> None:
     """Serve rounds of one engine."""
-    (training, _, start), _ = assembled(work.workload, LONG, engine)
+    (training, _, start), _ = assemble_workload(work.workload, LONG, engine)
 
     def run(rounds: int) -> np.ndarray:
         state = start

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from fedjax.algorithms import fed_avg
 
-from harness.jax_models import join, logistic, split
+from harness.jax_models import join_weights, make_logistic_loss, split_weights
 from harness.work import Work
 
 
 def main(work: Work, serve: Callable[..., None]) -> None:
     """A visit's rows, in the order they are drawn, are the client's data; it passes over them once, unshuffled."""
-    slope = jax.grad(logistic(work.workload))
+    slope = jax.grad(make_logistic_loss(work.workload))
     shape = work.shape
 
     def gradient(parts: Any, batch: Any, rng: Any) -> Any:
@@ -26,7 +26,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
     once = fedjax.ShuffleRepeatBatchHParams(batch_size=shape.batch, num_epochs=1, skip_shuffle=True)
     optimizers = fedjax.optimizers.sgd(work.learning_rate), fedjax.optimizers.sgd(1.0)
     algorithm = fed_avg.federated_averaging(gradient, *optimizers, once)
-    start = split(work.workload, jnp.asarray(work.start))
+    start = split_weights(work.workload, jnp.asarray(work.start))
     key = jax.random.PRNGKey(0)
 
     def client(number: int, batches: np.ndarray) -> tuple[bytes, Any, Any]:
@@ -38,6 +38,6 @@ def main(work: Work, serve: Callable[..., None]) -> None:
         state = algorithm.init(start)
         for clients, cohort in zip(work.clients[:rounds], work.rows, strict=False):
             state, _ = algorithm.apply(state, [client(*visit) for visit in zip(clients, cohort, strict=True)])
-        return np.asarray(join(state.params))
+        return np.asarray(join_weights(state.params))
 
     serve(run)

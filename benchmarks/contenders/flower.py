@@ -37,10 +37,10 @@ def main(work: Work, serve: Callable[..., None]) -> None:
         path = Path(folder) / "work.npz"
         work.save(path)
         resources = {"init_args": {"num_cpus": actors}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run_simulation(_server(work, serve), _client(str(path)), CLIENTS, backend_config=resources)
+        run_simulation(_make_server_app(work, serve), _make_client_app(str(path)), CLIENTS, backend_config=resources)
 
 
-def _server(work: Work, serve: Callable[..., None]) -> ServerApp:
+def _make_server_app(work: Work, serve: Callable[..., None]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
@@ -52,8 +52,8 @@ def _server(work: Work, serve: Callable[..., None]) -> ServerApp:
             weights = work.start
             for number, cohort in enumerate(work.clients[:rounds]):
                 visits = [(nodes[client], number, place) for place, client in enumerate(cohort)]
-                messages = [Message(_record(weights, *where), node, "train") for node, *where in visits]
-                weights = np.mean(_replies(grid, messages), axis=0)
+                messages = [Message(_make_record(weights, *where), node, "train") for node, *where in visits]
+                weights = np.mean(_pull_replies(grid, messages), axis=0)
             return weights
 
         serve(run, processes=len(os.sched_getaffinity(0)))
@@ -61,36 +61,36 @@ def _server(work: Work, serve: Callable[..., None]) -> ServerApp:
     return app
 
 
-def _client(path: str) -> ClientApp:
+def _make_client_app(path: str) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def visit(message: Message, context: Context) -> Message:
         sent = message.content
-        work, client = _loaded(path)
+        work, client = _load_work(path)
         batches = torch.from_numpy(work.rows[sent["visit"]["round"], sent["visit"]["place"]])
         weights = client.visit(torch.from_numpy(sent["model"]["weights"].numpy().copy()), batches)
-        return Message(RecordDict({"model": _arrays(weights.numpy())}), reply_to=message)
+        return Message(RecordDict({"model": _to_array_record(weights.numpy())}), reply_to=message)
 
     return app
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: str) -> tuple[Work, Client]:
+def _load_work(path: str) -> tuple[Work, Client]:
     """Once per actor."""
     work = Work.load(Path(path))
     return work, Client(work)
 
 
-def _record(weights: np.ndarray, number: int, place: int) -> RecordDict:
-    return RecordDict({"model": _arrays(weights), "visit": ConfigRecord({"round": number, "place": place})})
+def _make_record(weights: np.ndarray, number: int, place: int) -> RecordDict:
+    return RecordDict({"model": _to_array_record(weights), "visit": ConfigRecord({"round": number, "place": place})})
 
 
-def _arrays(weights: np.ndarray) -> ArrayRecord:
+def _to_array_record(weights: np.ndarray) -> ArrayRecord:
     return ArrayRecord({"weights": Array(weights)})
 
 
-def _replies(grid: Grid, messages: list[Message]) -> list[np.ndarray]:
+def _pull_replies(grid: Grid, messages: list[Message]) -> list[np.ndarray]:
     """In the cohort's order: summed as they arrive, rounding now and then tips a rectifier, and results differ."""
     sent = list(grid.push_messages(messages))
     found: dict[str, np.ndarray] = {}

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.jax_models import join, logistic, split
+from harness.jax_models import join_weights, make_logistic_loss, split_weights
 from harness.work import Work
 
 
 def main(work: Work, serve: Callable[..., None]) -> None:
     """The data stay on the device; each round gets its row numbers."""
     inputs, labels = jnp.asarray(work.inputs), jnp.asarray(work.labels)
-    start = split(work.workload, jnp.asarray(work.start))
-    slope = jax.grad(logistic(work.workload))
+    start = split_weights(work.workload, jnp.asarray(work.start))
+    slope = jax.grad(make_logistic_loss(work.workload))
 
     def visit(parts: Any, batches: Any, inputs: Any, labels: Any) -> Any:
         def step(parts: Any, chosen: Any) -> tuple[Any, None]:
@@ -37,6 +37,6 @@ def main(work: Work, serve: Callable[..., None]) -> None:
         parts = start
         for cohort in rows[:rounds]:
             parts = one_round(parts, cohort, inputs, labels)
-        return np.asarray(join(parts))
+        return np.asarray(join_weights(parts))
 
     serve(run)

@@ -17,7 +17,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-from harness.torch_models import build, fill, flat
+from harness.torch_models import build_module, flatten_weights, load_weights
 from harness.work import Work
 
 
@@ -44,7 +44,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
 
 def runner(work: Work) -> Callable[[int], np.ndarray]:
     """A visit's rows, in the order they are drawn, are the user's data; it passes over them once."""
-    scorer = Scorer(build(work.workload))
+    scorer = Scorer(build_module(work.workload))
     model = PyTorchModel(scorer, torch.optim.SGD, torch.optim.SGD(scorer.parameters(), lr=1.0))
     inputs, labels, start = torch.from_numpy(work.inputs), torch.from_numpy(work.labels), torch.from_numpy(work.start)
     visits = torch.from_numpy(work.rows).flatten(0, 1).flatten(1)
@@ -57,7 +57,7 @@ def runner(work: Work) -> Callable[[int], np.ndarray]:
         return PyTorchTensorDataset((inputs[chosen], labels[chosen]), user_id=str(visit))
 
     def run(rounds: int) -> np.ndarray:
-        fill(scorer, start)
+        load_weights(scorer, start)
         users = FederatedDataset(user, count().__next__)
         central = NNAlgorithmParams(
             central_num_iterations=rounds,
@@ -67,6 +67,6 @@ def runner(work: Work) -> Callable[[int], np.ndarray]:
         )
         backend = SimulatedBackend(training_data=users, val_data=users)
         FederatedAveraging().run(central, backend, model, local, send_metrics_to_platform=False)
-        return flat(scorer).numpy()
+        return flatten_weights(scorer).numpy()
 
     return run

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.torch_models import build, fill, flat
+from harness.torch_models import build_module, flatten_weights, load_weights
 from harness.work import Work
 
 
@@ -17,19 +17,19 @@ class Client:
     """One module and one optimizer, reloaded for every visit."""
 
     def __init__(self, work: Work) -> None:
-        self._module = build(work.workload)
+        self._module = build_module(work.workload)
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=work.learning_rate)
         self._inputs, self._labels = torch.from_numpy(work.inputs), torch.from_numpy(work.labels)
 
     def visit(self, weights: Tensor, batches: Tensor) -> Tensor:
         """The flat weights after a step on each batch of rows."""
-        fill(self._module, weights)
+        load_weights(self._module, weights)
         for chosen in batches:
             self._optimizer.zero_grad()
             scores = self._module(self._inputs[chosen])[:, 0]
             F.binary_cross_entropy_with_logits(scores, self._labels[chosen]).backward()
             self._optimizer.step()
-        return flat(self._module)
+        return flatten_weights(self._module)
 
 
 def main(work: Work, serve: Callable[..., None]) -> None:

@@ -28,12 +28,12 @@ def python_of(contender: str) -> str:
     if not (stamp.exists() and stamp.read_text() == requirements.read_text()):
         print(f"installing {name} into {folder}", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
-        _install(python, requirements)
+        _install_packages(python, requirements)
         stamp.write_text(requirements.read_text())
     return str(python)
 
 
-def _install(python: Path, requirements: Path) -> None:
+def _install_packages(python: Path, requirements: Path) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
     # A constraint file meant for fedauc's environment would fight with the peer's pins.
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}

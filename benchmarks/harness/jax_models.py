@@ -15,7 +15,7 @@ Model = Callable[[Sequence[Array], Array], Array]
 _IMAGES = ("NCHW", "OIHW", "NCHW")
 
 
-def split(workload: str, flat: Array) -> list[Array]:
+def split_weights(workload: str, flat: Array) -> list[Array]:
     """A flat vector as the list of parameters, in torch's shapes and order."""
     parts, place = [], 0
     for shape in SHAPES[workload]:
@@ -24,12 +24,12 @@ def split(workload: str, flat: Array) -> list[Array]:
     return parts
 
 
-def join(parts: Sequence[Array]) -> Array:
+def join_weights(parts: Sequence[Array]) -> Array:
     """The parameters as one flat vector."""
     return jnp.concatenate([part.reshape(-1) for part in parts])
 
 
-def logistic(workload: str) -> Callable[[Sequence[Array], Array, Array], Array]:
+def make_logistic_loss(workload: str) -> Callable[[Sequence[Array], Array, Array], Array]:
     """The mean logistic loss of a batch, a function of (parameters, inputs, labels)."""
     model = MODELS[workload]
 

@@ -45,7 +45,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=_environment(place.threads),
+                env=_make_environment(place.threads),
                 start_new_session=True,
             )
         self._answers: queue.Queue[str] = queue.Queue()
@@ -102,7 +102,7 @@ class Worker:
         return (errors or lines or ["the process ended without a word"])[-1][:300]
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _make_environment(threads: int) -> dict[str, str]:
     """The same number of threads for every library; idle ones sleep rather than spin."""
     count = str(threads)
     flags = "" if threads > 1 else "--xla_cpu_multi_thread_eigen=false"

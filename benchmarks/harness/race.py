@@ -71,26 +71,26 @@ class _Lane:
             self.worker = None
 
 
-def race(contenders: Sequence[str], work: Path, start: np.ndarray, limits: Limits) -> list[Outcome]:
+def race_contenders(contenders: Sequence[str], work: Path, start: np.ndarray, limits: Limits) -> list[Outcome]:
     """Measure the contenders, `torch-loop` among them, whose result the others must give."""
     lanes = [_Lane(contender) for contender in contenders]
     try:
         for lane in lanes:
-            _start(lane, work, limits)
-        reference = _reference(lanes, limits)
+            _start_contender(lane, work, limits)
+        reference = _reference_weights(lanes, limits)
         for lane in lanes:
-            _measure(lane, limits, reference, start, timed=False)
+            _measure_contender(lane, limits, reference, start, timed=False)
         for _ in range(limits.repeats):
             for lane in lanes:
                 if lane.spent <= limits.patience or not lane.outcome.times:
-                    _measure(lane, limits, reference, start, timed=True)
+                    _measure_contender(lane, limits, reference, start, timed=True)
     finally:
         for lane in lanes:
             lane.close()
     return [lane.outcome for lane in lanes]
 
 
-def _start(lane: _Lane, work: Path, limits: Limits) -> None:
+def _start_contender(lane: _Lane, work: Path, limits: Limits) -> None:
     contender = lane.outcome.contender
     try:
         place = Place(python_of(contender), work, work.parent, limits.threads)
@@ -103,7 +103,7 @@ def _start(lane: _Lane, work: Path, limits: Limits) -> None:
         lane.fail(f"failed: {error}")
 
 
-def _reference(lanes: list[_Lane], limits: Limits) -> np.ndarray:
+def _reference_weights(lanes: list[_Lane], limits: Limits) -> np.ndarray:
     """The hand-written loop's weights, which depend on nothing of fedauc but the draws."""
     for lane in lanes:
         if lane.outcome.contender == "torch-loop" and lane.worker is not None:
@@ -111,7 +111,7 @@ def _reference(lanes: list[_Lane], limits: Limits) -> np.ndarray:
     raise SystemExit("the plain loop did not start, so there is nothing to compare with; see benchmarks/out/logs")
 
 
-def _measure(lane: _Lane, limits: Limits, reference: np.ndarray, start: np.ndarray, timed: bool) -> None:
+def _measure_contender(lane: _Lane, limits: Limits, reference: np.ndarray, start: np.ndarray, timed: bool) -> None:
     """One measurement, its result checked; a warm-up counts for the check only."""
     if lane.worker is None:
         return
@@ -122,7 +122,7 @@ def _measure(lane: _Lane, limits: Limits, reference: np.ndarray, start: np.ndarr
         lane.fail(f"failed: {error}")
         return
     lane.spent += time.monotonic() - begun
-    difference = _difference(weights, reference, start)
+    difference = _relative_difference(weights, reference, start)
     if not difference <= TOLERANCE:
         lane.fail(f"another result: {difference:.1e} from the plain loop's, more than {TOLERANCE:.0e}")
         return
@@ -131,7 +131,7 @@ def _measure(lane: _Lane, limits: Limits, reference: np.ndarray, start: np.ndarr
     lane.outcome = lane.outcome._replace(times=times, difference=worst)
 
 
-def _difference(weights: np.ndarray, reference: np.ndarray, start: np.ndarray) -> float:
+def _relative_difference(weights: np.ndarray, reference: np.ndarray, start: np.ndarray) -> float:
     if weights.shape != reference.shape:
         return float("inf")
     wide = [each.astype(np.float64) for each in (weights, reference, start)]

@@ -16,7 +16,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]
 """By workload."""
 
 
-def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
+def make_rows(outcomes: Outcomes) -> list[dict[str, Any]]:
     """One entry per workload and contender that was measured; ratio = the contender's time over fedauc's."""
     found = []
     for workload, lanes in outcomes.items():
@@ -28,8 +28,8 @@ def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
                     "contender": lane.contender,
                     "ms_per_round": round(lane.best, 4),
                     "median_ms": round(lane.median, 4),
-                    "ratio": None if own is None else _rounded(lane.best / own.best),
-                    "median_ratio": None if own is None else _rounded(_paired(lane, own)),
+                    "ratio": None if own is None else _round_digits(lane.best / own.best),
+                    "median_ratio": None if own is None else _round_digits(_paired_ratio(lane, own)),
                     "repetitions": len(lane.times),
                     "difference": lane.difference,
                     **lane.about,
@@ -38,7 +38,7 @@ def rows(outcomes: Outcomes) -> list[dict[str, Any]]:
     return found
 
 
-def failures(outcomes: Outcomes) -> list[dict[str, Any]]:
+def list_failures(outcomes: Outcomes) -> list[dict[str, Any]]:
     """Who gave no number, and why."""
     return [
         {"workload": workload, "contender": lane.contender, "reason": lane.failed}
@@ -48,12 +48,12 @@ def failures(outcomes: Outcomes) -> list[dict[str, Any]]:
     ]
 
 
-def versions(outcomes: Outcomes) -> dict[str, dict[str, str]]:
+def list_versions(outcomes: Outcomes) -> dict[str, dict[str, str]]:
     """What each contender ran on."""
     return {lane.contender: lane.versions for lanes in outcomes.values() for lane in lanes if lane.versions}
 
 
-def hardware() -> dict[str, Any]:
+def describe_hardware() -> dict[str, Any]:
     """The processor, the cores this process may use, and the memory."""
     return {
         "cpu": _first_line("/proc/cpuinfo", "model name") or platform.processor(),
@@ -64,17 +64,17 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def table(found: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> str:
+def format_table(found: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: milliseconds per round and how many times fedauc's they are."""
     lines = ["| workload | contender | ms a round | median | x fedauc | x median |", "|---|---|---|---|---|---|"]
     for row in found:
-        ratios = [_number(row[name]) for name in ("ms_per_round", "median_ms", "ratio", "median_ratio")]
+        ratios = [_format_number(row[name]) for name in ("ms_per_round", "median_ms", "ratio", "median_ratio")]
         lines.append(f"| {row['workload']} | {row['contender']} | {' | '.join(ratios)} |")
     lines += [f"| {row['workload']} | {row['contender']} | {row['reason']} | | | |" for row in failed]
     return "\n".join(lines)
 
 
-def write(path: Path, report: Mapping[str, Any]) -> None:
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Write the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -82,17 +82,17 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
     draft.replace(path)
 
 
-def _paired(lane: Outcome, own: Outcome) -> float:
+def _paired_ratio(lane: Outcome, own: Outcome) -> float:
     """The median of the ratios within a repetition, where both met the same noise."""
     return median(time / base for time, base in zip(lane.times, own.times, strict=False))
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     """Four digits, whatever the size."""
     return float(f"{value:.4g}")
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor, nn
 
 
-def build(workload: str) -> nn.Module:
+def build_module(workload: str) -> nn.Module:
     """The module with its default start, the same every time; outputs `[B, 1]`."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(*_LAYERS[workload]())
 
 
-def flat(module: nn.Module) -> Tensor:
+def flatten_weights(module: nn.Module) -> Tensor:
     """A copy of all parameters as one vector."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
 @torch.no_grad()
-def fill(module: nn.Module, weights: Tensor) -> None:
+def load_weights(module: nn.Module, weights: Tensor) -> None:
     """Write a flat vector into the parameters."""
     parameters = list(module.parameters())
     for parameter, part in zip(parameters, torch.split(weights, [p.numel() for p in parameters]), strict=True):

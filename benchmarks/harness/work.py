@@ -64,7 +64,7 @@ class Work(NamedTuple):
         return Work(**arrays)
 
 
-def examples(workload: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_examples(workload: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, labels and each row's client: noise around a hidden direction, a fifth of the rows positive."""
     shape = WORKLOADS[workload]
     rng = np.random.default_rng(0)
