@@ -71,9 +71,8 @@ class RunFolder:
 
     def lock(self) -> AbstractContextManager[bool]:
         """Keep other processes from training in this folder."""
-        return hold_lock(
-            self.path / ".lock", f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
-        )
+        busy = f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
+        return hold_lock(self.path / ".training.lock", busy)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to resume with other data than the run began with."""
