@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms import find_algorithms
-from fedauc.interfaces import BatchSize, Setting
+from fedauc.interfaces import BatchSize, Model, Setting, find_only_model, list_models, replace_only_model
 from fedauc.objectives import find_objectives
 from fedauc.objectives.kinds import GapObjective, PairObjective, PointObjective, mean_last
 from fedauc.objectives.logistic import Logistic
@@ -134,3 +134,13 @@ def test_an_objective_of_another_kind_is_refused(name: str) -> None:
         else:
             with pytest.raises(ValueError, match=f"^objective is '{objective.name}'; {name} needs a "):
                 kind(objective=objective)
+
+
+def test_a_tree_with_no_model_or_with_several_needs_methods_of_its_own() -> None:
+    first, second = (Model(torch.full((2,), value), torch.zeros(0)) for value in (1.0, 2.0))
+    assert find_only_model(Pair(torch.zeros(1), (first,))) is first
+    assert replace_only_model(Pair(torch.zeros(1), (first,)), second).rest == (second,)
+    assert list_models(Pair(torch.zeros(1), (first, second))) == [first, second]
+    for tree, count in ((Pair(torch.zeros(1), ()), 0), (Pair(torch.zeros(1), (first, second)), 2)):
+        with pytest.raises(ValueError, match=f"a Pair contains {count} models; it must be 1: define local_model"):
+            replace_only_model(tree, first)

@@ -323,6 +323,18 @@ class Algorithm(ABC):
     def extract_model(self, shared: Tree) -> Model:
         """The model that `shared` contains."""
 
+    def replace_model(self, shared: Tree, model: Model) -> Tree:
+        """`shared` with another model, and everything else (duals, control variates) as it was."""
+        return replace_only_model(shared, model)
+
+    def local_model(self, local: Tree) -> Model:
+        """The model that a client's local state contains."""
+        return find_only_model(local)
+
+    def replace_local_model(self, local: Tree, model: Model) -> Tree:
+        """The local state with another model, and everything else as it was."""
+        return replace_only_model(local, model)
+
     def stage_output(self, last: Tree, mean: Tree) -> Tree:
         """What a stage with averaged output passes on: the mean, except where the last must stay (control variates)."""
         return mean
@@ -348,3 +360,39 @@ class Engine(ABC):
     @abstractmethod
     def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Restore the state of every client."""
+
+
+# ------------------------------------------------------------------------------------------------- models inside trees
+
+
+def list_models(tree: Tree) -> list[Model]:
+    """Every model that a tree contains, in order. Its weights may be split vectors."""
+    if isinstance(tree, Model):
+        return [tree]
+    return [model for child in tree for model in list_models(child)] if isinstance(tree, tuple) else []
+
+
+def find_only_model(tree: Tree) -> Model:
+    """The one model that a tree contains; an algorithm with none or several says itself which one is meant."""
+    models = list_models(tree)
+    if len(models) != 1:
+        raise ValueError(
+            f"a {type(tree).__name__} contains {len(models)} models; it must be 1: define local_model, "
+            "replace_local_model and replace_model in the algorithm"
+        )
+    return models[0]
+
+
+def replace_only_model(tree: Tree, model: Model) -> Tree:
+    """The tree with another model in the place of the one that it contains."""
+    find_only_model(tree)
+
+    def replace_in(child: Tree) -> Tree:
+        if isinstance(child, Model):
+            return model
+        if not isinstance(child, tuple):
+            return child
+        children = [replace_in(grandchild) for grandchild in child]
+        return tuple(children) if type(child) is tuple else type(child)(*children)
+
+    return replace_in(tree)

@@ -322,6 +322,27 @@ def _draw_batches(number: int, per_client: Tree) -> list[Batch]:
     ]
 
 
+@every_case
+def test_the_model_inside_the_shared_and_the_local_state_can_be_replaced(case: Case) -> None:
+    """Wrappers and server optimizers change the model, and nothing else that travels or is kept."""
+    algorithm, model = case.algorithm, _start_model(case.width)
+    server = algorithm.init(_make_setting(), model)
+    phase = _make_phase(0, algorithm.scoring_pass)
+    download = algorithm.dispatch(_make_setting(), server, Cohort(0, (0,), (1.0,)), phase)
+    local = algorithm.begin(download, algorithm.initial_client_state(download))
+    other = Model(model.weights + 1, model.buffers + 1)
+    assert same_bits(algorithm.local_model(local), model)
+    for tree, replace_in, read in (
+        (server.shared, algorithm.replace_model, algorithm.extract_model),
+        (local, algorithm.replace_local_model, algorithm.local_model),
+    ):
+        changed = replace_in(tree, other)
+        assert type(changed) is type(tree)
+        assert read(changed) == other
+        assert same_bits(replace_in(changed, model), tree)
+        assert sum(not torch.equal(*pair) for pair in zip(*map(tree_leaves, (changed, tree)), strict=True)) == 2
+
+
 def mean_of(upload: Upload, cohort: Cohort) -> Upload:
     """A stacked cohort's upload as an engine returns it."""
     weights = torch.tensor(cohort.weights, dtype=torch.float64)

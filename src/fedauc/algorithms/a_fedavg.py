@@ -10,7 +10,7 @@ is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar
 
 from fedauc.algorithms._local import Method, amplify_progress, apply_mean_change
 from fedauc.algorithms.fedavg import FedAvg, LocalSGD
@@ -18,7 +18,6 @@ from fedauc.fields import option
 from fedauc.interfaces import Cohort, Model, Phase, Server, Setting, Upload
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class AFedAvg(LocalSGD):
     """FedAvg at the client; the server also keeps the model at the start of the period."""

@@ -12,7 +12,7 @@ next variate, and the server adds up these changes until the period ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -47,7 +47,6 @@ class PeriodState(NamedTuple):
     pending: Tensor
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class AScaffold(CorrectedSGD):
     """SCAFFOLD's local step; the variates change and the progress is amplified once per period."""

@@ -9,7 +9,7 @@ Yuan et al., Federated deep AUC maximization for heterogeneous data with a const
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -46,7 +46,6 @@ class Local(NamedTuple):
     total: Variate
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Codasca(ProximalStep):
     """Local descent-ascent steps corrected by control variates; the server averages the points."""

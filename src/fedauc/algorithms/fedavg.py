@@ -10,7 +10,7 @@ participation, ICML 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.algorithms._local import Method, PointAlgorithm, apply_mean_change, point_gradient, point_loss, sgd_step
 from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
@@ -48,7 +48,6 @@ class LocalSGD(PointAlgorithm):
         return shared
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(LocalSGD):
     """Local SGD; the server averages the models."""

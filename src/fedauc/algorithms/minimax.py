@@ -13,7 +13,7 @@ distributed stochastic AUC maximization with deep neural networks, ICML 2020; Yu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -94,7 +94,6 @@ def starting_point(model: Model, objective: Minimax) -> Shared:
     return Shared(model, Duals(score, score, zero))
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class MinimaxAlgorithm(ProximalStep):
     """Local descent-ascent; the server averages the points."""

@@ -16,7 +16,7 @@ X-risk optimization, ICML 2023), whose pool is the last round.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -39,7 +39,6 @@ class PoolState(NamedTuple):
     recent: tuple[RoundScores, ...]
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Algorithm):
     """Local SGD on pairs of an active and a passive score; the server averages the models.

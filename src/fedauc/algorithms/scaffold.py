@@ -9,7 +9,7 @@ c_m - c + (w - w_m)/(I η), is the mean raw gradient written differently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -60,7 +60,6 @@ class CorrectedSGD(PointAlgorithm):
         return shared.model
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(CorrectedSGD):
     """Control variates that change with every visit. The state of a client is its variate c_m."""

@@ -158,7 +158,7 @@ def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, m
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipped(FedAvg):  # type: ignore[misc]
+class Clipped(FedAvg):
     """Clipping takes a norm over all parameters, which pieces do not have."""
 
     def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Tree]:

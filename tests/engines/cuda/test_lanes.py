@@ -34,7 +34,7 @@ class Ball(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heavy(FedAvg):  # type: ignore[misc]
+class Heavy(FedAvg):
     """Heavy ball: the state keeps the weights before the last step, and every step emits its gradient."""
 
     def begin(self, download: Download, client_state: Tree) -> Any:

@@ -19,7 +19,7 @@ from fedauc.engines.batched import CohortRows, LocalResult, PendingVisit, gather
 from fedauc.engines.cuda.convolutions import make_stackable
 from fedauc.engines.cuda.padding_weights import find_kernel_windows
 from fedauc.engines.simulator import CachedForward
-from fedauc.interfaces import Algorithm, Batch, Download, ForwardPass, Model, Network, Phase
+from fedauc.interfaces import Algorithm, Batch, Download, ForwardPass, Model, Network, Phase, list_models
 from fedauc.network import ModuleNetwork
 from fedauc.split_vectors import PerClientScalar, SplitVector, VectorSplit, is_large
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
@@ -264,10 +264,8 @@ def _add_bf16_copies(lanes: Lanes, network: ModuleNetwork) -> Lanes:
 
 
 def _find_model(local: Tree) -> Model | None:
-    """The model in a client's local state."""
-    if isinstance(local, Model | Tensor):
-        return local if isinstance(local, Model) else None
-    return next((model for child in local if (model := _find_model(child)) is not None), None)
+    """The first model in a client's local state."""
+    return next(iter(list_models(local)), None)
 
 
 def _repeat_first(leaf: Tensor, width: int) -> Tensor:
