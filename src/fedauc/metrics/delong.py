@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedauc.metrics.ranks import check_rows, mid_ranks, require_classes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class Interval(NamedTuple):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedauc.metrics.ranks import auc, to_numpy
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 def pair_auc(embeddings: ArrayLike, labels: ArrayLike, limit: int = 2000) -> float:

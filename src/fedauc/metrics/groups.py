@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedauc.metrics.ranks import check_rows, mid_ranks, to_numpy
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 def group_auc(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike) -> dict[Any, float | None]:
