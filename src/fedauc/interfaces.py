@@ -22,7 +22,7 @@ models). The client methods are written for any number of leading dimensions, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -384,6 +384,46 @@ class Metric(ABC):
     def columns(self) -> tuple[str, ...]:
         """The columns of a record: the value, and the ends of the interval where the metric has one."""
         return (self.text, f"{self.text}_low", f"{self.text}_high") if self.has_interval else (self.text,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(ABC):
+    """Changes what clients do in any algorithm, which it sees as `inner`: that may be wrapped already.
+
+    `local` is always the local state of `inner`. What a wrapper itself carries from step to step is `carried`, and what
+    it remembers from visit to visit is `client_state`; both are `()` for wrappers that need neither. A wrapper that
+    overrides nothing changes nothing. The shared state keeps its shape, so server and clients need not be told.
+    """
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def bind(self, parameters: Mapping[str, int]) -> Wrapper:
+        """The wrapper for a model with these parameters: their lengths by name, in the order of the flat vector."""
+        return self
+
+    def initial_client_state(self, inner: Algorithm, download: Download) -> Tree:
+        """What the wrapper remembers of a client before its first visit."""
+        return ()
+
+    def begin(self, inner: Algorithm, download: Download, local: Tree, client_state: Tree) -> tuple[Tree, Tree]:
+        """The local state before the first step, and what the wrapper carries into it."""
+        return local, ()
+
+    def step(
+        self, inner: Algorithm, network: Network, download: Download, local: Tree, carried: Tree, batch: Batch
+    ) -> tuple[Tree, Tree, Tree]:
+        """One local step: the new local state, what is carried to the next step, and what the step emits."""
+        local, emitted = inner.step(network, download, local, batch)
+        return local, carried, emitted
+
+    def finish(
+        self, inner: Algorithm, upload: Upload, local: Tree, carried: Tree, client_state: Tree
+    ) -> tuple[Upload, Tree]:
+        """The upload, and what the wrapper remembers until the client's next visit."""
+        return upload, client_state
 
 
 class Engine(ABC):

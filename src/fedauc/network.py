@@ -60,6 +60,11 @@ class ModuleNetwork(Network):
         """The lengths of the parameters in the flat vector."""
         return VectorSplit(tuple(parameter.numel() for parameter in self._parameters.values()))
 
+    @property
+    def parameter_lengths(self) -> dict[str, int]:
+        """The length of each parameter by its name, in the order of the flat vector."""
+        return {name: parameter.numel() for name, parameter in self._parameters.items()}
+
     def make_kernel_window(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> KernelWindow:
         """A window of a convolution's weights, as the flat vector stores them."""
         out, channels, *kernel = self._parameters[name].shape

@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"discovery", "fields", "keys", "locks", "progress", "trees"},
     {"interfaces", "split_vectors"},
     {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
-    {"algorithms", "guards"},
+    {"algorithms", "guards", "wrappers"},
     {"engines"},
     {"training"},
     {"experiments"},

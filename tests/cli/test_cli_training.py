@@ -84,7 +84,8 @@ def test_a_finished_comparison_resumes_to_itself(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "what", ["methods", "objectives", "participation", "data", "models", "partitions", "algorithms", "stages"]
+    "what",
+    ["methods", "objectives", "participation", "data", "models", "partitions", "algorithms", "stages", "wrappers"],
 )
 def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) -> None:
     listed = fedauc(capsys, "list", what)

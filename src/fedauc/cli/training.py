@@ -41,6 +41,7 @@ LISTS = {
     "partitions": "partition",
     "algorithms": "algorithm",
     "stages": "stages",
+    "wrappers": "wrappers",
 }
 """What `fedauc list` knows, and the family of a configuration that it shows."""
 

@@ -19,6 +19,7 @@ from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.stages import Budget, Plan, Theory
 from fedauc.training import State, Training
+from fedauc.wrappers import wrap_algorithm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,6 +55,7 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=recipe.device.startswith("cuda"))
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
+    algorithm = wrap_algorithm(algorithm, recipe.wrappers, network.parameter_lengths)
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(recipe.engine, EngineParts(algorithm, network, clients, setting, steps))
     if isinstance(engine, GraphedEngine):

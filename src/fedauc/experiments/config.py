@@ -22,13 +22,14 @@ from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
-from fedauc.interfaces import Algorithm, Objective, Participation
+from fedauc.interfaces import Algorithm, Objective, Participation, Wrapper
 from fedauc.models import find_models
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
 from fedauc.stages import STAGE_RULES, StageRule
+from fedauc.wrappers import find_wrappers
 
 FORMAT = 2
 """Raised when an old reader could misunderstand a new configuration, or a new reader an old one."""
@@ -95,13 +96,17 @@ class Config:
 
 
 class Family(NamedTuple):
-    """A kind of component: its name, base class and members, where a configuration holds it, and its help text."""
+    """A kind of component: its name, base class and members, where a configuration holds it, and its help text.
+
+    Where a configuration holds `several` members, the field is a tuple of them, in the order in which they are applied.
+    """
 
     kind: str
     base: type
     members: Mapping[str, type]
     path: tuple[str, ...]
     help: str
+    several: bool = False
 
 
 @functools.cache
@@ -128,6 +133,14 @@ def list_families() -> tuple[Family, ...]:
             find_participations(),
             ("recipe", "participation"),
             "Who takes part in which round; the method has its own.",
+        ),
+        Family(
+            "wrappers",
+            Wrapper,
+            find_wrappers(),
+            ("recipe", "wrappers"),
+            "Changes of the local steps, the innermost first; none unless given.",
+            several=True,
         ),
         Family(
             "stages",

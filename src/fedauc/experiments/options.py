@@ -1,7 +1,8 @@
 """A configuration from flat options: every field has one, named by its path, such as `participation.groups`.
 
-A component's option (`objective`) picks a member by name; its parameters follow the dot (`objective.scale`). Tuples of
-tuples (explicit groups) have no option; they come from a configuration file.
+A component's option (`objective`) picks a member by name; its parameters follow the dot (`objective.scale`). Where a
+configuration holds several members, the option lists them (`wrappers`), and a parameter names its member as well
+(`wrappers.fedprox.mu`). Tuples of tuples (explicit groups) have no option; they come from a configuration file.
 
 >>> config = build_config("cycp-pairwise", None, {"cycles": "5", "objective": "squared-hinge", "objective.margin": "2"})
 >>> config.recipe.cycles, config.recipe.algorithm.objective
@@ -61,8 +62,11 @@ def list_options() -> tuple[Option, ...]:
     for family in list_families():
         panel = family.kind.capitalize()
         if family.kind != "algorithm":
-            help_text = f"{family.help} One of {', '.join(family.members)}."
-            options.append(Option(family.kind, family.path, None, panel, help_text))
+            choices = f"{'Any' if family.several else 'One'} of {', '.join(family.members)}."
+            options.append(Option(family.kind, family.path, None, panel, f"{family.help} {choices}"))
+        if family.several:
+            options += [option for name in family.members for option in _list_member_options(family, name)]
+            continue
         owners: dict[str, dict[str, FieldInfo]] = {}
         for member_name, member in family.members.items():
             for known in list_parameters(member):
@@ -73,12 +77,27 @@ def list_options() -> tuple[Option, ...]:
     return tuple(options)
 
 
+def _list_member_options(family: Family, member: str) -> list[Option]:
+    """The options of one member of a family of which a configuration holds several."""
+    prefix, path = f"{family.kind}.{member}", (*family.path, member)
+    return [
+        Option(
+            f"{prefix}.{_option_name(known.name)}",
+            (*path, known.name),
+            known.type,
+            family.kind.capitalize(),
+            _describe_option({member: known}, 1),
+        )
+        for known in list_parameters(family.members[member])
+    ]
+
+
 def list_parameters(owner: type) -> list[FieldInfo]:
     """The fields of a dataclass that an option can set, without components and tuples of tuples."""
     parameters = []
     for known in list_fields(owner):
         kind = unwrap_optional(known.type)
-        nested_tuple = any(typing.get_origin(inner) is tuple for inner in typing.get_args(kind))
+        nested_tuple = any(typing.get_origin(inner) is tuple or find_family(inner) for inner in typing.get_args(kind))
         # A field may hold any member of a family, or one member alone.
         if not (nested_tuple or is_dataclass(kind) or find_family(kind)):
             parameters.append(known)
@@ -107,7 +126,8 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
     for family in list_families():
         if family.kind in components:
             current = functools.reduce(getattr, family.path, config)
-            config = _replace_at(config, family.path, _build_member(family, current, components[family.kind]))
+            build = _build_members if family.several else _build_member
+            config = _replace_at(config, family.path, build(family, current, components[family.kind]))
     for owner_path, values in plain.items():
         owner: Any = functools.reduce(getattr, owner_path, config)
         config = _replace_at(config, owner_path, replace(owner, **values))
@@ -154,6 +174,32 @@ def format_default(default: Any) -> str:
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
+def _build_members(family: Family, current: Any, texts: Mapping[str, str]) -> tuple[Any, ...]:
+    """The members that options list, or the current ones, with the parameters that options give."""
+    kind = family.kind
+    members: dict[str, Any] = {member.name: member for member in current}
+    if kind in texts:
+        names = [name for name in texts[kind].split(",") if name not in ("", "none")]
+        for name in names:
+            lookup(kind.removesuffix("s"), name, family.members)
+            if names.count(name) > 1:
+                raise ValueError(f"{kind} lists {name!r} {names.count(name)} times; list it once")
+        members = dict.fromkeys(names)
+    for option in texts:
+        member = option.removeprefix(kind).removeprefix(".").split(".")[0]
+        if member and member not in members:
+            remedy = f"use --{kind} {','.join([*members, member])}"
+            raise InapplicableOption(
+                option, f"{option} is given, but {kind} is {','.join(members) or 'none'}; {remedy}"
+            )
+    built = []
+    for name, member in members.items():
+        single = family._replace(kind=f"{kind}.{name}", several=False)
+        parameters = {option: text for option, text in texts.items() if option.startswith(f"{single.kind}.")}
+        built.append(_build_member(single, member, parameters if member else {single.kind: name, **parameters}))
+    return tuple(built)
+
+
 def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any:
     """The member that options choose, or the current one with other parameters."""
     chosen = texts.get(family.kind)
@@ -162,7 +208,7 @@ def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any
     known = {_option_name(info.name): info for info in list_parameters(member)}
     values = {}
     for option, text in texts.items():
-        parameter = option.partition(".")[2]
+        parameter = option.removeprefix(family.kind).removeprefix(".")
         if parameter and parameter not in known:
             has = ", ".join(info.name for info in known.values()) or "none"
             raise InapplicableOption(

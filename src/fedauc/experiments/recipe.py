@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -14,10 +14,11 @@ from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup
 from fedauc.fields import check_fields, describe, option
-from fedauc.interfaces import Algorithm, BatchSize, Participation
+from fedauc.interfaces import Algorithm, BatchSize, Participation, Wrapper
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
 from fedauc.stages import MAX_LOCAL_STEPS, STAGE_RULES, Milestones, StageOutput, StageRule
+from fedauc.wrappers import find_wrappers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Recipe:
     method: str = field(metadata=describe("Name of the method; its defaults fill what is not given."))
     algorithm: Algorithm = field(metadata=describe("What clients and server compute."))
     participation: Participation = field(metadata=describe("Who takes part in which round."))
+    wrappers: tuple[Wrapper, ...] = option((), "Changes of the local steps, the innermost first.")
     stages: StageRule = option(Milestones(), "How learning rate and length change from stage to stage.")
     stage_output: StageOutput = option("last", "The model that a stage ends with: its last one, or a mean.")
     cycles: int = option(30, "How often each group of clients is visited.", at_least=1)
@@ -59,6 +61,7 @@ class Recipe:
 
             check_engine(self.engine)
         check_device(self.device)
+        _check_members("wrappers", self.wrappers, Wrapper)
         for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(
@@ -109,6 +112,17 @@ def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> N
         for values in (recipe, settings):
             if isinstance(values.get(family), str):
                 values[family] = lookup(family, values[family], members)()
+    lists: dict[str, Mapping[str, type]] = {"wrappers": find_wrappers()}
+    for family, members in lists.items():
+        given = recipe.get(family, ())
+        items = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else (given,)
+        recipe[family] = tuple(lookup(family, item, members)() if isinstance(item, str) else item for item in items)
+
+
+def _check_members(name: str, members: Any, kind: type) -> None:
+    """Refuse a field that is no tuple of members of a family."""
+    if not isinstance(members, tuple) or not all(isinstance(member, kind) for member in members):
+        raise ValueError(f"{name} is {members!r}; it must be a tuple of {kind.__name__}s, such as Recipe.of makes")
 
 
 def _field_names(member: Any) -> set[str]:

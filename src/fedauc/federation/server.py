@@ -43,6 +43,7 @@ from fedauc.interfaces import Census
 from fedauc.ledger import Ledger
 from fedauc.participation.full import Full
 from fedauc.training import Round, State
+from fedauc.wrappers import unwrap_algorithm
 
 AGREEMENT_FILE = "federation.json"
 CENSUS_FILE = "census.json"
@@ -250,7 +251,9 @@ def _assemble_federation(
     header = {
         "run": registered.run_id,
         # Sites need not know who takes part when, so the recipe is sent without its schedule.
-        "recipe": to_plain(dataclasses.replace(agreement.recipe, algorithm=training.algorithm, participation=Full())),
+        "recipe": to_plain(
+            dataclasses.replace(agreement.recipe, algorithm=unwrap_algorithm(training.algorithm), participation=Full())
+        ),
         "model": to_plain(agreement.model),
         "class_totals": ClassTotals.from_census(registered.census),
         "cycle_length": training.setting.cycle_length,

@@ -29,6 +29,7 @@ from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.trees import is_empty, tree_map
+from fedauc.wrappers import wrap_algorithm
 
 LOG = logging.getLogger("fedauc.site")
 
@@ -94,7 +95,8 @@ class Site:
 
     def _train_visit(self, header: dict[str, Any], payload: Payload) -> Payload:
         data, recipe, client = self._load_data(), _decode_recipe(header), header["client"]
-        algorithm, network = recipe.algorithm, self._build_network(header, data)
+        network = self._build_network(header, data)
+        algorithm = wrap_algorithm(recipe.algorithm, recipe.wrappers, network.parameter_lengths)
         setting = build_setting(header, recipe, data.class_counts)
         phase, store = phase_from_json(header["phase"]), self._open_state(header["run"])
         download = unpack_download(algorithm, setting, network, phase, payload, store)
