@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fedauc.data.io.stored import MissingFiles, is_writable
 from fedauc.discovery import lookup
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.sweep import read_list, read_seeds
+from fedauc.files import write_atomically
 from fedauc.reports.progress import ProgressBars
 from paper.builder import TableBuilder, list_wanted
 from paper.figures import write_figure

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedauc.experiments.checkpoint import write_atomically
+from fedauc.files import write_atomically
 from fedauc.reports.curves import COLOURS, STYLES
 from paper.builder import Table
 from paper.records import Point

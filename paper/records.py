@@ -34,10 +34,10 @@ import fedauc
 from fedauc import keys
 from fedauc.algorithms import find_methods
 from fedauc.discovery import lookup
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import Config, convert_value, to_plain
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
+from fedauc.files import write_atomically
 
 MOST_ROWS = 22_500
 """Test rows whose ranks are stored. Of a larger test part, every positive and a random sample of the negatives are."""

@@ -30,8 +30,8 @@ import torch
 from fedauc import keys
 from fedauc.data.clients import Clients
 from fedauc.experiments.assembly import assemble_training
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.recipe import Recipe
+from fedauc.files import write_atomically
 from fedauc.models.linear import Linear
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.square import PairwiseSquare

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedauc.experiments.checkpoint import write_atomically
+from fedauc.files import write_atomically
 from fedauc.reports.curves import COLOURS
 from paper.theory import (
     COHORTS,

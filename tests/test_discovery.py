@@ -31,7 +31,7 @@ ZOO = {
     "ant": MEMBER.format(klass="Ant", name="the-ant"),
     # Hidden module, abstract class, nameless class, class imported from elsewhere: none of these is a member.
     "_hidden": MEMBER.format(klass="Hidden", name="hidden"),
-    "abstract": "from zoo.base import Base\nclass Half(Base):\n    name = 'half'\n",
+    "abstract": "from zoo.base import Base\nclass Half(Base): ...\n",
     "nameless": "from zoo.base import Base\nclass Nameless(Base):\n    def go(self): ...\n",
     "borrower": "from zoo._hidden import Hidden\n",
     "stranger": "class Stranger:\n    name = 'stranger'\n",
@@ -81,4 +81,12 @@ def test_lookup_returns_the_member() -> None:
 def test_an_unknown_name_is_refused_with_what_is_known(name: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         lookup("schedule", name, {"full": 0, "cyclic": 1})
+    assert str(caught.value) == message
+
+
+def test_a_named_class_that_lacks_a_method_says_which(zoo: type, tmp_path: Path) -> None:
+    (tmp_path / "zoo" / "yak.py").write_text("from zoo.base import Base\nclass Yak(Base):\n    name = 'yak'\n")
+    with pytest.raises(ValueError) as caught:
+        find_members("zoo", zoo)
+    message = "Yak (named 'yak') lacks the method go; define it, or drop its name if it is a base class"
     assert str(caught.value) == message

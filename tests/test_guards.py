@@ -11,7 +11,7 @@ from torch import nn
 from fedauc.algorithms import find_algorithms
 from fedauc.algorithms.minimax import starting_point
 from fedauc.experiments.fitting import fit
-from fedauc.guards import DUAL_LIMIT, DivergenceMonitor, TrainingStopped, check_scores
+from fedauc.guards import DUAL_LIMIT, SCORE_LIMIT, DivergenceMonitor, TrainingStopped, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.logistic import Logistic
@@ -39,9 +39,10 @@ BOUNDED = algorithm("minimax", Minimax(score="sigmoid"))
 
 def test_a_run_that_blows_up_stops_with_round_cause_and_remedy() -> None:
     # The squared surrogate's curvature is of order 1, so a step of 1e6 multiplies the weights by 1e6 each step.
-    recipe = small_recipe("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
+    # In float32 they overflow within a visit, before any scores are evaluated.
+    settings = {"objective": PairwiseSquare(), "learning_rate": 1e6, "cycles": 50, "dtype": "float32", "local_steps": 8}
     with pytest.raises(TrainingStopped) as caught:
-        fit(linear_scorer(), small_federation(), recipe)
+        fit(linear_scorer(), small_federation(), small_recipe("cycp-pairwise", **settings))
     message = str(caught.value)
     assert message.startswith("stopped in round ")
     assert "of the 5 trained values are NaN or infinite" in message
@@ -72,6 +73,16 @@ def test_a_dead_scorer_stops_at_the_first_evaluation() -> None:
     assert message.startswith("stopped in round 5 (cycle 1, stage 0): the scorer is dead: ")
     assert "all 200 evaluation scores equal 0" in message
     assert "try a smaller learning rate (now 0.1, say 0.01), another initialisation" in message
+
+
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-fedavg"])
+@pytest.mark.parametrize("has_test_rows", [False, True])
+def test_an_enormous_learning_rate_stops_where_the_loss_saturates(method: str, has_test_rows: bool) -> None:
+    """Both losses have bounded slopes, so that one step of 1e30 gives finite scores and no further gradient."""
+    recipe, test = small_recipe(method, learning_rate=1e30), held_out() if has_test_rows else None
+    with pytest.raises(TrainingStopped, match="half of the evaluation scores are at least") as stop:
+        fit(linear_scorer(), small_federation(), recipe, test=test)
+    assert "try a smaller learning rate (now 1e+30" in str(stop.value)
 
 
 def test_the_rounds_before_the_stop_were_handed_out() -> None:
@@ -162,3 +173,11 @@ def test_a_healthy_run_is_not_stopped() -> None:
     fitted = fit(linear_scorer(), small_federation(), small_recipe("cycp-minimax"), test=held_out())
     assert len(fitted.history) == 2
     assert fitted.module.get_parameter("weight").shape == (1, FEATURES)
+
+
+def test_half_of_the_scores_may_be_large_and_not_more() -> None:
+    """The median of an even count is the lower of the middle two: one outlying row stops nothing."""
+    check_scores(FEDAVG, PHASE, torch.tensor([0.0, 1.0, 1e20, 1e20]))
+    check_scores(FEDAVG, PHASE, torch.tensor([0.0, SCORE_LIMIT, SCORE_LIMIT]))
+    with pytest.raises(TrainingStopped, match="they diverge"):
+        check_scores(FEDAVG, PHASE, torch.tensor([0.0, -2 * SCORE_LIMIT, 2 * SCORE_LIMIT]))

@@ -18,6 +18,9 @@ DUAL_LIMIT = 1e3
 SATURATED = 1e-10
 """A link whose slope is below this everywhere passes no gradient: float32 sigmoid scores are then 0 or 1."""
 
+SCORE_LIMIT = float(2**24)
+"""Beyond this, neighbouring float32 numbers are 2 apart: more than the margin of 1 that losses compare scores with."""
+
 
 class TrainingStopped(RuntimeError):
     """Training cannot go on. The message says what happened, in which round, and what to try."""
@@ -68,7 +71,7 @@ def check_values(
 
 
 def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
-    """Stop on scores that are all the same or saturated: such a scorer ranks nothing and gets no gradient."""
+    """Stop on scores that are all the same, saturated or huge: such a scorer ranks nothing or gets no gradient."""
     nonfinite = int((~torch.isfinite(outputs)).sum())
     if nonfinite:
         what = f"{nonfinite} of {outputs.numel()} evaluation scores are NaN or infinite"
@@ -80,6 +83,12 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
         raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}")
     if float(slopes.max()) < SATURATED:
         raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows")
+    typical = float(scores.abs().median())
+    if typical > SCORE_LIMIT:
+        what = (
+            f"half of the evaluation scores are at least {typical:.3g} in size, beyond {SCORE_LIMIT:.3g}: they diverge"
+        )
+        raise _stop_training(algorithm, phase, what)
 
 
 def _stop_training(algorithm: Algorithm, phase: Phase, what: str) -> TrainingStopped:

@@ -15,7 +15,7 @@ SRC = Path(fedauc.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"version"},
-    {"discovery", "fields", "keys", "locks", "progress", "trees"},
+    {"discovery", "fields", "files", "keys", "locks", "progress", "trees"},
     {"interfaces", "split_vectors"},
     {"objectives", "participation", "data", "models", "metrics", "network", "stages", "ledger"},
     {"algorithms", "guards", "wrappers"},

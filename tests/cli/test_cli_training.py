@@ -11,9 +11,11 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.algorithms import find_methods
-from fedauc.engines import _log_loop_choice
+from fedauc.cli.training import LISTS
+from fedauc.engines import _log_loop_choice, engines
 from fedauc.experiments.config import FORMAT, list_families
 from fedauc.experiments.options import list_options
+from fedauc.experiments.recipe import ENGINES
 
 TINY = (
     *("--data", "synthetic", "--data.clients", "6", "--data.rows-per-client", "30"),
@@ -96,6 +98,51 @@ def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) 
     assert expected <= set(listed.out.split())
 
 
+def test_list_is_in_alphabetical_order(capsys: pytest.CaptureFixture[str]) -> None:
+    for what in LISTS:
+        names = [line.split()[0] for line in fedauc(capsys, "list", what).out.splitlines()[1:] if line[0] != " "]
+        assert names == sorted(names)
+        assert len(names) > 2
+
+
+def test_the_engines_are_listed_without_importing_them(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = fedauc(capsys, "list", "engines")
+    described = {name: (engine.__doc__ or "").splitlines()[0] for name, engine in engines().items()}
+    assert {name: text for name, text in ENGINES.items() if name != "auto"} == described
+    assert all(" ".join(text.split()[:4]) in listed.out for text in described.values())
+    helped = " ".join(fedauc(capsys, "run", "--help").out.replace("│", " ").split())
+    assert f"One of {', '.join(['auto', *described])}. Default: auto." in helped
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lr", "-1"), "--learning-rate is -1.0; it must be a finite number above 0: raise --learning-rate"),
+        (("--cycles", "many"), "--cycles is 'many'; it must be a whole number"),
+        (("--groups", "0"), "--groups is 0; it must be a whole number of at least 1: raise --groups"),
+        (("--groups", "21"), "--groups is 21; it must be at most the 20 non-empty clients: lower --groups"),
+        (("--objective.scale", "-1"), "--objective.scale is -1.0; it must be a finite number above 0: raise"),
+        (("--precision", "mixed", "--dtype", "float64"), "--precision is 'mixed', but --dtype is 'float64'; mixed"),
+        (("--data", "table", "--data.path", "nope.csv"), "--data.path is 'nope.csv', but there is no such file: give"),
+        # One name for two options: the message cannot tell which of the two is meant.
+        (("--data.positive-rate", "2", "--positive-rate", "0.1"), "positive_rate is 2.0; it must be a number above 0"),
+    ],
+)
+def test_errors_spell_options_as_on_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    refused = fedauc(capsys, "run", "--data", "synthetic", *words, "--out", str(tmp_path / "run"))
+    assert refused.code == 2
+    assert refused.err.startswith(f"error: {message}"), refused.err
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("show",), ("federation", "show")])
+def test_help_shows_flags_without_a_value(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    helped = fedauc(capsys, *words, "--help")
+    assert "--help" in helped.out
+    assert "bool" not in helped.out
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "resume", "show", "list"])
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     helped = fedauc(capsys, command, "--help")
@@ -166,7 +213,7 @@ BAD_INPUT = {
     "foreign parameter": ([*TINY, "--objective.margin", "2"], ["objective.margin", "sigmoid", "scale"]),
     "number": ([*TINY, "--cycles", "many"], ["cycles", "many", "whole number"]),
     "bound": ([*TINY, "--cycles", "0"], ["cycles", "0", "at least 1"]),
-    "step": ([*TINY, "--lr", "-1"], ["learning_rate", "-1", "above 0"]),
+    "step": ([*TINY, "--lr", "-1"], ["--learning-rate", "-1", "above 0"]),
     "file": (["--config", "{missing}"], ["does not exist"]),
     "newer": (["--config", "{newer}"], [str(FORMAT + 1), "upgrade"]),
     "older": (["--config", "{older}"], ["format 1", "reads format 2", "start it again"]),
@@ -179,7 +226,7 @@ BAD_INPUT = {
     "unknown option": ([*TINY, "--cycels", "3"], ["--cycels"]),
     "path needed": (["--data", "table"], ["data lacks path", "--data.path"]),
     "a file as parent": ([*TINY, "--out", "{typo}/run"], ["typo"]),
-    "too much work": ([*TINY, "--local-steps", "100000000000"], ["local_steps", "1000000"]),
+    "too much work": ([*TINY, "--local-steps", "100000000000"], ["--local-steps", "1000000"]),
     "scores for embeddings": ([*TINY, "--objective", "contrastive"], ["contrastive", "at least 2"]),
     "embeddings for scores": ([*TINY, "--model", "mlp", "--model.outputs", "4"], ["4 numbers", "'sigmoid'", "1"]),
     "a trace that ends": (

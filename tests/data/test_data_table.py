@@ -83,11 +83,15 @@ def test_client_column_may_be_absent(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"path": "row.csv"}, "no such file: did you mean 'rows.csv'?"),
-        ({"path": "zebra.npz"}, "no such file: check it"),
+        ({"path": "zebra.npz"}, "no such file: give the path of a file that exists"),
         ({"label": "fraudd"}, "unknown column 'fraudd': did you mean 'fraud'?"),
         ({"client": "banks"}, "unknown column 'banks': did you mean 'bank'?"),
         ({"features": ("land",)}, "feature column 'land' is"),
-        ({"label": "age"}, "labels holds 2, 3, 4, 5, 6; labels must be 0 or 1"),
+        (
+            {"label": "age"},
+            "label column 'age' holds 2, 3, 4, 5, 6; labels must be 0 or 1: name another column",
+        ),
+        ({"label": "land"}, "label column 'land' holds '"),
         ({"test_fraction": 0.99}, "takes all 30 rows labelled 0 and leaves none to train on: lower it"),
         ({"path": "rows.npz", "label": "froud"}, "unknown array 'froud': did you mean 'fraud'?"),
         ({"path": "rows.npz", "features": ("age",)}, "an .npz file has no column names: leave features empty"),

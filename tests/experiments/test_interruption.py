@@ -111,4 +111,4 @@ def test_a_folder_in_use_by_another_process_is_refused(capsys: pytest.CaptureFix
     assert refused.code == 2
     assert f"is in use by process {os.getpid()}" in refused.err
     assert fedauc(capsys, "resume", str(out)).code == 0
-    assert not (out / ".training.lock").exists()
+    assert not (out / ".lock").exists()

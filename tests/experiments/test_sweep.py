@@ -235,7 +235,7 @@ def test_a_run_that_stops_leaves_the_others_going(
         return lambda progress: stop_flags.setdefault(name, []).append(progress.stopped)
 
     stopped = Comparison.create(tmp_path / "sweep", configs).train_runs(observer)
-    diverging = {name for name in configs if "learning-rate-0.3" in name}
+    diverging = {name for name in configs if "learning-rate=0.3" in name}
     assert set(stopped) == diverging
     # The observer of a stopped run hears of it in its last call, and only then.
     assert {name for name, flags in stop_flags.items() if flags[-1]} == diverging
@@ -380,12 +380,12 @@ def test_a_sweep_says_which_runs_could_not_go_on(capsys: pytest.CaptureFixture[s
     chosen = ("--method", "cycp-minimax", "--score", "identity", "--vary", "lr=0.3,0.01")
     ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
     assert ran.code == 3
-    assert "cycp-minimax/learning-rate-0.3/seed-0: stopped in round 3" in ran.err
+    assert "cycp-minimax/learning-rate=0.3/seed-0: stopped in round 3" in ran.err
     lines = ran.out.splitlines()
-    assert lines[1].split()[:3] == ["cycp-minimax", "learning-rate-0.01", "1"]
+    assert lines[1].split()[:3] == ["cycp-minimax", "learning-rate=0.01", "1"]
     # What never finished has no numbers, even if it has records, and comes last.
-    assert (tmp_path / "sweep/cycp-minimax/learning-rate-0.3/seed-0/records.jsonl").is_file()
-    assert lines[2].split() == ["cycp-minimax", "learning-rate-0.3", "0", "of", "1", "-", "-", "-"]
+    assert (tmp_path / "sweep/cycp-minimax/learning-rate=0.3/seed-0/records.jsonl").is_file()
+    assert lines[2].split() == ["cycp-minimax", "learning-rate=0.3", "0", "of", "1", "-", "-", "-"]
 
 
 def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -396,8 +396,8 @@ def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], 
     assert ran.out.splitlines() == [
         "3 runs: 0 in shared graphs, 3 alone",
         "alone:",
-        "  cycp-minimax/algorithm.prox-0/seed-0",
-        "  cycp-minimax/algorithm.prox-0.1/seed-0",
+        "  cycp-minimax/algorithm.prox=0/seed-0",
+        "  cycp-minimax/algorithm.prox=0.1/seed-0",
         "  cycp-fedavg/seed-0",
     ]
     assert list(tmp_path.iterdir()) == []
@@ -408,9 +408,9 @@ def test_the_plan_of_a_sweep_writes_nothing(capsys: pytest.CaptureFixture[str], 
 def test_a_parameter_is_varied_only_where_it_belongs() -> None:
     configs = expand_runs("cycp-pairwise", 1, "objective=sigmoid,square", "objective.scale=0.5,1")
     assert list(configs) == [
-        "cycp-pairwise/objective-sigmoid/objective.scale-0.5/seed-0",
-        "cycp-pairwise/objective-sigmoid/objective.scale-1/seed-0",
-        "cycp-pairwise/objective-square/seed-0",
+        "cycp-pairwise/objective=sigmoid/objective.scale=0.5/seed-0",
+        "cycp-pairwise/objective=sigmoid/objective.scale=1/seed-0",
+        "cycp-pairwise/objective=square/seed-0",
     ]
 
 
@@ -424,12 +424,12 @@ BAD = {
     "a value twice": (["--vary", "learning-rate=0.1,0.1"], ["0.1,0.1", "once"]),
     "a value in two spellings": (
         ["--vary", "learning-rate=0.1,0.10"],
-        ["learning-rate-0.1/", "learning-rate-0.10/", "same run"],
+        ["learning-rate=0.1/", "learning-rate=0.10/", "same run"],
     ),
     "an option twice": (["--vary", "learning-rate=1", "--vary", "lr=2"], ["learning-rate", "twice"]),
-    "fixed and varied": (["--vary", "groups=2,3"], ["participation.groups", "3", "varied too"]),
+    "fixed and varied": (["--vary", "groups=2,3"], ["--groups", "3", "varied too"]),
     "a bad value": (["--vary", "learning-rate=1,-1"], ["learning_rate", "-1", "above 0"]),
-    "folders of one name": (["--data", "table", "--vary", "data.path=a/b.csv,a:b.csv"], ["path-a-b.csv", "folder"]),
+    "folders of one name": (["--data", "table", "--vary", "data.path=a/b.csv,a:b.csv"], ["path=a-b.csv", "folder"]),
     "seeds elsewhere": (["--vary", "seed=1,2"], ["--seeds 1,2"]),
     "a seed": (["--seed", "1"], ["--seeds 1"]),
     "no seeds": (["--seeds", ","], ["seeds", "','", "0,1,2"]),

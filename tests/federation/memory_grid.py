@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedauc.data.clients import Clients, Examples
+from fedauc.experiments.folder import RunFolder
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
 from fedauc.federation.exchange import Clock, Exchange, Node, Reply
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
@@ -197,7 +198,7 @@ def create_run(agreement: FederationAgreement, grid: MemoryGrid, out: Path) -> F
 
 def resume_run(agreement: FederationAgreement, grid: MemoryGrid, out: Path) -> FederatedRun:
     """A resumed run of the linear model."""
-    return FederatedRun.resume(make_exchange(grid, agreement), out, build_linear)
+    return FederatedRun.resume(make_exchange(grid, agreement), RunFolder(out), build_linear)
 
 
 def collect_rounds(

@@ -105,9 +105,9 @@ def test_a_run_is_resumed_with_the_sites_it_began_with(tmp_path: Path) -> None:
     FederatedRun.create(agreement, exchange, tmp_path / "run", build_linear)
     fewer = replace(exchange, sites=exchange.sites[1:])
     with pytest.raises(ValueError, match=r"has changed since the run began \(\['site-0'\]\); restore it"):
-        FederatedRun.resume(fewer, tmp_path / "run", build_linear)
+        FederatedRun.resume(fewer, RunFolder(tmp_path / "run"), build_linear)
     rekeyed = replace(exchange, sites=tuple(replace(site, key="") for site in exchange.sites))
-    assert FederatedRun.resume(rekeyed, tmp_path / "run", build_linear).loop.state.round == 0
+    assert FederatedRun.resume(rekeyed, RunFolder(tmp_path / "run"), build_linear).loop.state.round == 0
 
 
 def test_the_folder_says_who_answered_and_why_others_did_not(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_no_folder_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exists already; choose another out"):
         FederatedRun.create(agreement, make_exchange(make_grid(tmp_path), agreement), tmp_path, build_linear)
     with pytest.raises(ValueError, match=r"has no federation\.json"):
-        FederatedRun.resume(make_exchange(make_grid(tmp_path), agreement), tmp_path, build_linear)
+        FederatedRun.resume(make_exchange(make_grid(tmp_path), agreement), RunFolder(tmp_path), build_linear)
 
 
 # ------------------------------------------------------------------------------------------------------- registration

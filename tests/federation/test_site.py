@@ -196,7 +196,7 @@ def test_a_file_is_split_once_and_again_when_it_changes(tmp_path: Path) -> None:
         5,
     )  # a third of eight negatives is three
     assert len(np.load(cache / "test_y.npy")) == 4
-    with pytest.raises(ValueError, match="no such file: check it"):
+    with pytest.raises(ValueError, match="no such file: give the path of a file that exists"):
         SiteData.from_file(tmp_path / "none.csv", cache)
 
 

@@ -20,6 +20,7 @@ from fedauc.interfaces import (
     Setting,
     Upload,
 )
+from fedauc.objectives import find_objectives
 from fedauc.objectives.kinds import PointObjective
 from fedauc.objectives.logistic import Logistic
 from fedauc.trees import Tree, is_empty, tree_add
@@ -55,7 +56,7 @@ class PointAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_objective(self, PointObjective, "logistic")
+        check_objective(self, PointObjective)
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
         """Send the model, and the control variate if there is one."""
@@ -96,9 +97,12 @@ def amplify_progress(start: Model, end: Model, factor: float) -> Model:
     return Model(end.weights + (factor - 1) * (end.weights - start.weights), end.buffers)
 
 
-def check_objective(algorithm: Algorithm, kind: type[Objective], example: str) -> None:
-    """Refuse an objective that the algorithm cannot use."""
+def check_objective(algorithm: Algorithm, kind: type[Objective]) -> None:
+    """Refuse an objective that the algorithm cannot use, and list those that it can."""
     objective = algorithm.objective
     if not isinstance(objective, kind):
         name = getattr(objective, "name", type(objective).__name__)
-        raise ValueError(f"objective is {name!r}; {algorithm.name} needs a {kind.__name__}, such as {example!r}")
+        fitting = ", ".join(fit for fit, member in find_objectives().items() if issubclass(member, kind))
+        raise ValueError(
+            f"objective is {name!r}, which the algorithm {algorithm.name} cannot use; use one of: {fitting}"
+        )

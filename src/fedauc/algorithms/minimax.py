@@ -65,7 +65,7 @@ class ProximalStep(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_objective(self, Minimax, "minimax")
+        check_objective(self, Minimax)
 
     def stage_reference(self, point: Shared) -> Anchor | tuple[()]:
         """The reference that the proximal term pulls to; nothing is sent without that term."""

@@ -53,7 +53,7 @@ class Pairwise(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_objective(self, PairObjective, "sigmoid")
+        check_objective(self, PairObjective)
 
     def without_server_settings(self) -> Pairwise:
         """Only the server reads `pool`."""

@@ -82,7 +82,9 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str, folder: str = 
 
                 stack.enter_context(join_process_group())
             stack.enter_context(show_notes())
-            code = app(prog_name=program, standalone_mode=False)
+            command = typer.main.get_command(app)
+            hide_flag_types(command)
+            code = command(prog_name=program, standalone_mode=False)
     except USAGE_ERROR as error:
         _exit_with_message(describe_usage_error(error), 2)
     except (ValueError, OSError) as error:
@@ -106,6 +108,15 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str, folder: str = 
             _exit_with_message(f"{ended} before the first round; nothing was saved", code)
         _exit_with_message(f"{ended}; go on with: {how_to_continue}", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def hide_flag_types(command: Any) -> None:
+    """Show flags without `<bool>` in the help of a command and its subcommands: they take no value."""
+    for parameter in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for subcommand in getattr(command, "commands", {}).values():
+        hide_flag_types(subcommand)
 
 
 def find_out_folder(words: list[str]) -> str:

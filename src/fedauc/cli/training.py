@@ -9,8 +9,10 @@ import functools
 import inspect
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,8 +44,9 @@ LISTS = {
     "algorithms": "algorithm",
     "stages": "stages",
     "wrappers": "wrappers",
+    "engines": "engine",
 }
-"""What `fedauc list` knows, and the family of a configuration that it shows."""
+"""What `fedauc list` knows, and the option of `fedauc run` that takes these names."""
 
 OutFolder = Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
@@ -63,14 +66,16 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        texts = {name: arguments.pop(argument) for name, argument in argument_names.items()}
-        command(texts={name: text for name, text in texts.items() if text is not None}, **arguments)
+        values = {name: arguments.pop(argument) for name, argument in argument_names.items()}
+        texts = {name: text for name, text in values.items() if text is not None}
+        with spelling_options({option.name: option.path[-1] for option in options if option.name in texts}):
+            command(texts=texts, **arguments)
 
     signature = inspect.signature(command, eval_str=True)
     parameters = [known.replace(kind=keyword) for known in signature.parameters.values() if known.name != "texts"]
     for option in options:
         declaration = typer.Option(
-            *SHORT_NAMES.get(option.name, [f"--{option.name}"]),
+            *option_flags(option.name),
             metavar="name" if option.type is None else describe_type(option.type),
             help=option.help,
             rich_help_panel=option.panel,
@@ -81,6 +86,37 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
+
+
+def option_flags(name: str) -> list[str]:
+    """How an option is written on the command line."""
+    return SHORT_NAMES.get(name, [f"--{name}"])
+
+
+@contextmanager
+def spelling_options(given: Mapping[str, str]) -> Iterator[None]:
+    """Make errors name options as they are written on the command line; `given` maps their names to their fields.
+
+    >>> with spelling_options({"participation.per-round": "per_round"}):
+    ...     raise ValueError("per_round is 0; it must be a whole number of at least 1: raise per_round")
+    Traceback (most recent call last):
+    ...
+    ValueError: --per-round is 0; it must be a whole number of at least 1: raise --per-round
+    """
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for option, field in given.items():
+            # Two options may set fields of one name, which the message does not tell apart.
+            is_unique = list(given.values()).count(field) == 1
+            names = f"(?:{re.escape(option)}|{re.escape(field)})" if is_unique else re.escape(option)
+            # Only where the word stands for the option: its value follows, or what to do with it precedes.
+            pattern = rf"(?<![\w.-]){names}(?= is )|(?<=\b(?:raise|lower) ){names}(?![\w-])|(?<=\bgive ){names}(?= as )"
+            message = re.sub(pattern, option_flags(option)[0], message)
+        if message == str(error):
+            raise
+        raise ValueError(message) from error
 
 
 def run(
@@ -226,6 +262,7 @@ def list_members(
     from fedauc.discovery import lookup
     from fedauc.experiments.config import list_families
     from fedauc.experiments.options import format_default, list_parameters
+    from fedauc.experiments.recipe import ENGINES
 
     kind = lookup("list", what, LISTS)
     rows: list[tuple[str, ...]] = []
@@ -233,11 +270,14 @@ def list_members(
         headers = ["method", "algorithm", "participation", "lr", "reference"]
         rows = [
             (name, method.algorithm.name, method.participation, f"{method.learning_rate:g}", method.reference)
-            for name, method in find_methods().items()
+            for name, method in sorted(find_methods().items())
         ]
+    elif kind == "engine":
+        headers = ["name", "what"]
+        rows = list(ENGINES.items())
     else:
         headers = ["name", "parameters", "what"]
-        for name, member in next(family.members for family in list_families() if family.kind == kind).items():
+        for name, member in sorted(next(family.members for family in list_families() if family.kind == kind).items()):
             parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]
             rows.append((name, ", ".join(parameters) or "-", (member.__doc__ or "").split("\n")[0]))
     columns = [Column(header, overflow="fold") for header in headers]

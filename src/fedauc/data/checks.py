@@ -57,8 +57,8 @@ def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
     return tensor if rows is array else _share_memory(make_writable(array))
 
 
-def as_labels(values: Any, rows: int) -> np.ndarray:
-    """Labels as int8 zeros and ones `[rows]`.
+def as_labels(values: Any, rows: int, column: str = "") -> np.ndarray:
+    """Labels as int8 zeros and ones `[rows]`; an error names the column of the file they come from.
 
     >>> as_labels([True, False], 2)
     array([1, 0], dtype=int8)
@@ -72,9 +72,10 @@ def as_labels(values: Any, rows: int) -> np.ndarray:
         raise ValueError(f"labels has shape {array.shape}; it must be one-dimensional: use labels.reshape(-1)")
     if len(array) != rows:
         raise ValueError(f"inputs has {rows} rows and labels has {len(array)}; give one label per row")
-    numbers = _as_numbers(array)
+    name = f"label column {column!r}" if column else "labels"
+    numbers = _as_numbers(array, name)
     if _count_wrong(lambda rows: (numbers[rows] != 0) & (numbers[rows] != 1), numbers.shape)[0]:
-        _refuse_labels(numbers, (numbers != 0) & (numbers != 1))
+        _refuse_labels(numbers, (numbers != 0) & (numbers != 1), name)
     return numbers.astype(np.int8)
 
 
@@ -166,7 +167,7 @@ def _describe_position(index: Sequence[int], columns: Sequence[str]) -> str:
     return f"row {row}, column {column}"
 
 
-def _as_numbers(labels: np.ndarray) -> np.ndarray:
+def _as_numbers(labels: np.ndarray, name: str) -> np.ndarray:
     if labels.dtype.kind in "fiub":
         return labels
     try:
@@ -176,16 +177,18 @@ def _as_numbers(labels: np.ndarray) -> np.ndarray:
         pass
     values = np.unique(labels.astype(str)).tolist()
     shown = ", ".join(map(repr, values[:SHOWN]))
-    raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use labels == {values[0]!r} or the like")
+    remedy = "use" if name == "labels" else "name another column, or write it as 0 and 1, such as"
+    raise ValueError(f"{name} holds {shown}; labels must be 0 or 1: {remedy} labels == {values[0]!r}")
 
 
-def _refuse_labels(numbers: np.ndarray, wrong: np.ndarray) -> None:
+def _refuse_labels(numbers: np.ndarray, wrong: np.ndarray, name: str) -> None:
     missing = wrong & np.isnan(numbers)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise ValueError(f"labels holds {missing.sum()} NaN, the first at row {row}; drop the rows without a label")
+        raise ValueError(f"{name} holds {missing.sum()} NaN, the first at row {row}; drop the rows without a label")
     values = np.unique(numbers[wrong])
     shown = ", ".join(f"{value:g}" for value in values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
     signed = values.tolist() == [-1]
-    remedy = "labels > 0" if signed else f"labels == {values[0]:g} to make that class the positives"
-    raise ValueError(f"labels holds {shown}; labels must be 0 or 1: use {remedy}")
+    rule = "labels > 0" if signed else f"labels == {values[0]:g} to make that class the positives"
+    remedy = "use" if name == "labels" else "name another column, or write it as 0 and 1, such as"
+    raise ValueError(f"{name} holds {shown}; labels must be 0 or 1: {remedy} {rule}")

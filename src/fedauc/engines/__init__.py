@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from fedauc.data.clients import Clients
-from fedauc.discovery import find_members, lookup
+from fedauc.discovery import find_members
 from fedauc.engines.batched import BatchedEngine
 from fedauc.engines.compiled.engine import CompiledEngine
 from fedauc.engines.cuda.engine import GraphedEngine
@@ -19,8 +19,6 @@ from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Setting
 from fedauc.network import ModuleNetwork
-
-AUTO = "auto"
 
 COMPILE_FROM = 200_000
 """Local steps in a run from which compiling on a CPU pays off; it takes some ten seconds the first time."""
@@ -35,11 +33,6 @@ def engines() -> dict[str, type[Simulator]]:
     return find_members(__name__, Simulator)  # type: ignore[type-abstract]
 
 
-def check_engine(name: str) -> None:
-    """Raise for unknown names."""
-    lookup("engine", name, {AUTO: None, **dict.fromkeys(engines())})
-
-
 class EngineParts(NamedTuple):
     """What an engine is made of, and the number of local steps in the run."""
 
@@ -52,7 +45,7 @@ class EngineParts(NamedTuple):
 
 def make_engine(name: str, parts: EngineParts) -> Simulator:
     """The named engine; `auto` stacks the cohort where that is faster, and compiles its steps for long runs."""
-    if name != AUTO:
+    if name != "auto":
         return engines()[name](*parts[:-1])
     device, modules, reason = parts.network.device.type, parts.network.plain_module.modules(), ""
     # Engines that run the cohort as a stack, the fastest first.

@@ -147,7 +147,7 @@ class StackedEngine(Simulator):
 
 @final
 class BatchedEngine(StackedEngine):
-    """Runs one step after another, each as soon as its rows are gathered."""
+    """The cohort as a stack of models: one step after another, each as soon as its rows are gathered."""
 
     name: ClassVar[str] = "batched"
 

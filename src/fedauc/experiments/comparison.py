@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.config import FORMAT, Config, to_plain
 from fedauc.experiments.folder import RunFolder, encode_json, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.experiments.sweep import setting_of
+from fedauc.files import write_atomically
 
 NAME = "comparison.json"
 

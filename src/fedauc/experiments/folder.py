@@ -19,16 +19,17 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.config import Config
+from fedauc.files import write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
 
@@ -41,6 +42,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_locked = False
 
     @staticmethod
     def create(path: Path, files: Mapping[str, str], first: Checkpoint) -> RunFolder:
@@ -69,10 +71,22 @@ class RunFolder:
         """The run's configuration."""
         return Config.read(self.path / "config.json")
 
-    def lock(self) -> AbstractContextManager[bool]:
-        """Keep other processes from training in this folder."""
+    @contextmanager
+    def lock(self, seconds: float = 0.0) -> Iterator[None]:
+        """Keep other processes from training in this folder, after waiting for them up to so many seconds.
+
+        A block inside another block holds the same lock, so that a state can be read and trained under one.
+        """
+        if self._is_locked:
+            yield
+            return
         busy = f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
-        return hold_lock(self.path / ".training.lock", busy)
+        with hold_lock(self.path / ".lock", busy, seconds):
+            self._is_locked = True
+            try:
+                yield
+            finally:
+                self._is_locked = False
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to resume with other data than the run began with."""

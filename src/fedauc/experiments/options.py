@@ -242,16 +242,19 @@ def _describe_option(by_member: Mapping[str, FieldInfo], members: int) -> str:
     by_default: dict[str, list[str]] = {}
     for name, info in by_member.items():
         by_default.setdefault(format_default(info.default), []).append(name)
-    defaults = "; ".join(f"{default} ({', '.join(names)})" for default, names in by_default.items())
-    if len(by_default) == 1 and len(by_member) == members:
-        defaults = next(iter(by_default))
-    if defaults == "required":
-        sentences.append("Required.")
-    elif defaults != "optional":
-        sentences.append(f"Default: {defaults}.")
-    elif not any("default" in sentence for sentence in sentences):
-        sentences.append("Not set by default.")
-    return " ".join(sentences)
+    applies_to_all = len(by_default) == 1 and len(by_member) == members
+    defaults = []
+    for default, names in by_default.items():
+        owners = "" if applies_to_all else f" ({', '.join(names)})"
+        if default == "required":
+            sentences.append(f"Required{owners}.")
+        elif default != "optional":
+            defaults.append(f"{default}{owners}")
+        elif not any("default" in sentence for sentence in sentences):
+            sentences.append(f"Not set by default{owners}.")
+        elif owners:
+            sentences.append(f"For {', '.join(names)}.")
+    return " ".join([*sentences, *([f"Default: {'; '.join(defaults)}."] if defaults else [])])
 
 
 def _option_name(name: str) -> str:

@@ -12,13 +12,19 @@ import torch
 from fedauc.algorithms import find_methods
 from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
-from fedauc.discovery import lookup
+from fedauc.discovery import lookup, read_declared_members
 from fedauc.fields import check_fields, describe, option
 from fedauc.interfaces import Algorithm, BatchSize, Participation, Wrapper
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
 from fedauc.stages import MAX_LOCAL_STEPS, STAGE_RULES, Milestones, StageOutput, StageRule
 from fedauc.wrappers import find_wrappers
+
+ENGINES = {
+    "auto": "The fastest engine that fits the model, the device and the length of the run.",
+    **read_declared_members("fedauc.engines", "Simulator"),
+}
+"""Every engine with a line of description; the engines themselves import torch's compiler, which takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,7 @@ class Recipe:
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "Type of weights and rows.")
     precision: Literal["full", "mixed"] = option("full", "Forward and backward passes in dtype, or with bfloat16.")
     device: str = option("cpu", "Where to train: cpu, cuda or cuda:1.")
-    engine: str = option("auto", "How clients are run: auto, loop, batched, compiled or graphed.")
+    engine: str = option("auto", "How clients are run; auto takes the fastest that fits.", choices=ENGINES)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -55,11 +61,6 @@ class Recipe:
             raise ValueError(
                 f"precision is 'mixed', but dtype is {self.dtype!r}; mixed precision keeps float32 weights"
             )
-        if self.engine != "auto":
-            # The engines import torch's compiler, which a command's --help need not wait for.
-            from fedauc.engines import check_engine
-
-            check_engine(self.engine)
         check_device(self.device)
         _check_members("wrappers", self.wrappers, Wrapper)
         for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):

@@ -2,7 +2,7 @@
 
 >>> varied = read_varied(["learning-rate=0.01,0.1"], {})
 >>> list(expand_sweep(["cycp-fedavg"], [0], varied, {"cycles": "5"}))
-['cycp-fedavg/learning-rate-0.01/seed-0', 'cycp-fedavg/learning-rate-0.1/seed-0']
+['cycp-fedavg/learning-rate=0.01/seed-0', 'cycp-fedavg/learning-rate=0.1/seed-0']
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expand_sweep(
     texts: Mapping[str, str],
     base: Config | None = None,
 ) -> dict[str, Config]:
-    """Every run's configuration, by the name of its folder: `method/option-value/seed-0`.
+    """Every run's configuration, by the name of its folder: `method/option=value/seed-0`.
 
     An option is set in the combinations that have it, and at least one must: the scale of the sigmoid surrogate is not
     varied under another objective.
@@ -38,10 +38,10 @@ def expand_sweep(
         config, inapplicable = _build_applicable(method, base, {**texts, **combination})
         refused |= inapplicable
         used |= {option for option in (*combination, *texts) if option not in inapplicable}
-        settings = [f"{option}-{value}" for option, value in combination.items() if option not in inapplicable]
+        settings = [f"{option}={value}" for option, value in combination.items() if option not in inapplicable]
         for seed in seeds:
             # Characters that a path cannot hold become dashes.
-            parts = [method, *(re.sub(r"[^\w.+-]+", "-", setting) for setting in settings), f"seed-{seed}"]
+            parts = [method, *(re.sub(r"[^\w.+=-]+", "-", setting) for setting in settings), f"seed-{seed}"]
             name, seeded = "/".join(parts), replace(config, recipe=replace(config.recipe, seed=seed))
             if runs.setdefault(name, seeded) != seeded:
                 raise ValueError(
@@ -95,8 +95,8 @@ def read_seeds(text: str) -> list[int]:
 def setting_of(name: str) -> str:
     """The setting of a run: its name without the seed.
 
-    >>> setting_of("cycp-fedavg/learning-rate-0.1/seed-3")
-    'cycp-fedavg/learning-rate-0.1'
+    >>> setting_of("cycp-fedavg/learning-rate=0.1/seed-3")
+    'cycp-fedavg/learning-rate=0.1'
     """
     return name.rpartition("/")[0]
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedauc.experiments.checkpoint import write_atomically
+from fedauc.files import write_atomically
 
 IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
 """What must never be published with the app."""

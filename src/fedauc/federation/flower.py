@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
+from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.options import build_config, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
@@ -23,7 +24,6 @@ from fedauc.federation.server import AGREEMENT_FILE, FederatedRun
 from fedauc.federation.site import DEFAULT_POLICY, ModelBuilder, Site, SitePolicy, refuse_after_error
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState, SiteState
-from fedauc.locks import hold_lock
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -147,10 +147,10 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
     exchange = Exchange(FlowerGrid(grid), sites, agreement.policy)
     if not config.get("resume"):
         FederatedRun.create(agreement, exchange, out, build_model)
-    busy = f"{out} has been in use by another server (pid {{pid}}) for {LOCK_SECONDS:g} s; stop that server, or wait"
+    folder = RunFolder(out)
     # The lock is taken before the state is read, so that no other server can write in between.
-    with hold_lock(out / ".lock", busy, LOCK_SECONDS):
-        FederatedRun.resume(exchange, out, build_model).train_to_end()
+    with folder.lock(LOCK_SECONDS):
+        FederatedRun.resume(exchange, folder, build_model).train_to_end()
 
 
 def answer_message(

@@ -22,7 +22,7 @@ from typing import Self
 import numpy as np
 
 from fedauc.data.datasets.creditcard import CreditCard
-from fedauc.experiments.checkpoint import write_atomically
+from fedauc.files import write_atomically
 
 SUPERLINK_NAME = "trial"
 """The SuperLink's name in Flower's configuration."""

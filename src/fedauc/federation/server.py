@@ -158,8 +158,9 @@ class FederatedRun:
         return FederatedRun(agreement, exchange, assembly, folder, assembly.start)
 
     @staticmethod
-    def resume(exchange: Exchange, out: Path, build_model: ModelBuilder | None = None) -> FederatedRun:
+    def resume(exchange: Exchange, folder: RunFolder, build_model: ModelBuilder | None = None) -> FederatedRun:
         """Continue from the last finished round of a folder."""
+        out = folder.path
         if not (out / AGREEMENT_FILE).is_file():
             raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the run's folder")
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
@@ -170,7 +171,7 @@ class FederatedRun:
             raise ValueError(
                 f"the site table has changed since the run began ({changed}); restore it, or start a new run"
             )
-        assembly, folder = _assemble_federation(agreement, exchange, registered, build_model), RunFolder(out)
+        assembly = _assemble_federation(agreement, exchange, registered, build_model)
         checkpoint = folder.rewind_to_checkpoint("cpu")
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)

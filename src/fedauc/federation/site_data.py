@@ -81,7 +81,7 @@ class SiteData(NamedTuple):
         """
         file, folder = Path(path), Path(cache)
         if not file.is_file():
-            raise ValueError(f"path is {str(file)!r}; no such file: check it")
+            raise ValueError(f"path is {str(file)!r}, but there is no such file: give the path of a file that exists")
         version = (file.stat().st_size, file.stat().st_mtime_ns, label, test_fraction)
         stamp = hashlib.blake2b(repr(version).encode(), digest_size=8).hexdigest()
         if not (folder / stamp).is_file():

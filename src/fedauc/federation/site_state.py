@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
+from fedauc.files import write_atomically
 from fedauc.trees import Tree
 
 MAGIC = b"fedauc-site-1 "

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.folder import RunFolder
+from fedauc.files import write_atomically
 from fedauc.reports.caveats import list_caveats, shorten_note
 
 if TYPE_CHECKING:

@@ -16,8 +16,11 @@ from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.run_loop import Progress as Step
 from fedauc.progress import show_activities
 
-BAR_WIDTH = 58
-"""Columns of a terminal that a bar takes beside its name: 20, a count, a time, an AUC, and room between."""
+OTHER_COLUMNS = 38
+"""Columns of a terminal beside the name and the bar: a count, a time, an AUC, and room between."""
+
+BAR_WIDTH, NARROW_BAR = 20, 6
+"""Columns of a bar, and of a bar beside long names."""
 
 MAX_BARS = 16
 """Bars on the screen: a terminal of 24 lines would cut off the run under way below more."""
@@ -61,11 +64,12 @@ class ProgressBars:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self._room = max(14, console.width - BAR_WIDTH)
+        self._room = max(14 + NARROW_BAR, console.width - OTHER_COLUMNS)
+        self._bar = BarColumn(bar_width=BAR_WIDTH)
         self._activities = ExitStack()
         self._progress = ActivityProgress(
             TextColumn("{task.description:<14}", table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=20),
+            self._bar,
             MofNCompleteColumn(),
             TimeColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[auc]}", table_column=Column(no_wrap=True)),
@@ -92,7 +96,10 @@ class ProgressBars:
         shown = [task for task in self._progress.tasks if task.visible]
         if len(shown) >= MAX_BARS:
             self._progress.update(next((task for task in shown if task.finished), shown[0]).id, visible=False)
-        task = self._progress.add_task(shorten_name(name, self._room), total=None, auc="")
+        name = shorten_name(name, self._room - NARROW_BAR)
+        # All bars have one width, so the longest name decides.
+        self._bar.bar_width = min(self._bar.bar_width or BAR_WIDTH, self._room - len(name))
+        task = self._progress.add_task(name, total=None, auc="")
 
         def observe(step: Step) -> None:
             auc = f"AUC {step.record['auc']:.4f}" if step.record else ""

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from fedauc.experiments.checkpoint import write_atomically
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.folder import RunFolder
+from fedauc.files import write_atomically
 from fedauc.reports.caveats import list_caveats
 from fedauc.reports.curves import write_curves
 from fedauc.reports.summary import MethodSummary, Ranking, compare_methods, rank_settings, summarize_run

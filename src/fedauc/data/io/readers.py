@@ -69,7 +69,7 @@ def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
 def check_rows(rows: Rows, columns: Columns) -> Rows:
     """Rows as read from a file, with inputs converted to float32 and labels to 0 and 1."""
     inputs = as_float32(np.asarray(rows.inputs), columns.features)
-    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs)))
+    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs), columns.label))
 
 
 def check_suffix(path: str) -> None:
@@ -87,8 +87,8 @@ def check_exists(file: Path) -> None:
     if not file.is_file():
         candidates = [path.name for path in file.parent.glob("*") if path.suffix.lower() in SUFFIXES]
         similar = difflib.get_close_matches(file.name, candidates, n=1)
-        hint = f"did you mean {similar[0]!r}?" if similar else "check it"
-        raise ValueError(f"path is {str(file)!r}; no such file: {hint}")
+        hint = f"did you mean {similar[0]!r}?" if similar else "give the path of a file that exists"
+        raise ValueError(f"path is {str(file)!r}, but there is no such file: {hint}")
 
 
 def _refuse_directory(file: Path) -> None:

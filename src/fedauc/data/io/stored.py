@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fedauc.data.dataset import Dataset
+from fedauc.fields import option
 from fedauc.locks import LockBusy, hold_lock
 
 FOLDER_VARIABLE = "FEDAUC_DATA"
@@ -87,7 +88,7 @@ class StoredDataset(Dataset):
 
     sources: ClassVar[tuple[Source, ...]]
 
-    folder: str = ""
+    folder: str = option("", "Folder of the files; $FEDAUC_DATA or ~/.cache/fedauc by default.")
 
     @property
     def home_folder(self) -> Path:

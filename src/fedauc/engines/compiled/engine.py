@@ -76,7 +76,10 @@ UNKNOWN: Any = UnknownEntry()
 
 @final
 class CompiledEngine(StackedEngine):
-    """Compiles the whole visit; only its local steps, where the algorithm's other verbs depend on the round."""
+    """The stack with torch's compiler, for long runs on a CPU.
+
+    Compiles the whole visit, or only its local steps where the algorithm's other methods depend on the round.
+    """
 
     name: ClassVar[str] = "compiled"
 

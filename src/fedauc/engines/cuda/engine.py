@@ -44,7 +44,9 @@ class StepVariants(NamedTuple):
 
 @final
 class GraphedEngine(StackedEngine):
-    """Runs any module without randomness of its own; results equal the loop's up to the order of sums.
+    """The local steps as CUDA graphs, for any module without randomness of its own.
+
+    Results equal the loop's up to the order of sums.
 
     `largest_cohort` is the largest cohort to expect; lanes are allocated at the first visit, which may be smaller.
     """

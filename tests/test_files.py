@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.experiments.checkpoint import write_atomically
+from fedauc.files import write_atomically
 
-START = "import os, signal, sys; from pathlib import Path; from fedauc.experiments.checkpoint import write_atomically\n"
+START = "import os, signal, sys; from pathlib import Path; from fedauc.files import write_atomically\n"
 
 
 def start_process(program: str, *arguments: str) -> subprocess.Popen[str]:
