@@ -158,7 +158,7 @@ class TableBuilder:
             means = {row: cell.auc.mean for row, cell in column_cells.items() if cell.complete and cell.auc}
             best = max(means, key=lambda row: means[row], default="")
             # Points of figures are compared across columns, not across rows, and rounds are not tested.
-            tested = () if spec.is_figure or spec.view != "auc" else spec.rows
+            tested = () if spec.kind != "table" else spec.rows
             shares = {row.name: self._read_shares(CellSpec(row, column)) for row in tested if row.name in means}
             for method, baseline in itertools.product([method for method in OURS if method in shares], shares):
                 if method != baseline:

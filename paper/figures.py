@@ -39,7 +39,7 @@ class Panel(NamedTuple):
 def collect_panels(table: Table) -> list[Panel]:
     """A figure has a panel per dataset and row, with a curve per column; a table has one per column."""
     spec = table.spec
-    if not spec.is_figure:
+    if spec.kind != "figure":
         panels = [
             Panel(column.name, {row.name: table.cells[row.name, column.name].curve for row in spec.rows})
             for column in spec.columns

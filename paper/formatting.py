@@ -164,7 +164,7 @@ def _make_frame(table: Table, text: Callable[[Key], str]) -> pd.DataFrame:
     columns = [column.name for column in table.spec.columns]
     rows = {row.name: [text((row.name, column)) for column in columns] for row in table.spec.rows}
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-    return frame.T if table.spec.is_figure else frame
+    return frame.T if table.spec.kind == "figure" else frame
 
 
 def to_markdown(frame: pd.DataFrame, corner: str = "") -> str:
@@ -189,28 +189,28 @@ def print_tables(specs: Sequence[TableSpec], builder: TableBuilder) -> None:
     tables = [builder.build(spec) for spec in specs]
     for table in tables:
         _print_line(table.spec.title)
-        traffic = table.spec.view == "traffic"
+        traffic = table.spec.kind == "traffic"
         for frame in [rounds_frame(table), rounds_frame(table, nearly=True)] if traffic else [auc_frame(table)]:
             print_frame(frame)
-        if table.spec.show_validation:
+        if "validation" in table.spec.more_numbers:
             _print_line("Validation AUC")
             print_frame(number_frame(table, "validation"))
-        if table.spec.show_precision:
+        if "average_precision" in table.spec.more_numbers:
             _print_line("Average precision")
             print_frame(number_frame(table, "average_precision"))
         for line in (*list_data_caveats(table.spec, builder), *list_borrowed(table), *_list_tunings(table, builder)):
             _print_line(line)
-        panels = collect_panels(table) if table.spec.is_figure else []
+        panels = collect_panels(table) if table.spec.kind == "figure" else []
         if panels and is_writable(builder.store.path):
             path = builder.store.path / "figures" / f"{builder.scale.name}-{table.name}.png"
             write_figure(draw_curves(panels), path)
             Console().print(f"Curves: {path}", soft_wrap=True)
-    auc_tables = [table for table in tables if table.spec.view == "auc"]
+    auc_tables = [table for table in tables if table.spec.kind != "traffic"]
     if len(auc_tables) < len(tables):
         _print_line(ROUNDS_LEGEND)
     if auc_tables:
         published = any(cell.published for table in tables for cell in table.cells.values())
-        tested = not all(table.spec.is_figure for table in auc_tables)
+        tested = not all(table.spec.kind == "figure" for table in auc_tables)
         _print_line(describe_aucs(published, tested))
     if not builder.scale.published:
         _print_line(SMOKE_CAVEAT)

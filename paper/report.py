@@ -68,7 +68,7 @@ class Report:
         self.tables: dict[str, Table] = {}
         self.runs: dict[Config, Record] = {}
         for table in self.every_table:
-            has_own_runs = table.spec.view == "traffic" or table.runs.keys() - self.runs.keys()
+            has_own_runs = table.spec.kind == "traffic" or table.runs.keys() - self.runs.keys()
             if has_own_runs and (finished := table.keep_finished()).spec.rows:
                 self.tables[table.name] = finished
                 self.runs |= table.runs
@@ -88,7 +88,7 @@ class Report:
     @property
     def auc_tables(self) -> list[Table]:
         """The tables that show AUCs."""
-        return [table for table in self.tables.values() if table.spec.view == "auc"]
+        return [table for table in self.tables.values() if table.spec.kind != "traffic"]
 
     @functools.cached_property
     def figures(self) -> dict[str, Callable[[], Figure]]:
@@ -205,7 +205,7 @@ class Report:
     def missing_runs(self) -> dict[str, str]:
         """By command, the columns without a run, with some of their runs, or still to be tuned."""
         missing = {}
-        for table in [table for table in self.every_table if table.spec.view == "auc"]:
+        for table in [table for table in self.every_table if table.spec.kind != "traffic"]:
             columns = []
             for column in table.spec.columns:
                 cells = table.column_cells(column.name).values()

@@ -1,13 +1,14 @@
 """Every table and figure before anything has run: its rows, its columns, and the runs behind every cell.
 
-A table is one line of `build_tables`; `tables.toml` has its title and its text on the page of results.
+A table is an entry of `tables.toml`. The columns of figures, which depend on the scale, are made here.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,9 +18,6 @@ from fedauc.data.datasets.creditcard import HOURS
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from paper.scales import IMAGES, Options, Scale
-
-View = Literal["auc", "traffic"]
-"""What cells show: test AUC, or what it takes to reach a common one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Row:
 
     @staticmethod
     def parse(text: str) -> Row:
-        """Read `name=method,option=value,...`, which is how a command names a row that the tables do not have.
+        """Read `name=method,option=value,...`, as a row is written in `tables.toml` and after `--row`.
 
         >>> Row.parse("square=cycp-pairwise,objective=square")
         Row(name='square', method='cycp-pairwise', settings={'objective': 'square'})
@@ -73,16 +71,17 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """The rows and columns of a table or figure. In a figure, columns are the values of one option."""
+    """The rows and columns of a table. In a figure, columns are the values of one option.
+
+    Cells show test AUC or, of kind `traffic`, what it takes to reach a common one. `more_numbers` are shown below it.
+    """
 
     name: str
     title: str
     rows: tuple[Row, ...]
     columns: tuple[Column, ...]
-    view: View = "auc"
-    show_precision: bool = False
-    show_validation: bool = False
-    is_figure: bool = False
+    kind: Literal["table", "figure", "traffic"] = "table"
+    more_numbers: Sequence[str] = ()
 
     def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
         """The table with only the named rows and columns; by default all rows, and the columns shown by default."""
@@ -118,12 +117,11 @@ def cell_configs(scale: Scale, cell: CellSpec, tuned: Options, seeds: Sequence[i
     row, column = cell
     options = [{**tuned, **row.settings, **case} for case in column.cases]
     configs = [scale.build_config(column.dataset, row.method, case) for case in options]
-    return [[with_seed(config, seed) for seed in column.seeds or seeds] for config in configs]
+    return [[_with_seed(config, seed) for seed in column.seeds or seeds] for config in configs]
 
 
 @functools.lru_cache(maxsize=8192)
-def with_seed(config: Config, seed: int) -> Config:
-    """A configuration with another seed of training."""
+def _with_seed(config: Config, seed: int) -> Config:
     return replace(config, recipe=replace(config.recipe, seed=seed))
 
 
@@ -141,10 +139,13 @@ ALL_METHODS = (*METHODS, "fedavg", "scaffold", "coda-plus", "codasca", "fedxl1")
 PUBLISHED = ("cifar10", "cifar100", "chestmnist", "insurance")
 CIFAR = PUBLISHED[:2]
 STAND_IN, SYNTHETIC = "chest-stand-in", "insurance-synthetic"
+FRAUD = ("creditcard", "creditcard-mlp")
+"""Card fraud with a linear model and with a hidden layer."""
 
-FRAUD = {"creditcard": "wide", "creditcard-mlp": "wider:480"}
-"""Card fraud with a linear model and with a hidden layer, and the grids they are tuned over. Both need large learning
-rates; with only 120 cycles, the many candidates of the wider grid would have one or two cycles each."""
+# Image models are tuned in full runs, because short ones rank learning rates differently. Card fraud needs large
+# learning rates; with only 120 cycles, the many candidates of the wider grid would have one or two cycles each.
+TUNING_GRIDS = dict.fromkeys(IMAGES, "full") | {"creditcard": "wide"}
+TUNING_GRIDS |= dict.fromkeys((FRAUD[1], SYNTHETIC), "wider:480")
 
 FRAUD_COHORTS = (1, 2, 4, 6)
 """Clients per round, of 48 clients in 8 groups of six."""
@@ -152,134 +153,81 @@ FRAUD_COHORTS = (1, 2, 4, 6)
 FRAUD_GROUPS = (1, 2, 4, 8, 16)
 """Numbers of groups of the 48 clients; the data have eight."""
 
-
-def _method_rows(methods: Sequence[str]) -> tuple[Row, ...]:
-    return tuple(Row(method, method) for method in methods)
-
-
-def _surrogate_rows(*objectives: str) -> tuple[Row, ...]:
-    return tuple(Row(objective, "cycp-pairwise", {"objective": objective}) for objective in objectives)
+FRAUD_SPLITS = 3
+"""Versions of the data of card fraud, unless a table has another number."""
 
 
-def _dataset_column(name: str, dataset: str, *cases: Options) -> Column:
-    """A dataset's column. Image models are tuned in full runs, because short ones rank learning rates differently."""
-    return Column(name, dataset, cases or ({},), grid="full" if dataset in IMAGES else "steps")
-
-
-def _dataset_columns(*cases: Options) -> tuple[Column, ...]:
-    """A column for every dataset; the stand-in is run only when it is named."""
-    stand_in = replace(_dataset_column(STAND_IN, STAND_IN, *cases), by_default=False)
-    return (*(_dataset_column(name, name, *cases) for name in PUBLISHED), stand_in)
-
-
-def _fraud_column(dataset: str, suffix: str = "", case: Options | None = None, splits: int = 3) -> Column:
-    """A column of card fraud over several splits, which is run only when it is named."""
-    cases = tuple({**(case or {}), "data-seed": str(seed)} for seed in range(splits))
-    return Column(dataset + suffix, dataset, cases, by_default=False, seeds=(0,), test_overlap=0.3, grid=FRAUD[dataset])
-
-
-def _figure_point(dataset: str, value: str, case: Options, tested: bool = False) -> Column:
-    """A point of a figure. Runs that a table has too store their ranks; other points are tuned by themselves."""
+def make_column(name: str, dataset: str, options: Options, cases: Sequence[Options] = (), **settings: Any) -> Column:
+    """A column in which some options are changed; `{}` in the name is replaced by the dataset."""
+    defaults: dict[str, Any] = {"by_default": dataset in PUBLISHED, "grid": TUNING_GRIDS.get(dataset, "steps")}
     if dataset in FRAUD:
-        column = _fraud_column(dataset, f"-{value}", case)
-    else:
-        column = _dataset_column(f"{dataset}-{value}", dataset, case)
-    if tested:
+        defaults |= {"seeds": (0,), "test_overlap": 0.3}
+        cases = cases or _split_cases(FRAUD_SPLITS)
+    all_options = tuple({**options, **case} for case in cases or [{}])
+    return Column(name.format(dataset), dataset, all_options, **(defaults | settings))
+
+
+def make_point(dataset: str, value: str, options: Options, in_table: bool = False) -> Column:
+    """A point of a figure. Runs that a table has too store their ranks; other points are tuned by themselves."""
+    column = make_column(f"{{}}-{value}", dataset, options)
+    if in_table:
         return column
     return replace(column, tested=False, tuned_case=column.cases[0], grid="lower" if dataset in IMAGES else column.grid)
 
 
-def _skew_columns(dataset: str) -> tuple[Column, ...]:
-    return tuple(
-        _dataset_column(f"dir{skew}-flip{flip}", dataset, {"partition.concentration": skew, "flip-positives": flip})
-        for skew in ("0.1", "10")
-        for flip in ("0", "0.2")
-    )
+def _split_cases(splits: int) -> list[Options]:
+    return [{"data-seed": str(seed)} for seed in range(splits)]
 
 
-def _client_columns() -> tuple[Column, ...]:
-    skew = {"partition.concentration": "0.1"}
-    sizes = {
-        "50": skew | {"partition.clients": "50"},
-        "200": skew | {"partition.clients": "200", "participation.per-round": "10"},
-    }
-    return tuple(_dataset_column(f"{name}-{count}", name, sizes[count]) for name in CIFAR for count in sizes)
-
-
-def _interval_columns(scale: Scale) -> tuple[Column, ...]:
+def _interval_columns(scale: Scale) -> list[Column]:
     """So many local steps per round, at the same total number of local steps."""
     columns = []
-    for dataset in (*PUBLISHED, *FRAUD):
-        for steps in scale.intervals:
-            cycles = scale.cycles * scale.local_steps // steps
-            case = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
-            columns.append(_figure_point(dataset, f"I{steps}", case, steps == scale.local_steps))
-    return tuple(columns)
+    for dataset, steps in itertools.product((*PUBLISHED, *FRAUD), scale.intervals):
+        cycles = scale.cycles * scale.local_steps // steps
+        options = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
+        columns.append(make_point(dataset, f"I{steps}", options, steps == scale.local_steps))
+    return columns
 
 
-def _equal_round_columns(scale: Scale) -> tuple[Column, ...]:
+def _equal_round_columns(scale: Scale) -> list[Column]:
     """Points of Figure 1, which share its settings, but with the scale's number of cycles."""
-    suffixes = tuple(f"-I{steps}" for steps in (scale.intervals[0], scale.local_steps, scale.intervals[-1]))
-    return tuple(
-        replace(
-            point,
-            cases=tuple(
-                {name: case[name] for name in case if name not in ("cycles", "evaluate-every")} for case in point.cases
-            ),
-        )
-        for point in _interval_columns(scale)
-        if point.dataset in (*CIFAR, *FRAUD) and point.name.endswith(suffixes)
-    )
+    columns = []
+    for point in _interval_columns(scale):
+        steps = int(point.cases[0]["local-steps"])
+        if point.dataset in (*CIFAR, *FRAUD) and steps in (scale.intervals[0], scale.local_steps, scale.intervals[-1]):
+            lengths = ("cycles", "evaluate-every")
+            cases = ({name: case[name] for name in case if name not in lengths} for case in point.cases)
+            columns.append(replace(point, cases=tuple(cases)))
+    return columns
 
 
-def _cohort_columns(scale: Scale) -> tuple[Column, ...]:
+def _cohort_columns(scale: Scale) -> list[Column]:
+    """So many clients per round; the last number is the whole group, as in the tables."""
     columns = []
     for dataset in (*CIFAR, *FRAUD):
-        *parts, whole = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
-        columns += [_figure_point(dataset, f"M{size}", {"participation.per-round": str(size)}) for size in parts]
-        columns.append(_figure_point(dataset, f"M{whole}", {}, tested=True))
-    return tuple(columns)
+        *sizes, group = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
+        columns += [make_point(dataset, f"M{size}", {"participation.per-round": str(size)}) for size in sizes]
+        columns.append(make_point(dataset, f"M{group}", {}, in_table=True))
+    return columns
 
 
-def _group_columns(scale: Scale) -> tuple[Column, ...]:
+def _group_columns(scale: Scale) -> list[Column]:
+    """So many groups with one client per round, at the same number of rounds."""
     columns = []
     for dataset in (*CIFAR, *FRAUD):
-        own = dataset in FRAUD and scale.published
-        rounds = scale.cycles * (FRAUD_GROUPS[-2] if own else scale.groups)
-        for groups in FRAUD_GROUPS if own else scale.group_counts:
+        hourly = dataset in FRAUD and scale.published
+        rounds = scale.cycles * (FRAUD_GROUPS[-2] if hourly else scale.groups)
+        for groups in FRAUD_GROUPS if hourly else scale.group_counts:
             cycles = rounds // groups
-            case = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
-            case |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
-            columns.append(_figure_point(dataset, f"K{groups}", case))
-    return tuple(columns)
-
-
-def _class_columns(scale: Scale) -> tuple[Column, ...]:
-    cases = tuple({scale.positive_option: str(positive)} for positive in range(5))
-    columns = (_dataset_column(name, name, *cases) for name in CIFAR)
-    return tuple(replace(column, average_cases=True, seeds=(0,)) for column in columns)
-
-
-def _noise_columns() -> tuple[Column, ...]:
-    cases = {share: {"flip-positives": share, "flip-negatives": share} for share in ("0.01", "0.05", "0.1")}
-    images = (_dataset_column(f"{name}-{share}", name, case) for name in CIFAR for share, case in cases.items())
-    return (*images, *(_fraud_column(name, f"-{share}", case) for name in FRAUD for share, case in cases.items()))
-
-
-def _surrogate_table_rows() -> tuple[Row, ...]:
-    before = _surrogate_rows("square", "squared-hinge", "pairwise-logistic")
-    return (*_method_rows(OURS[:1]), *before, *_method_rows(OURS[1:]), *_surrogate_rows("barrier-hinge", "qnorm-hinge"))
-
-
-def central_row(scale: Scale, clients: int) -> Row:
-    """Logistic regression by SGD at one client that holds every row, with the local steps of all clients."""
-    steps = {"local-steps": str(clients * scale.local_steps)}
-    return Row("central", "fedavg", {"partition": "iid", "partition.clients": "1", "participation.groups": "1"} | steps)
+            options = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
+            options |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
+            columns.append(make_point(dataset, f"K{groups}", options))
+    return columns
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-TEXTS: Mapping[str, Mapping[str, Any]] = tomllib.loads((Path(__file__).parent / "tables.toml").read_text())
+TEXTS: Mapping[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "tables.toml").read_text())
 
 TABLES = tuple(TEXTS)
 """The names of all tables and figures that come from runs."""
@@ -290,54 +238,37 @@ def describe_table(name: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in TEXTS[name]["about"].split("\n\n"))
 
 
-def _listed_rows(name: str) -> list[Row]:
-    rows = TEXTS[name]["rows"].items()
-    return [Row(label, row["method"], {key: row[key] for key in row if key != "method"}) for label, row in rows]
-
-
-def _listed_columns(name: str, seeds: tuple[int, ...] = (0,)) -> list[Column]:
-    """Columns of a search on CIFAR-10, whose rows have fixed settings."""
-    columns = TEXTS[name]["columns"].items()
-    return [Column(label, "cifar10", (case,), seeds=seeds, grid="none") for label, case in columns]
-
-
-def _make_spec(
-    name: str, columns: Sequence[Column], rows: Sequence[Row] = _method_rows(METHODS), **settings: Any
-) -> TableSpec:
-    return TableSpec(name, TEXTS[name]["title"], tuple(rows), tuple(columns), **settings)
-
-
 def build_tables(scale: Scale) -> dict[str, TableSpec]:
     """Every table and figure that comes from runs, by name."""
-    datasets, fraud = _dataset_columns(), tuple(map(_fraud_column, FRAUD))
-    synthetic = Column(SYNTHETIC, SYNTHETIC, by_default=False, grid="wider:480")
-    removals = [{"data-seed": str(seed)} for seed in range(3)]
-    splits = [_fraud_column(name, splits=5) for name in FRAUD]
-    figure: dict[str, Any] = {"rows": _method_rows(OURS), "is_figure": True}
-    noise_rows = (*_method_rows(("cycp-fedavg", *OURS)), *_surrogate_rows("square", "barrier-hinge"))
-    fraud_rows = (*_method_rows(ALL_METHODS), central_row(scale, HOURS))
-    specs = [
-        _make_spec("table1", (*datasets, synthetic)),
-        _make_spec("table2", _dataset_columns({"flip-positives": "0.2"})),
-        _make_spec("table3", _skew_columns("cifar10")),
-        _make_spec("table4", _skew_columns("cifar100")),
-        _make_spec("table5", _skew_columns("chestmnist")),
-        _make_spec("table8", _client_columns()),
-        _make_spec("table9", [_dataset_column(name, name, *removals) for name in CIFAR]),
-        _make_spec("figure1", _interval_columns(scale), **figure),
-        _make_spec("figure2", _cohort_columns(scale), **figure),
-        _make_spec("figure3", _group_columns(scale), **figure),
-        _make_spec("intervals", _equal_round_columns(scale), **figure),
-        _make_spec("classes", _class_columns(scale)),
-        _make_spec(
-            "creditcard", [replace(column, by_default=True) for column in splits], fraud_rows, show_precision=True
-        ),
-        _make_spec("traffic", (*datasets[:-1], synthetic, *splits), view="traffic"),
-        _make_spec("schedules", _listed_columns("schedules"), _listed_rows("schedules"), show_validation=True),
-        _make_spec("batches", _listed_columns("batches"), _listed_rows("batches"), show_validation=True),
-        _make_spec("alike", _listed_columns("alike", seeds=()), _listed_rows("alike")),
-        _make_spec("ablation", (*datasets[:2], *fraud), _listed_rows("ablation")),
-        _make_spec("noise", _noise_columns(), noise_rows),
-        _make_spec("surrogates", (*datasets, *fraud), _surrogate_table_rows()),
-    ]
-    return {spec.name: spec for spec in specs}
+    specs = {}
+    for name, text in TEXTS.items():
+        rows = [Row.parse(row if "=" in row else f"{row}={row}") for row in text.get("rows", METHODS)]
+        if name == "creditcard":
+            # Logistic regression by SGD at one client that holds every row, with the local steps of all clients.
+            one_client = {"partition": "iid", "partition.clients": "1", "participation.groups": "1"}
+            rows.append(Row("central", "fedavg", one_client | {"local-steps": str(HOURS * scale.local_steps)}))
+        columns = FIGURE_COLUMNS[name](scale) if text.get("kind") == "figure" else _table_columns(text, scale)
+        settings = {key: text[key] for key in ("kind", "more_numbers") if key in text}
+        specs[name] = TableSpec(name, text["title"], tuple(rows), tuple(columns), **settings)
+    return specs
+
+
+def _table_columns(text: Mapping[str, Any], scale: Scale) -> list[Column]:
+    settings = {key: text[key] for key in ("average_cases", "by_default", "grid") if key in text}
+    if "seeds" in text:
+        settings["seeds"] = tuple(text["seeds"])
+    columns = []
+    for dataset in text["datasets"]:
+        cases = _split_cases(text.get("splits", {}).get(dataset, 0))
+        cases += [{scale.positive_option: str(positive)} for positive in range(text.get("classes", 0))]
+        for name, options in text.get("options", {"{}": {}}).items():
+            columns.append(make_column(name, dataset, options, cases, **settings))
+    return columns
+
+
+FIGURE_COLUMNS: Mapping[str, Callable[[Scale], list[Column]]] = {
+    "figure1": _interval_columns,
+    "figure2": _cohort_columns,
+    "figure3": _group_columns,
+    "intervals": _equal_round_columns,
+}
