@@ -9,8 +9,15 @@ One round of any algorithm, on any engine (`training.py` holds the real loop):
         local = algorithm.begin(download, client_state)
         repeat local_steps times: local, emitted = algorithm.step(network, download, local, batch)
         upload, client_state = algorithm.finish(download, client_state, local, emitted)
-                                                              # `mean` is averaged, `pool` stays per client
-    server   = algorithm.merge(setting, server, visits.upload, cohort, phase)
+        upload, client_state = transform.client(upload, client_state, key)      # clip, quantize, ...
+                                                              # ---- server side again:
+    uploads  = transform.decode(uploads)                      # `pool` stays per client, `mean` is averaged:
+    mean     = mean_rule.combine(uploads, weights)            # weighted mean, median, ...
+    mean     = transform.server(mean, cohort, key)
+    mean     = server_optimizer.update(mean)                  # plain, momentum, Adam, ...
+    server   = algorithm.merge(setting, server, mean, cohort, phase)
+
+The engine owns the client side and the mean; `training.py` does the rest.
 
 A configuration is a frozen dataclass that validates itself; state is a NamedTuple of tensors. The two never mix.
 
@@ -149,11 +156,18 @@ class Upload(NamedTuple):
 
     `mean` always holds changes, in the shape of `download.shared`, so that clipping, quantisation and noise work in the
     same way for every algorithm. As returned by an engine it is the mean of the cohort, and the leaves of `pool` have a
-    leading dimension of clients.
+    leading dimension of clients. In a scoring round `mean` is `()`.
     """
 
     mean: Tree = ()
     pool: Tree = ()
+
+
+class UploadSize(NamedTuple):
+    """How many numbers, and how many bytes, the clients of a round uploaded in all."""
+
+    numbers: int
+    bytes: int
 
 
 class Batch(NamedTuple):
@@ -174,11 +188,13 @@ class Visits(NamedTuple):
 
     The loss is for the records of a simulation: an engine across machines may return None instead of asking for it.
     `cohort` is set when other clients came than were due; the upload is then theirs, and empty if nobody came.
+    `size` is what travelled, where transforms have changed it; otherwise the upload itself shows it.
     """
 
     upload: Upload
     loss: Tensor | None
     cohort: Cohort | None = None
+    size: UploadSize | None = None
 
 
 # ------------------------------------------------------------------------------------------------- the abstractions
@@ -424,6 +440,80 @@ class Wrapper(ABC):
     ) -> tuple[Upload, Tree]:
         """The upload, and what the wrapper remembers until the client's next visit."""
         return upload, client_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadTransform(ABC):
+    """What happens to an upload on its way from a client to the mean, such as clipping, quantization or noise.
+
+    `client` runs at the client after `finish`, `decode` at the server for every upload before the mean, and `server`
+    after the mean. All three are pure. `client` and `decode` accept any leading dimensions (those of `key`) and can be
+    traced by a compiler. Random numbers come from the key alone (`random_tensors.py`). In a scoring round `upload.mean`
+    is `()`, and so is its transform.
+    """
+
+    name: ClassVar[str]
+    encodes: ClassVar[bool] = False
+    """Whether `client` returns other tensors than it was given. At most one such transform is allowed, as the last."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def initial_state(self, shared: Tree) -> Tree:
+        """What a client keeps from visit to visit, before its first one; `()` for most transforms."""
+        return ()
+
+    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
+        """What the client sends instead of `upload`, and its new state. `key` has one entry per client."""
+        return upload, state
+
+    def decode(self, upload: Upload, shared: Tree) -> Upload:
+        """The upload that the mean takes, from what a client sent; `shared` has the shapes of `upload.mean`."""
+        return upload
+
+    def server(self, mean: Tree, cohort: Cohort, key: Tensor) -> Tree:
+        """The mean that the algorithm merges, from that of the cohort."""
+        return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(ABC):
+    """How the uploads of a cohort become one. Any mean but the weighted one needs all uploads at the same time."""
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def check_cohort_size(self, clients: int) -> None:
+        """Refuse a cohort that is too small for the parameters; most means take any number of clients."""
+        return
+
+    @abstractmethod
+    def combine(self, uploads: Tree, weights: Tensor) -> Tree:
+        """One tree from uploads `[M, ...]` and the clients' weights `[M]`, which sum to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer(ABC):
+    """How the server moves the model, given the mean change of the cohort.
+
+    It sees the weights of the model alone: BatchNorm statistics, dual variables and control variates change as the
+    algorithm says (`Algorithm.replace_model`).
+    """
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def init(self, weights: Tensor) -> Tree:
+        """The optimizer's state before the first round; `()` if it keeps nothing."""
+        return ()
+
+    @abstractmethod
+    def update(self, change: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """The change `[d]` that is added to the weights, and the new state."""
 
 
 class Engine(ABC):

@@ -95,6 +95,12 @@ def sample_client_indices(
     return indices
 
 
+def client_words(clients: Sequence[int] | np.ndarray, *key: Hashable) -> np.ndarray:
+    """A random uint64 word for every client, `[M]`; it depends on the key and the client alone."""
+    first, second = np.frombuffer(_hash_key(key), dtype="<u8").astype(np.uint64)
+    return _splitmix_words(np.asarray(clients, dtype=np.uint64), first, second)
+
+
 def count_words(size: int, count: int) -> int:
     """About how many random words a row of `sample_client_indices` takes; it may take twice as many."""
     return count + count // SPARSE + SPARSE if count * SPARSE <= size else max(size, count)

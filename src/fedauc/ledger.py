@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedauc.interfaces import Cohort, Download, Upload
+from fedauc.interfaces import Cohort, Download, Upload, UploadSize
 from fedauc.trees import Tree, tree_leaves
 
 
@@ -36,8 +36,11 @@ class Ledger:
         """Count a round without clients."""
         self._add_totals(Traffic(rounds=1, absences=len(cohort.absent)))
 
-    def record_round(self, download: Download, upload: Upload, cohort: Cohort) -> None:
-        """Count a round: the download as dispatched, the upload as reduced; each client sent a `mean` of its size."""
+    def record_round(self, download: Download, upload: Upload, cohort: Cohort, sent: UploadSize | None = None) -> None:
+        """Count a round: the download as dispatched, and the upload as sent.
+
+        Where `sent` is None, nothing has changed the uploads: each client sent a `mean` of the reduced one's size.
+        """
         if download.phase.stage != self.stage:
             self.stage, self.anchored = download.phase.stage, set()
         newly_anchored = set(cohort.clients) - self.anchored if tree_leaves(download.anchor) else set()
@@ -46,7 +49,7 @@ class Ledger:
         trees = (download.shared, download.anchor, download.per_client, upload.mean, upload.pool)
         shared, anchor, per_client, mean, pool = map(_count_floats_and_bytes, trees)
         down = [visits * shared[unit] + anchors * anchor[unit] + per_client[unit] for unit in range(2)]
-        up = [visits * mean[unit] + pool[unit] for unit in range(2)]
+        up = sent or [visits * mean[unit] + pool[unit] for unit in range(2)]
         self._add_totals(Traffic(1, visits, len(cohort.absent), down[0], up[0], down[1], up[1]))
 
     def _add_totals(self, traffic: Traffic) -> None:

@@ -18,8 +18,9 @@ from typing import ClassVar, Literal, NamedTuple
 from fedauc.fields import check_fields, option
 from fedauc.interfaces import BatchSize, Phase
 
-StageOutput = Literal["last", "cycle_mean", "round_mean"]
-"""What a stage passes on: its last model, or the mean over its cycles (as in the proof) or rounds (as printed)."""
+StageOutput = Literal["last", "cycle_mean", "round_mean", "ema"]
+"""What a stage passes on: its last model, the mean over its cycles (as in the proof) or rounds (as printed), or the
+exponential moving average over its rounds."""
 
 MAX_LOCAL_STEPS = 1_000_000
 """A schedule that asks for more local steps than this is taken for a mistake."""

@@ -19,17 +19,23 @@ from fedauc.interfaces import (
     Phase,
     Schedule,
     Server,
+    ServerOptimizer,
     Setting,
     Upload,
     Visits,
 )
 from fedauc.ledger import Ledger, Traffic
+from fedauc.server_optimizers.plain import Plain
 from fedauc.stages import Plan, StageOutput
-from fedauc.trees import Tree, tree_map
+from fedauc.trees import Tree, is_empty, tree_map
+from fedauc.uploads import UploadPipeline
 
 
 class Average(NamedTuple):
-    """The running sum of a stage's models and how many it holds; `()` while the stage output is its last model."""
+    """The running sum of a stage's models and how many it holds; `()` while the stage output is its last model.
+
+    An exponential moving average multiplies both by its decay before a model is added.
+    """
 
     total: Tree
     models: Tensor
@@ -41,15 +47,16 @@ class State(NamedTuple):
     round: int
     server: Server
     average: Tree = ()
+    optimizer: Tree = ()
 
 
 class PendingRound(NamedTuple):
-    """A round that is under way: which clients were sent what. Without clients there is no download."""
+    """A round that is under way: the state before it, and which clients were sent what; no download without clients."""
 
     phase: Phase
     cohort: Cohort
     server: Server
-    average: Tree
+    state: State
     download: Download | None
 
 
@@ -85,10 +92,13 @@ class Training:
     setting: Setting
     stage_output: StageOutput
     ledger: Ledger
+    uploads: UploadPipeline = UploadPipeline()
+    server_optimizer: ServerOptimizer = Plain()
+    ema_decay: float = 0.9
 
     def initial_state(self, model: Model) -> State:
         """The state before the first round."""
-        return State(0, self.algorithm.init(self.setting, model))
+        return State(0, self.algorithm.init(self.setting, model), (), self.server_optimizer.init(model.weights))
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
@@ -107,33 +117,55 @@ class Training:
         if phase.starts_stage:
             server = server._replace(anchor=server.shared)
         download = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
-        return PendingRound(phase, cohort, server, state.average, download)
+        return PendingRound(phase, cohort, server, state, download)
 
     def close_round(self, pending: PendingRound, visits: Visits | None) -> Round:
         """The server's second half: count the traffic, and merge the uploads (`visits` is None without clients)."""
-        phase, cohort, server, average, download = pending
-        reduced, loss, present = visits or Visits(Upload(), None)
+        phase, cohort, server, state, download = pending
+        reduced, loss, present, size = visits or Visits(Upload(), None)
         cohort = present or cohort
         if download is None or not cohort.clients:
             self.ledger.record_empty_round(cohort)
         else:
-            self.ledger.record_round(download, reduced, cohort)
-        server = self.algorithm.merge(self.setting, server, reduced, cohort, phase)
-        server, average = self._update_average(phase, server, average)
+            self.ledger.record_round(download, reduced, cohort, size)
+        change, optimizer = self._change_shared(reduced.mean, cohort, state.optimizer)
+        server = self.algorithm.merge(self.setting, server, reduced._replace(mean=change), cohort, phase)
+        server, average = self._update_average(phase, server, state.average)
         diagnostics = self.algorithm.diagnostics(server.shared)
-        return Round(phase, cohort, loss, diagnostics, self.ledger.traffic, State(phase.round + 1, server, average))
+        state = State(phase.round + 1, server, average, optimizer)
+        return Round(phase, cohort, loss, diagnostics, self.ledger.traffic, state)
+
+    def averaged_shared(self, state: State) -> Tree:
+        """The shared state with the average that the stage would end with now; the last one where there is none."""
+        last, average = state.server.shared, state.average
+        if not isinstance(average, Average):
+            return last
+        mean = tree_map(lambda total, leaf: (total / average.models).to(leaf), average.total, last)
+        return self.algorithm.stage_output(last, mean)
+
+    def _change_shared(self, mean: Tree, cohort: Cohort, optimizer: Tree) -> tuple[Tree, Tree]:
+        """The change of the shared state that the algorithm merges, and the server optimizer's new state."""
+        mean = self.uploads.transform_mean(mean, cohort)
+        if is_empty(mean) or isinstance(self.server_optimizer, Plain):
+            return mean, optimizer
+        model = self.algorithm.extract_model(mean)
+        weights, optimizer = self.server_optimizer.update(model.weights, optimizer)
+        return self.algorithm.replace_model(mean, model._replace(weights=weights)), optimizer
 
     def _update_average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:
         """Add the model to the stage's mean, which replaces the last model when the stage ends."""
         if self.stage_output == "last" or phase.scoring:
             return server, average
-        if self.stage_output == "round_mean" or phase.ends_cycle:
+        if self.stage_output in ("round_mean", "ema") or phase.ends_cycle:
             # In float64: a running sum in bfloat16 no longer changes after 256 rounds.
             shared, count = tree_map(torch.Tensor.double, server.shared), torch.ones((), dtype=torch.int64)
             if isinstance(average, Average):
-                shared, count = tree_map(torch.add, average.total, shared), average.models + count
+                total, models = average
+                if self.stage_output == "ema":
+                    total, models = tree_map(lambda leaf: self.ema_decay * leaf, total), self.ema_decay * models
+                shared, count = tree_map(torch.add, total, shared), models + count
             average = Average(shared, count)
         if not phase.ends_stage:
             return server, average
-        mean = tree_map(lambda total, last: (total / average.models).to(last), average.total, server.shared)
-        return server._replace(shared=self.algorithm.stage_output(server.shared, mean)), ()
+        averaged = self.averaged_shared(State(phase.round + 1, server, average))
+        return server._replace(shared=averaged), ()

@@ -13,6 +13,7 @@ def test_every_method_gives_the_recorded_bits(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 def test_compiled_runs_give_the_recorded_bits() -> None:
     assert not list(differences("compiled"))
 

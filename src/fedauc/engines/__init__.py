@@ -19,6 +19,7 @@ from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Setting
 from fedauc.network import ModuleNetwork
+from fedauc.uploads import UploadPipeline
 
 COMPILE_FROM = 200_000
 """Local steps in a run from which compiling on a CPU pays off; it takes some ten seconds the first time."""
@@ -40,6 +41,7 @@ class EngineParts(NamedTuple):
     network: ModuleNetwork
     clients: Clients
     setting: Setting
+    uploads: UploadPipeline
     local_steps: int
 
 

@@ -15,9 +15,10 @@ from fedauc.data.clients import Clients
 from fedauc.data.io.memory import release_freed_memory
 from fedauc.engines.kernels import KernelNetwork, Unsupported
 from fedauc.engines.simulator import CachedForward, Simulator, limit_torch_threads
-from fedauc.interfaces import Algorithm, Batch, Cohort, Download, ForwardPass, Model, Network, Setting, Upload, Visits
+from fedauc.interfaces import Algorithm, Batch, Cohort, Download, ForwardPass, Model, Network, Setting, Visits
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_map, tree_stack
+from fedauc.uploads import UploadPipeline, algorithm_state
 
 ONE_THREAD_BELOW = 1 << 26
 """Multiplications in a cohort's step below which one thread is faster: starting a second one takes too long."""
@@ -56,8 +57,15 @@ class LocalResult(NamedTuple):
 class StackedEngine(Simulator):
     """Runs the algorithm's client verbs on weights, duals, states and batches with a leading client dimension."""
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
-        super().__init__(algorithm, network, clients, setting)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        network: ModuleNetwork,
+        clients: Clients,
+        setting: Setting,
+        uploads: UploadPipeline | None = None,
+    ) -> None:
+        super().__init__(algorithm, network, clients, setting, uploads)
         self._stacked_network = stack_network(network, self._inputs[:2])
 
     @torch.no_grad()
@@ -74,15 +82,20 @@ class StackedEngine(Simulator):
         """Everything the cohort's local steps need."""
         expanded = self._expand_download(download, len(cohort.clients))
         client_state = self._stack_client_states(download, cohort)
-        local = self._algorithm.begin(expanded, client_state)
+        local = self._algorithm.begin(expanded, algorithm_state(client_state))
         return PendingVisit(expanded, cohort, client_state, local, self._draw_rows(download, cohort))
 
     def close_visit(self, pending: PendingVisit, result: LocalResult) -> Visits:
         """The reduced upload after the local steps; the clients' new states are stored."""
         download, cohort, client_state, _, _ = pending
-        upload, client_state, loss = self._reduce_uploads(download, client_state, result, self._send_shares(cohort))
+        key = self._uploads.make_client_keys(cohort.round, cohort.clients, self._network.device)
+        sent, client_state = self._uploads.finish_visit(
+            self._algorithm, download, client_state, result.local, result.emitted, key
+        )
+        shared, shares = tree_at(download.shared, 0), self._send_shares(cohort)
+        upload, size = self._uploads.reduce_stack(sent, shared, shares)
         self._store_client_states(client_state, cohort)
-        return Visits(upload, None if download.phase.scoring else loss)
+        return Visits(upload, None if download.phase.scoring else result.losses.mean(), size=size)
 
     @abstractmethod
     def _run_local_steps(self, pending: PendingVisit) -> LocalResult:
@@ -119,16 +132,8 @@ class StackedEngine(Simulator):
         """The download with a leading client dimension."""
         return download._replace(shared=expand_tree(download.shared, count), anchor=expand_tree(download.anchor, count))
 
-    def _reduce_uploads(
-        self, download: Download, client_state: Tree, result: LocalResult, shares: Tensor
-    ) -> tuple[Upload, Tree, Tensor]:
-        """The cohort's mean upload, its clients' new states, and their mean loss."""
-        upload, client_state = self._algorithm.finish(download, client_state, result.local, result.emitted)
-        mean = tree_map(lambda leaf: _average_leaf(shares, leaf), upload.mean)
-        return Upload(mean, upload.pool), client_state, result.losses.mean()
-
     def _stack_client_states(self, download: Download, cohort: Cohort) -> Tree:
-        initial = self._algorithm.initial_client_state(download)
+        initial = self._uploads.initial_client_state(self._algorithm, download)
         if is_empty(initial):
             return ()
         return tree_stack([self._client_states.get(client, initial) for client in cohort.clients])
@@ -244,9 +249,3 @@ def gather_rows(source: Tensor, index: Tensor, buffer: Tensor | None = None) -> 
 def expand_tree(tree: Tree, count: int) -> Tree:
     """The same tree for so many clients, without a copy."""
     return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
-
-
-def _average_leaf(shares: Tensor, leaf: Tensor) -> Tensor:
-    if not leaf.numel():
-        return leaf.new_zeros(leaf.shape[1:])
-    return (shares.to(leaf.dtype) @ leaf.reshape(len(leaf), -1)).view(leaf.shape[1:])

@@ -14,18 +14,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedauc.interfaces import Cohort, Download, Engine, Upload, Visits
+from fedauc.interfaces import Cohort, Download, Engine, Upload, UploadSize, Visits
+from fedauc.transforms.weighted_mean import WeightedMean
 from fedauc.trees import Tree, is_empty, tree_leaves, tree_map, tree_stack
+from fedauc.uploads import UploadPipeline
 
 
 @final
 class DistributedEngine(Engine):
-    """An engine per rank, and the sum of what they return."""
+    """An engine per rank, and the sum of what they return.
+
+    Weighted means of the ranks add up. Any other mean needs every upload: then `inner` returns them as a stack (see
+    `UploadPipeline.on_each_rank`), and this engine combines them.
+    """
 
     name: ClassVar[str] = "distributed"
 
-    def __init__(self, inner: Engine) -> None:
-        self._inner = inner
+    def __init__(self, inner: Engine, uploads: UploadPipeline) -> None:
+        self._inner, self._uploads = inner, uploads
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
 
     def visit(self, download: Download, cohort: Cohort) -> Visits:
@@ -38,11 +44,17 @@ class DistributedEngine(Engine):
             part = Cohort(cohort.round, clients, weights)
             per_client = tree_map(lambda leaf: leaf[positions], download.per_client)
             visits = self._inner.visit(download._replace(per_client=per_client), part)
-        pool = _gather_pools(visits.upload.pool, positions)
+        pool = _gather_by_client(visits.upload.pool, positions)
+        size = _sum_sizes(visits.size) if self._uploads.transforms else None
         if download.phase.scoring:
-            return Visits(Upload((), pool), None)
-        mean, loss_sum = _sum_over_ranks(download.shared, visits, len(positions))
-        return Visits(Upload(mean, pool), loss_sum / len(cohort.clients))
+            return Visits(Upload((), pool), None, size=size)
+        if isinstance(self._uploads.mean, WeightedMean):
+            mean, loss_sum = _sum_over_ranks(download.shared, visits, len(positions))
+        else:
+            stack = _gather_by_client(visits.upload.mean, positions)
+            mean = self._uploads.mean.combine(stack, torch.tensor(cohort.weights, dtype=torch.float64))
+            _, loss_sum = _sum_over_ranks(download.shared, visits._replace(upload=Upload()), len(positions))
+        return Visits(Upload(mean, pool), loss_sum / len(cohort.clients), size=size)
 
     def client_states(self) -> dict[int, Tree]:
         """Every rank's client states, on every rank; all ranks must call this together."""
@@ -60,13 +72,13 @@ class DistributedEngine(Engine):
         return client % self._ranks == self._rank
 
 
-def _gather_pools(pool: Tree, positions: list[int]) -> Tree:
-    """Every client's entry of the pool, in the cohort's order."""
+def _gather_by_client(stack: Tree, positions: list[int]) -> Tree:
+    """Every client's entry of the ranks' stacks, in the cohort's order."""
     entries: dict[int, Tree] = {}
-    for rank_positions, rank_pool in _gather_objects((positions, pool)):
-        if not is_empty(rank_pool):
+    for rank_positions, rank_stack in _gather_objects((positions, stack)):
+        if not is_empty(rank_stack):
             for index, position in enumerate(rank_positions):
-                entries[position] = tree_map(lambda leaf, index=index: leaf[index], rank_pool)
+                entries[position] = tree_map(lambda leaf, index=index: leaf[index], rank_stack)
     return tree_stack([entries[position] for position in sorted(entries)]) if entries else ()
 
 
@@ -83,6 +95,12 @@ def _sum_over_ranks(shared: Tree, visits: Visits, count: int) -> tuple[Tree, Ten
     *parts, loss_sum = torch.split(flat, [*(leaf.numel() for leaf in leaves), 1])
     summed = iter(parts)
     return tree_map(lambda leaf: next(summed).view(leaf.shape).to(leaf.dtype), mean), loss_sum[0]
+
+
+def _sum_sizes(size: UploadSize | None) -> UploadSize:
+    """What the clients of all ranks sent."""
+    sizes = [rank_size for rank_size in _gather_objects(size) if rank_size is not None]
+    return UploadSize(*map(sum, zip(*sizes, strict=True)))
 
 
 def _gather_objects(value: Any) -> list[Any]:

@@ -19,7 +19,8 @@ from fedauc.data.clients import Clients
 from fedauc.engines.simulator import CachedForward, Simulator, count_cores
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Network, Setting, Upload, Visits
 from fedauc.network import ModuleNetwork
-from fedauc.trees import Tree, is_empty, send_to_device, tree_add, tree_at, tree_map, tree_stack
+from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_stack
+from fedauc.uploads import UploadCollector, UploadPipeline, algorithm_state
 
 USE_THREADS_FROM = 0.002
 """Seconds per local step from which threads pay off; with shorter steps they wait for Python's global lock."""
@@ -47,24 +48,30 @@ class LoopEngine(Simulator):
 
     name: ClassVar[str] = "loop"
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
-        super().__init__(algorithm, network, clients, setting)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        network: ModuleNetwork,
+        clients: Clients,
+        setting: Setting,
+        uploads: UploadPipeline | None = None,
+    ) -> None:
+        super().__init__(algorithm, network, clients, setting, uploads)
         self._thread_pool = ClientThreadPool(network)
         self._threads_pay_off = False
 
     def visit(self, download: Download, cohort: Cohort) -> Visits:
         """Visit the cohort and keep a running mean, so that memory does not grow with the cohort."""
-        mean, pools, losses = (), [], []
+        collector, losses = UploadCollector(self._uploads, download.shared), []
         visits = zip(cohort.clients, cohort.weights, self._visit_clients(download, cohort), strict=True)
         for client, weight, (upload, loss, client_state, _) in visits:
-            share = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
-            mean = share if is_empty(mean) else tree_add(mean, share)
-            pools.append(upload.pool)
+            collector.add_upload(upload, weight)
             losses.append(loss)
             if not is_empty(client_state):
                 self._client_states[client] = client_state
+        upload, size = collector.reduce_uploads()
         mean_loss = None if download.phase.scoring else torch.stack(losses).mean()
-        return Visits(Upload(mean, tree_stack(pools)), mean_loss)
+        return Visits(upload, mean_loss, size=size)
 
     def _visit_clients(self, download: Download, cohort: Cohort) -> Iterator[ClientVisit]:
         """The cohort's visits in order: one by one, until they turn out to be slow enough for threads."""
@@ -73,12 +80,15 @@ class LoopEngine(Simulator):
             for position, client in enumerate(cohort.clients)
         ]
         while tasks and not (self._threads_pay_off and self._thread_pool.size > 1):
-            yield self._visit_in_this_thread(*tasks.pop(0))
+            yield self.visit_client(*tasks.pop(0))
         if tasks:
             yield from self._thread_pool.map_clients(lambda network, task: self._visit_client(network, *task), tasks)
 
-    def _visit_in_this_thread(self, download: Download, client: int) -> ClientVisit:
-        """Visit a client with its module's own randomness (dropout) keyed too; the caller's generators stay as is."""
+    def visit_client(self, download: Download, client: int) -> ClientVisit:
+        """One client's visit, whose state is not stored; the upload is what travels.
+
+        The module's own randomness (dropout) is keyed too; the caller's generators stay as they are.
+        """
         seed = keys.random_integer(self._setting.seed, "module", download.phase.round, client)
         cuda = self._network.device.type == "cuda"
         with torch.random.fork_rng([self._network.device] if cuda else []):
@@ -95,8 +105,10 @@ class LoopEngine(Simulator):
     def _visit_client(self, network: Network, download: Download, client: int) -> ClientVisit:
         algorithm, cached, fastest_step = self._algorithm, CachedForward(network), math.inf
         known = client in self._client_states
-        client_state = self._client_states[client] if known else algorithm.initial_client_state(download)
-        local, emitted, batches = algorithm.begin(download, client_state), [], self._draw_batches(download, client)
+        initial_state = self._uploads.initial_client_state
+        client_state = self._client_states[client] if known else initial_state(algorithm, download)
+        local, emitted = algorithm.begin(download, algorithm_state(client_state)), []
+        batches = self._draw_batches(download, client)
         loss = torch.full((), torch.nan)
         if not download.phase.scoring:
             loss = algorithm.monitored_loss(cached, download, local, batches[0])
@@ -105,7 +117,10 @@ class LoopEngine(Simulator):
             local, emission = algorithm.step(cached, download, local, batch)
             fastest_step = min(fastest_step, time.thread_time() - start)
             emitted.append(emission)
-        upload, client_state = algorithm.finish(download, client_state, local, tree_stack(emitted))
+        key = self._uploads.make_client_keys(download.phase.round, (client,), self._network.device)
+        upload, client_state = self._uploads.finish_visit(
+            algorithm, download, client_state, local, tree_stack(emitted), tree_at(key, 0)
+        )
         return ClientVisit(upload, loss, client_state, fastest_step)
 
     def _draw_batches(self, download: Download, client: int) -> list[Batch]:

@@ -14,13 +14,22 @@ from fedauc.engines.draws import Draws
 from fedauc.interfaces import Algorithm, Engine, ForwardPass, Model, Network, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree
+from fedauc.uploads import UploadPipeline
 
 
 class Simulator(Engine):
     """Holds all clients' data on the network's device, the keyed draws of batches, and every client's state."""
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        network: ModuleNetwork,
+        clients: Clients,
+        setting: Setting,
+        uploads: UploadPipeline | None = None,
+    ) -> None:
         self._algorithm, self._network, self._setting = algorithm, network, setting
+        self._uploads = uploads or UploadPipeline()
         self._inputs = network.cast_inputs(clients.inputs)
         self._labels = clients.labels.to(network.device, network.dtype)
         self._draws = Draws(clients, setting, algorithm.objective.batch_kind)

@@ -56,15 +56,30 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
     algorithm = wrap_algorithm(algorithm, recipe.wrappers, network.parameter_lengths)
+    uploads = recipe.uploads
+    uploads.mean.check_cohort_size(per_round)
+    distributed = dist.is_available() and dist.is_initialized()
+    rank_uploads = uploads.on_each_rank() if distributed else uploads
     steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
-    engine: Engine = make_engine(recipe.engine, EngineParts(algorithm, network, clients, setting, steps))
+    engine: Engine = make_engine(recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, steps))
     if isinstance(engine, GraphedEngine):
         first = range(min(schedule.cycle_length, plan.total_rounds))
         # Nobody may come in a whole cycle.
         engine.largest_cohort = max(1, *(len(schedule.cohort(number).clients) for number in first))
-    if dist.is_available() and dist.is_initialized():
-        engine = DistributedEngine(engine)
-    training = Training(algorithm, engine, schedule, plan, setting, recipe.stage_output, Ledger())
+    if distributed:
+        engine = DistributedEngine(engine, uploads)
+    training = Training(
+        algorithm,
+        engine,
+        schedule,
+        plan,
+        setting,
+        recipe.stage_output,
+        Ledger(),
+        uploads,
+        recipe.server_optimizer,
+        recipe.ema_decay,
+    )
     return Assembly(training, network, training.initial_state(network.initial_model()))
 
 

@@ -36,11 +36,11 @@ class Checkpoint(NamedTuple):
 
     def copy_to_host(self) -> Checkpoint:
         """A copy in host memory that stays as it is while training goes on."""
-        round, server, average = self.state
+        round, *trees = self.state
         ledger = Ledger()
         ledger.restore_from(self.ledger)
         return Checkpoint(
-            State(round, tree_map(_copy_to_host, server), tree_map(_copy_to_host, average)),
+            State(round, *[tree_map(_copy_to_host, tree) for tree in trees]),
             {client: tree_map(_copy_to_host, client_state) for client, client_state in self.client_states.items()},
             ledger,
             list(self.losses),
@@ -105,6 +105,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "round": state.round,
         "server": _pack_tree(state.server),
         "average": _pack_tree(state.average),
+        "optimizer": _pack_tree(state.optimizer),
         "memories": {client: _pack_tree(client_state) for client, client_state in client_states.items()},
         "traffic": list(ledger.traffic),
         "stage": ledger.stage,
@@ -124,7 +125,11 @@ def load_checkpoint(path: Path, device: str) -> Checkpoint:
         remedy = "delete it to resume from the one before it"
         raise ValueError(f"checkpoint {path} is damaged: its {len(payload)} bytes do not match its checksum; {remedy}")
     content: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-    state = State(content["round"], _unpack_tree(content["server"]), _unpack_tree(content["average"]))
+    # Checkpoints written before there were server optimizers have no entry for them.
+    server, average, optimizer = (
+        _unpack_tree(content.get(part, [[], []])) for part in ("server", "average", "optimizer")
+    )
+    state = State(content["round"], server, average, optimizer)
     client_states = {client: _unpack_tree(client_state) for client, client_state in content["memories"].items()}
     ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
     return Checkpoint(state, client_states, ledger, content["losses"])

@@ -22,13 +22,15 @@ from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
-from fedauc.interfaces import Algorithm, Objective, Participation, Wrapper
+from fedauc.interfaces import Algorithm, Mean, Objective, Participation, ServerOptimizer, UploadTransform, Wrapper
 from fedauc.models import find_models
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
+from fedauc.server_optimizers import find_server_optimizers
 from fedauc.stages import STAGE_RULES, StageRule
+from fedauc.transforms import find_means, find_transforms
 from fedauc.wrappers import find_wrappers
 
 FORMAT = 2
@@ -148,6 +150,22 @@ def list_families() -> tuple[Family, ...]:
             STAGE_RULES,
             ("recipe", "stages"),
             "How learning rate and length change from stage to stage; milestones unless given.",
+        ),
+        Family(
+            "transforms",
+            UploadTransform,
+            find_transforms(),
+            ("recipe", "transforms"),
+            "What happens to an upload on its way to the server, in order; nothing unless given.",
+            several=True,
+        ),
+        Family("mean", Mean, find_means(), ("recipe", "mean"), "How uploads become one; weighted unless given."),
+        Family(
+            "server-optimizer",
+            ServerOptimizer,
+            find_server_optimizers(),
+            ("recipe", "server_optimizer"),
+            "How the server moves the model; plain unless given.",
         ),
     )
 

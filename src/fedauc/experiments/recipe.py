@@ -14,10 +14,15 @@ from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup, read_declared_members
 from fedauc.fields import check_fields, describe, option
-from fedauc.interfaces import Algorithm, BatchSize, Participation, Wrapper
+from fedauc.interfaces import Algorithm, BatchSize, Mean, Participation, ServerOptimizer, UploadTransform, Wrapper
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
+from fedauc.server_optimizers import find_server_optimizers
+from fedauc.server_optimizers.plain import Plain
 from fedauc.stages import MAX_LOCAL_STEPS, STAGE_RULES, Milestones, StageOutput, StageRule
+from fedauc.transforms import find_means, find_transforms
+from fedauc.transforms.weighted_mean import WeightedMean
+from fedauc.uploads import UploadPipeline
 from fedauc.wrappers import find_wrappers
 
 ENGINES = {
@@ -41,7 +46,18 @@ class Recipe:
     participation: Participation = field(metadata=describe("Who takes part in which round."))
     wrappers: tuple[Wrapper, ...] = option((), "Changes of the local steps, the innermost first.")
     stages: StageRule = option(Milestones(), "How learning rate and length change from stage to stage.")
-    stage_output: StageOutput = option("last", "The model that a stage ends with: its last one, or a mean.")
+    stage_output: StageOutput = option("last", "The model that a stage ends with: its last one, or an average.")
+    ema_decay: float = option(
+        0.9, "Share of the moving average that stays from round to round, with stage output ema.", above=0, below=1
+    )
+    evaluated_model: Literal["auto", "last", "average"] = option(
+        "auto", "Which model is evaluated: the last, or the stage's average so far; auto is the average with ema only."
+    )
+    transforms: tuple[UploadTransform, ...] = option(
+        (), "What happens to an upload on its way to the server, in order."
+    )
+    mean: Mean = option(WeightedMean(), "How the uploads of a round become one.")
+    server_optimizer: ServerOptimizer = option(Plain(), "How the server moves the model by the mean change.")
     cycles: int = option(30, "How often each group of clients is visited.", at_least=1)
     learning_rate: float = option(0.1, "Learning rate of the clients' local steps; the method has its own.", above=0)
     local_steps: int = option(16, "Local steps of a visit.", at_least=1, at_most=MAX_LOCAL_STEPS)
@@ -63,11 +79,22 @@ class Recipe:
             )
         check_device(self.device)
         _check_members("wrappers", self.wrappers, Wrapper)
-        for name, kind in (("algorithm", Algorithm), ("participation", Participation), ("stages", StageRule)):
+        _check_members("transforms", self.transforms, UploadTransform)
+        if self.evaluated_model == "average" and self.stage_output == "last":
+            raise ValueError("evaluated_model is 'average', but stage_output is 'last', which has none; use 'ema'")
+        parts = (
+            ("algorithm", Algorithm),
+            ("participation", Participation),
+            ("stages", StageRule),
+            ("mean", Mean),
+            ("server_optimizer", ServerOptimizer),
+        )
+        for name, kind in parts:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; it must be a {kind.__name__}, such as Recipe.of makes"
                 )
+        UploadPipeline(self.transforms, self.mean)
 
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
@@ -86,6 +113,16 @@ class Recipe:
         return Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
         )
+
+    @property
+    def uploads(self) -> UploadPipeline:
+        """What happens to uploads; transforms that do not fit together are refused."""
+        return UploadPipeline(self.transforms, self.mean, self.seed)
+
+    @property
+    def evaluates_average(self) -> bool:
+        """Whether the stage's average so far is evaluated, instead of the last model."""
+        return self.evaluated_model == "average" or (self.evaluated_model == "auto" and self.stage_output == "ema")
 
     @property
     def batch(self) -> BatchSize:
@@ -108,12 +145,14 @@ def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> N
         "participation": find_participations(),
         "stages": STAGE_RULES,
         "objective": find_objectives(),
+        "mean": find_means(),
+        "server_optimizer": find_server_optimizers(),
     }
     for family, members in families.items():
         for values in (recipe, settings):
             if isinstance(values.get(family), str):
                 values[family] = lookup(family, values[family], members)()
-    lists: dict[str, Mapping[str, type]] = {"wrappers": find_wrappers()}
+    lists: dict[str, Mapping[str, type]] = {"transforms": find_transforms(), "wrappers": find_wrappers()}
     for family, members in lists.items():
         given = recipe.get(family, ())
         items = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else (given,)

@@ -16,7 +16,8 @@ from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensor
 from fedauc.federation.visit_messages import pack_visit
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, Cohort, Download, Engine, Phase, Upload, Visits
-from fedauc.trees import Tree, is_empty, tree_add, tree_leaves, tree_map
+from fedauc.trees import Tree, tree_at, tree_leaves
+from fedauc.uploads import UploadCollector, UploadPipeline
 
 NEVER = -1
 """The round and the stage of a site that has not been visited."""
@@ -48,9 +49,16 @@ class FederatedEngine(Engine):
 
     name: ClassVar[str] = "federated"
 
-    def __init__(self, exchange: Exchange, header: dict[str, Any], census: Census, template_engine: LoopEngine) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        header: dict[str, Any],
+        census: Census,
+        template_engine: LoopEngine,
+        uploads: UploadPipeline,
+    ) -> None:
         self._exchange, self.header, self._census = exchange, header, census
-        self._template_engine = template_engine
+        self._template_engine, self._uploads = template_engine, uploads
         self._site_progress: dict[int, SiteProgress] = {}
         self._templates: dict[tuple[Any, ...], Upload] = {}
         self._skipped_rounds = 0
@@ -64,7 +72,7 @@ class FederatedEngine(Engine):
             lambda client, payload: self._read_upload(client, payload, download.phase, template),
             self._forget_lost_state,
         )
-        self._refuse_outliers(result)
+        self._refuse_outliers(result, download.shared)
         answered = tuple(client for client in cohort.clients if client in result.answers)
         self.last_attendance = RoundAttendance(cohort.round, answered, result.absent, result.refused)
         if len(answered) < min(self._exchange.policy.quorum, len(cohort.clients)):
@@ -79,8 +87,11 @@ class FederatedEngine(Engine):
             missing = (client for client in cohort.clients if client not in answered)
             present_weights = tuple(weights[client] / total for client in answered)
             cohort = Cohort(cohort.round, answered, present_weights, (*cohort.absent, *missing))
-        upload = _average_uploads([result.answers[client] for client in answered], cohort.weights)
-        return Visits(upload, None, cohort)
+        collector = UploadCollector(self._uploads, download.shared)
+        for client, weight in zip(answered, cohort.weights, strict=True):
+            collector.add_upload(result.answers[client], weight)
+        upload, size = collector.reduce_uploads()
+        return Visits(upload, None, cohort, size)
 
     def client_states(self) -> dict[int, Tree]:
         """What the server knows about each site; the client states themselves stay at the sites."""
@@ -120,12 +131,12 @@ class FederatedEngine(Engine):
             raise AnswerRefused(f"{invalid} of its values are NaN or infinite")
         return Upload(mean, pool)
 
-    def _refuse_outliers(self, result: ExchangeResult[Upload]) -> None:
+    def _refuse_outliers(self, result: ExchangeResult[Upload], shared: Tree) -> None:
         """Refuse updates far larger than the cohort's median, which needs at least three sites to mean something."""
-        norms = {
-            client: math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree_leaves(upload.mean)))
-            for client, upload in result.answers.items()
-        }
+        norms = {}
+        for client, sent in result.answers.items():
+            leaves = tree_leaves(self._uploads.decode_upload(sent, shared).mean)
+            norms[client] = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in leaves))
         if len(norms) < 3:
             return
         median, limit = statistics.median(norms.values()), self._exchange.policy.norm_limit
@@ -152,17 +163,6 @@ class FederatedEngine(Engine):
         """What an upload must look like, from a visit to the placeholder client; computed once per kind of round."""
         kind = (download.phase.scoring, download.phase.local_steps, download.phase.batch)
         if kind not in self._templates:
-            first = download._replace(per_client=tree_map(lambda leaf: leaf[:1], download.per_client))
-            visits = self._template_engine.visit(first, Cohort(download.phase.round, (0,), (1.0,)))
-            self._templates[kind] = visits.upload
-            self._template_engine.restore_client_states({})
+            first = download._replace(per_client=tree_at(download.per_client, 0))
+            self._templates[kind] = self._template_engine.visit_client(first, 0).upload
         return self._templates[kind]
-
-
-def _average_uploads(uploads: list[Upload], weights: tuple[float, ...]) -> Upload:
-    """The weighted mean and the concatenated pools, in the loop engine's order of additions, so that the bits agree."""
-    mean: Tree = ()
-    for upload, weight in zip(uploads, weights, strict=True):
-        weighted = tree_map(lambda leaf, weight=weight: weight * leaf, upload.mean)
-        mean = weighted if is_empty(mean) else tree_add(mean, weighted)
-    return Upload(mean, tree_map(lambda *leaves: torch.cat(leaves), *[upload.pool for upload in uploads]))

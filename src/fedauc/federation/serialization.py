@@ -22,7 +22,10 @@ TensorLayouts = list[list[Any]]
 
 ALLOWED_DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+    for dtype in (
+        *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+    )
 }
 
 MAX_HEADER_LENGTH = 1 << 20

@@ -248,7 +248,9 @@ def _assemble_federation(
     training, one_client = assembly.training, Census(np.array([1]), np.array([1]))
     template_setting = dataclasses.replace(training.setting, census=one_client)
     template_clients = registered.placeholder_clients(one_client)
-    template_engine = LoopEngine(training.algorithm, assembly.network, template_clients, template_setting)
+    template_engine = LoopEngine(
+        training.algorithm, assembly.network, template_clients, template_setting, training.uploads
+    )
     header = {
         "run": registered.run_id,
         # Sites need not know who takes part when, so the recipe is sent without its schedule.
@@ -259,5 +261,5 @@ def _assemble_federation(
         "class_totals": ClassTotals.from_census(registered.census),
         "cycle_length": training.setting.cycle_length,
     }
-    engine = FederatedEngine(exchange, header, registered.census, template_engine)
+    engine = FederatedEngine(exchange, header, registered.census, template_engine, training.uploads)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))

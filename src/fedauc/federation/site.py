@@ -24,11 +24,10 @@ from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree,
 from fedauc.federation.site_data import SiteData, SiteDataLoader
 from fedauc.federation.site_state import MissingSiteState, SiteState, load_client_state, save_client_state
 from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
-from fedauc.interfaces import Cohort
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
-from fedauc.trees import is_empty, tree_map
+from fedauc.trees import is_empty
 from fedauc.wrappers import wrap_algorithm
 
 LOG = logging.getLogger("fedauc.site")
@@ -100,16 +99,18 @@ class Site:
         setting = build_setting(header, recipe, data.class_counts)
         phase, store = phase_from_json(header["phase"]), self._open_state(header["run"])
         download = unpack_download(algorithm, setting, network, phase, payload, store)
-        engine = LoopEngine(algorithm, network, data.as_only_client(client, setting.census.positives.size), setting)
-        initial_state, last_accepted = algorithm.initial_client_state(download), header["last_accepted_round"]
+        uploads, clients_total = recipe.uploads, setting.census.positives.size
+        clients = data.as_only_client(client, clients_total)
+        engine = LoopEngine(algorithm, network, clients, setting, uploads)
+        initial_state = uploads.initial_client_state(algorithm, download)
+        last_accepted = header["last_accepted_round"]
         if not is_empty(initial_state):
             client_state = load_client_state(store, last_accepted, initial_state)
             if not is_empty(client_state):
                 engine.restore_client_states({client: client_state})
-        cohort_download = download._replace(per_client=tree_map(lambda leaf: leaf[None], download.per_client))
-        upload = engine.visit(cohort_download, Cohort(phase.round, (client,), (1.0,))).upload
+        upload, _, client_state, _ = engine.visit_client(download, client)
         if not is_empty(initial_state):
-            save_client_state(store, phase.round, engine.client_states().get(client, ()), last_accepted)
+            save_client_state(store, phase.round, client_state, last_accepted)
         answer = {"kind": "visit", "round": phase.round, "class_counts": data.class_counts}
         return pack_payload(answer, {"mean": upload.mean, "pool": upload.pool})
 

@@ -29,6 +29,7 @@ from fedauc.interfaces import Algorithm, Batch, BatchSize, Cohort, Download, Pha
 from fedauc.network import ModuleNetwork
 from fedauc.progress import report_activity
 from fedauc.trees import Tree, is_empty, tree_add, tree_at, tree_leaves, tree_map
+from fedauc.uploads import UploadPipeline
 
 CHECKED_GUARDS = ("TENSOR_MATCH", "SHAPE_ENV", "DUPLICATE_INPUT")
 """What a call checks before it runs compiled code: its tensors. The engine itself does not change."""
@@ -83,8 +84,15 @@ class CompiledEngine(StackedEngine):
 
     name: ClassVar[str] = "compiled"
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting) -> None:
-        super().__init__(algorithm, network, clients, setting)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        network: ModuleNetwork,
+        clients: Clients,
+        setting: Setting,
+        uploads: UploadPipeline | None = None,
+    ) -> None:
+        super().__init__(algorithm, network, clients, setting, uploads)
         if not isinstance(self._stacked_network, KernelNetwork):
             raise Unsupported("it has layers without a kernel, which are not compiled")
         _check_compiler()
@@ -95,8 +103,8 @@ class CompiledEngine(StackedEngine):
 
     def _visit_cohort(self, download: Download, cohort: Cohort) -> Visits:
         shape = VisitShape(len(cohort.clients) == 1, download.phase.local_steps == 1, download.phase.batch)
-        # A scoring cycle is too short to compile for.
-        if download.phase.scoring or self._compiled_visits.get(shape, self) is None:
+        # A scoring cycle is too short to compile for. Transforms and other means run after the compiled steps.
+        if download.phase.scoring or not self._uploads.is_plain or self._compiled_visits.get(shape, self) is None:
             return super()._visit_cohort(download, cohort)
         rows, shares = self._draw_rows(download, cohort), self._send_shares(cohort)
         client_state = self._stack_client_states(download, cohort)
@@ -161,6 +169,14 @@ class CompiledEngine(StackedEngine):
         local = self._algorithm.begin(expanded, client_state)
         pending = PendingVisit(expanded, cohort, client_state, local, rows)
         return self._reduce_uploads(expanded, client_state, self._run_steps_one_by_one(pending), shares)
+
+    def _reduce_uploads(
+        self, download: Download, client_state: Tree, result: LocalResult, shares: Tensor
+    ) -> ReducedVisit:
+        """The cohort's mean upload without transforms, its clients' new states, and their mean loss."""
+        upload, client_state = self._algorithm.finish(download, client_state, result.local, result.emitted)
+        mean = self._uploads.mean.combine(upload.mean, shares)
+        return Upload(mean, upload.pool), client_state, result.losses.mean()
 
     def _send_learning_rate(self, download: Download) -> Tensor:
         return torch.tensor(download.phase.learning_rate, dtype=self._network.dtype, device=self._network.device)

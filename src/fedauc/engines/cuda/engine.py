@@ -24,6 +24,7 @@ from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Cohort, Download, Setting, Visits
 from fedauc.network import ModuleNetwork, module_signature
 from fedauc.trees import tree_leaves, tree_map
+from fedauc.uploads import UploadPipeline
 
 MAX_LANES = 64
 """Clients of one run that are stepped at the same time; larger cohorts come in waves."""
@@ -54,9 +55,15 @@ class GraphedEngine(StackedEngine):
     name: ClassVar[str] = "graphed"
 
     def __init__(
-        self, algorithm: Algorithm, network: ModuleNetwork, clients: Clients, setting: Setting, compiled: bool = True
+        self,
+        algorithm: Algorithm,
+        network: ModuleNetwork,
+        clients: Clients,
+        setting: Setting,
+        uploads: UploadPipeline | None = None,
+        compiled: bool = True,
     ) -> None:
-        Simulator.__init__(self, algorithm, network, clients, setting)
+        Simulator.__init__(self, algorithm, network, clients, setting, uploads)
         if _uses_randomness(network, self._inputs[:2]):
             raise Unsupported("it draws random numbers (dropout), which a replayed graph would not draw by key")
         self.compiled = compiled

@@ -1,0 +1,79 @@
+"""Random tensors that are pure functions of a key, for noise inside a visit.
+
+A key is an int64 tensor with one entry per client (or none, at the server). Its words are those of SplitMix64 (see
+`keys.py`), in torch, so that a stack of clients draws at once what each of them would draw alone, on any device, and a
+compiler can trace it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedauc import keys
+
+MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+"""How many random bits a number in [0, 1) of each type can hold."""
+
+
+def client_keys(clients: Sequence[int], *key: Hashable) -> np.ndarray:
+    """A key for every client, int64 `[M]`; a client's key does not depend on the other clients."""
+    return keys.client_words(clients, *key).view(np.int64)
+
+
+def server_key(*key: Hashable) -> Tensor:
+    """The key that `key` names, for a draw at the server."""
+    return torch.from_numpy(keys.random_words(1, *key).view(np.int64))[0]
+
+
+def fold_in(key: Tensor, number: int) -> Tensor:
+    """Another key for each key: the words of different numbers are independent."""
+    return _mix_words(key, torch.full_like(key, _as_signed((number + 1) * keys.SPLITMIX_GAMMA)))
+
+
+def random_uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in [0, 1), `[..., count]`, for a key `[...]`.
+
+    >>> random_uniform(server_key(0, "example"), 3).tolist() == random_uniform(server_key(0, "example"), 3).tolist()
+    True
+    """
+    bits = MANTISSA_BITS[dtype]
+    words = _shift_right(_draw_words(key, count), 64 - bits)
+    return words.to(dtype) * 2.0**-bits
+
+
+def random_normal(key: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers, `[..., count]`, for a key `[...]`, by the method of Box and Muller (1958)."""
+    half = (count + 1) // 2
+    uniform = random_uniform(key, 2 * half, torch.float64)
+    # 1 - u lies in (0, 1], so that the logarithm is finite.
+    radius, angle = torch.sqrt(-2 * torch.log1p(-uniform[..., :half])), 2 * math.pi * uniform[..., half:]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :count].to(dtype)
+
+
+def _draw_words(key: Tensor, count: int) -> Tensor:
+    counters = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
+    return _mix_words(key[..., None], counters * _as_signed(keys.SPLITMIX_GAMMA))
+
+
+def _mix_words(first: Tensor, second: Tensor) -> Tensor:
+    """SplitMix64's output function of the sum; int64 products and sums wrap around, as those of uint64 do."""
+    words = first + second
+    words = (words ^ _shift_right(words, 30)) * _as_signed(keys.FIRST_FACTOR)
+    words = (words ^ _shift_right(words, 27)) * _as_signed(keys.SECOND_FACTOR)
+    return words ^ _shift_right(words, 31)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """A shift that fills with zeros, as that of uint64 does; torch's shift of int64 repeats the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _as_signed(word: int) -> int:
+    """The int64 with the bits of a word of 64 bits."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word

@@ -1,0 +1,164 @@
+"""From the clients' uploads to the change that the server merges: transforms, decoding, and the mean.
+
+The engines and the federation call this one pipeline. A client runs `finish_visit`, which ends in what travels; the
+server decodes that and takes the mean, from a stack (`reduce_stack`) or one upload after another (`UploadCollector`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fedauc.interfaces import Algorithm, Cohort, Download, Mean, Upload, UploadSize, UploadTransform
+from fedauc.random_tensors import client_keys, fold_in, server_key
+from fedauc.transforms.weighted_mean import WeightedMean
+from fedauc.trees import Tree, is_empty, send_to_device, tree_leaves, tree_stack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _UploadStack(Mean):
+    """No mean at all: every upload, stacked."""
+
+    def combine(self, uploads: Tree, weights: Tensor) -> Tree:
+        """The uploads as they are."""
+        return uploads
+
+
+class TransformedState(NamedTuple):
+    """A client's state where transforms keep something: the algorithm's state, and one entry per transform."""
+
+    algorithm: Tree
+    transforms: tuple[Tree, ...]
+
+
+class ReducedUploads(NamedTuple):
+    """The mean upload of a cohort, and what its clients sent; None where the upload itself shows it."""
+
+    upload: Upload
+    size: UploadSize | None
+
+
+@dataclass(frozen=True)
+class UploadPipeline:
+    """The transforms of a run in order, its mean, and the seed of their randomness."""
+
+    transforms: tuple[UploadTransform, ...] = ()
+    mean: Mean = WeightedMean()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = [transform.name for transform in self.transforms]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ValueError(f"transforms lists {name!r} {count} times; list each transform once")
+        encoding = [transform.name for transform in self.transforms if transform.encodes]
+        if len(encoding) > 1:
+            reason = "what one of them encodes cannot be encoded again"
+            raise ValueError(f"transforms holds {' and '.join(map(repr, encoding))}; {reason}: choose one of them")
+        if encoding and names[-1] != encoding[0]:
+            reason = f"{names[-1]!r} after it would see codes instead of numbers"
+            raise ValueError(f"transforms holds {encoding[0]!r} before {names[-1]!r}; {reason}: list it last")
+
+    def on_each_rank(self) -> UploadPipeline:
+        """The pipeline of each process of a distributed run: means that need every upload are taken after gathering."""
+        return self if isinstance(self.mean, WeightedMean) else replace(self, mean=_UploadStack())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether uploads are averaged with their weights and nothing else."""
+        return not self.transforms and isinstance(self.mean, WeightedMean)
+
+    def initial_client_state(self, algorithm: Algorithm, download: Download) -> Tree:
+        """The state of a client before its first visit."""
+        state = algorithm.initial_client_state(download)
+        states = tuple(transform.initial_state(download.shared) for transform in self.transforms)
+        return state if all(map(is_empty, states)) else TransformedState(state, states)
+
+    def make_client_keys(self, cohort_round: int, clients: tuple[int, ...], device: torch.device) -> Tree:
+        """The keys `[M]` of the clients' randomness in a round; `()` without transforms."""
+        if not self.transforms:
+            return ()
+        return send_to_device(client_keys(clients, self.seed, "transform", cohort_round), device)
+
+    def finish_visit(
+        self, algorithm: Algorithm, download: Download, client_state: Tree, local: Tree, emitted: Tree, key: Tree
+    ) -> tuple[Upload, Tree]:
+        """What a client, or a stack of clients, sends after its local steps, and its new state."""
+        upload, new_state = algorithm.finish(download, algorithm_state(client_state), local, emitted)
+        if not self.transforms:
+            return upload, new_state
+        old = client_state.transforms if isinstance(client_state, TransformedState) else ((),) * len(self.transforms)
+        states = []
+        for number, (transform, state) in enumerate(zip(self.transforms, old, strict=True)):
+            upload, state = transform.client(upload, state, fold_in(key, number))
+            states.append(state)
+        return upload, TransformedState(new_state, tuple(states)) if not all(map(is_empty, states)) else new_state
+
+    def decode_upload(self, upload: Upload, shared: Tree) -> Upload:
+        """The upload as the mean takes it, from what was sent; `shared` shows the shapes of one client's change."""
+        for transform in reversed(self.transforms):
+            upload = transform.decode(upload, shared)
+        return upload
+
+    def measure_size(self, sent: Upload) -> UploadSize | None:
+        """How much was sent; None without transforms."""
+        leaves = tree_leaves(sent)
+        numbers, size = sum(leaf.numel() for leaf in leaves), sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        return UploadSize(numbers, size) if self.transforms else None
+
+    def reduce_stack(self, sent: Upload, shared: Tree, weights: Tensor) -> ReducedUploads:
+        """The mean of a stack of uploads `[M, ...]`; weights are `[M]`."""
+        upload = self.decode_upload(sent, shared)
+        return ReducedUploads(Upload(self.mean.combine(upload.mean, weights), upload.pool), self.measure_size(sent))
+
+    def transform_mean(self, mean: Tree, cohort: Cohort) -> Tree:
+        """The mean after the transforms' work at the server."""
+        if is_empty(mean):
+            return mean
+        for number, transform in enumerate(self.transforms):
+            mean = transform.server(mean, cohort, server_key(self.seed, "server transform", number, cohort.round))
+        return mean
+
+
+class UploadCollector:
+    """Takes one upload after another. The weighted mean needs a running sum alone; other means keep every upload."""
+
+    def __init__(self, pipeline: UploadPipeline, shared: Tree) -> None:
+        self._pipeline, self._shared = pipeline, shared
+        self._total: Tree = ()
+        self._uploads: list[Tree] = []
+        self._weights: list[float] = []
+        self._pools: list[Tree] = []
+        self._sizes: list[UploadSize] = []
+
+    def add_upload(self, sent: Upload, weight: float) -> None:
+        """Add what a client has sent."""
+        mean, pool = self._pipeline.decode_upload(sent, self._shared)
+        if isinstance(self._pipeline.mean, WeightedMean):
+            self._total = self._pipeline.mean.add_upload(self._total, mean, weight)
+        else:
+            self._uploads.append(mean)
+        self._weights.append(weight)
+        self._pools.append(pool)
+        if (size := self._pipeline.measure_size(sent)) is not None:
+            self._sizes.append(size)
+
+    def reduce_uploads(self) -> ReducedUploads:
+        """The mean of what was added."""
+        mean = self._total
+        if self._uploads:
+            stack = tree_stack(self._uploads)
+            mean = self._pipeline.mean.combine(stack, torch.tensor(self._weights, dtype=torch.float64))
+        size = UploadSize(*map(sum, zip(*self._sizes, strict=True))) if self._sizes else None
+        return ReducedUploads(Upload(mean, tree_stack(self._pools)), size)
+
+
+def algorithm_state(client_state: Tree) -> Tree:
+    """The algorithm's part of a client's state."""
+    return client_state.algorithm if isinstance(client_state, TransformedState) else client_state
