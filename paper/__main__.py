@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fedauc.cli import run_app
+import sys
+
+from fedauc.cli import run_app, take_plugins
 from paper.commands import app
 
 
 def main() -> None:
     """Start the command line."""
-    run_app(app, "python -m paper", "the same command")
+    run_app(lambda: app, take_plugins(sys.argv[1:]), "python -m paper", "the same command")
 
 
 if __name__ == "__main__":

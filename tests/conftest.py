@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from fedauc import plugins
 
 REASONS = {
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
     "slow": "compiles every method, which takes minutes; run it with `make test-slow`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
 }
+
+
+@pytest.fixture(autouse=True)
+def forget_registrations() -> Iterator[None]:
+    """What a test registers is unknown to the next one."""
+    with plugins.restore_registrations():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from fedauc.interfaces import BatchSize, Phase
-from fedauc.stages import STAGE_RULES, Budget, Constant, Geometric, Milestones, Plan, Stage, StageRule, Theory
+from fedauc.stages import (
+    Budget,
+    Constant,
+    Geometric,
+    Milestones,
+    Plan,
+    Stage,
+    StageRule,
+    Theory,
+    find_stage_rules,
+)
 
 BATCH = BatchSize(2, 3)
 
@@ -31,8 +41,8 @@ def make_budget(cycles: int = 20, learning_rate: float = 0.1, local_steps: int =
 
 
 def test_rules_are_found_by_their_names() -> None:
-    assert {name: rule.name for name, rule in STAGE_RULES.items()} == {name: name for name in STAGE_RULES}
-    assert set(STAGE_RULES.values()) == {type(rule) for rule in RULES}
+    assert {name: rule.name for name, rule in find_stage_rules().items()} == {name: name for name in find_stage_rules()}
+    assert set(find_stage_rules().values()) == {type(rule) for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -12,9 +12,21 @@ if TYPE_CHECKING:
     from fedauc.experiments.config import Config
     from fedauc.experiments.fitting import Fitted, fit
     from fedauc.experiments.recipe import Recipe
+    from fedauc.experiments.registration import register
     from fedauc.guards import TrainingStopped
 
-__all__ = ["Clients", "Config", "Examples", "Fitted", "Recipe", "TrainingStopped", "__version__", "examples", "fit"]
+__all__ = [
+    "Clients",
+    "Config",
+    "Examples",
+    "Fitted",
+    "Recipe",
+    "TrainingStopped",
+    "__version__",
+    "examples",
+    "fit",
+    "register",
+]
 
 _HOMES = {
     "Clients": "fedauc.data",
@@ -25,6 +37,7 @@ _HOMES = {
     "TrainingStopped": "fedauc.guards",
     "examples": "fedauc.data",
     "fit": "fedauc.experiments.fitting",
+    "register": "fedauc.experiments.registration",
 }
 """Where the public names are defined. They are imported on first use, because torch takes seconds to import."""
 

@@ -1,4 +1,7 @@
-"""Find the members of a folder: a new loss, schedule, algorithm or dataset is one new file, not an entry in a list."""
+"""Find the members of a folder: a new loss, schedule, algorithm or dataset is one new file, not an entry in a list.
+
+Members that live outside the library are added to them (see `plugins.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+from fedauc.plugins import describe_owner, name_clash, registered_classes
+
 T = TypeVar("T")
 
 
 def import_modules(package: str) -> list[ModuleType]:
-    """Import every public module of a package and of the packages inside it, in alphabetical order."""
+    """Import every public module of a package and of the packages inside it, in alphabetical order.
+
+    A module that is no package is returned alone.
+    """
     home = importlib.import_module(package)
+    if not hasattr(home, "__path__"):
+        return [home]
     names = sorted(info.name for info in pkgutil.walk_packages(home.__path__, f"{package}."))
     return [importlib.import_module(name) for name in names if not name.rpartition(".")[2].startswith("_")]
 
 
 def find_members(package: str, base: type[T]) -> dict[str, type[T]]:
-    """The concrete subclasses of `base` that a package's modules define, by their `name`, in alphabetical order."""
+    """The concrete subclasses of `base` that a package's modules define or that are registered, by their `name`.
+
+    They come in alphabetical order.
+    """
     members: dict[str, type[T]] = {}
     for module in import_modules(package):
         for value in vars(module).values():
@@ -36,6 +49,10 @@ def find_members(package: str, base: type[T]) -> dict[str, type[T]]:
                 if name in members:
                     raise ValueError(f"name {name!r} is taken by {members[name].__qualname__}; give {new} another")
                 members[value.name] = value
+    for member in registered_classes(base):
+        name = vars(member)["name"]
+        if members.setdefault(name, member) is not member:
+            raise ValueError(name_clash(base.__name__, name, describe_owner(members[name]), describe_owner(member)))
     return dict(sorted(members.items()))
 
 
@@ -83,13 +100,17 @@ def check_complete(member: type) -> None:
         raise ValueError(f"{member.__qualname__} (named {name!r}) lacks {methods}; {remedy}")
 
 
+class UnknownName(ValueError):
+    """A name that nothing has."""
+
+
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     """The member called `name`, or a one-line error with the nearest match.
 
     >>> lookup("method", "cycp-minmax", {"cycp-minimax": 1})
     Traceback (most recent call last):
     ...
-    ValueError: unknown method 'cycp-minmax': did you mean 'cycp-minimax'? known: cycp-minimax
+    fedauc.discovery.UnknownName: unknown method 'cycp-minmax': did you mean 'cycp-minimax'? known: cycp-minimax
     """
     if name in known:
         return known[name]
@@ -97,4 +118,4 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     # A list of a hundred options helps nobody.
     names = ", ".join(sorted(known)) if len(known) <= 40 else f"{len(known)} names, which --help lists"
-    raise ValueError(f"unknown {kind} {name!r}: {suggestion}known: {names}")
+    raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")

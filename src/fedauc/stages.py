@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal, NamedTuple
 
+from fedauc.discovery import find_members
 from fedauc.fields import check_fields, option
 from fedauc.interfaces import BatchSize, Phase
 
@@ -179,7 +180,9 @@ class Theory(StageRule):
             stage += 1
 
 
-STAGE_RULES: dict[str, type[StageRule]] = {rule.name: rule for rule in (Constant, Geometric, Milestones, Theory)}
+def find_stage_rules() -> dict[str, type[StageRule]]:
+    """Every stage rule by name."""
+    return find_members(__name__, StageRule)  # type: ignore[type-abstract]
 
 
 class Plan:

@@ -14,7 +14,7 @@ import fedauc
 SRC = Path(fedauc.__file__).parent
 
 LEVELS: list[set[str]] = [
-    {"version"},
+    {"plugins", "version"},
     {"discovery", "fields", "files", "keys", "locks", "progress", "trees"},
     {"interfaces", "random_tensors", "split_vectors"},
     {
@@ -40,7 +40,18 @@ LEVELS: list[set[str]] = [
 ]
 """Rooms from the ground up. A room imports itself and rooms below it; two rooms of one level do not know each other."""
 
-PUBLIC = ["Clients", "Config", "Examples", "Fitted", "Recipe", "TrainingStopped", "__version__", "examples", "fit"]
+PUBLIC = [
+    "Clients",
+    "Config",
+    "Examples",
+    "Fitted",
+    "Recipe",
+    "TrainingStopped",
+    "__version__",
+    "examples",
+    "fit",
+    "register",
+]
 
 
 def room(path: Path) -> str:

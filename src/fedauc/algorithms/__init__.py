@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedauc.algorithms._local import Method
 from fedauc.discovery import find_members, import_modules
 from fedauc.interfaces import Algorithm
+from fedauc.plugins import name_clash, registered_methods
 
 __all__ = ["Method", "find_algorithms", "find_methods"]
 
@@ -16,4 +17,11 @@ def find_algorithms() -> dict[str, type[Algorithm]]:
 
 def find_methods() -> dict[str, Method]:
     """Every method of the literature by name."""
-    return {method.name: method for module in import_modules(__name__) for method in getattr(module, "METHODS", ())}
+    methods: dict[str, Method] = {}
+    for module in import_modules(__name__):
+        methods |= {method.name: method for method in getattr(module, "METHODS", ())}
+    for method, module_name in registered_methods():
+        if methods.setdefault(method.name, method) is not method:
+            owner = methods[method.name].algorithm.__module__
+            raise ValueError(name_clash("method", method.name, owner, module_name))
+    return methods

@@ -12,8 +12,9 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ import typer
 
 from fedauc.cli.lazy_import import delay_import
 from fedauc.cli.training import COMMANDS, add_config_options
+from fedauc.plugins import VARIABLE
 from fedauc.version import VERSION
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -39,14 +41,34 @@ HOW_TO_CONTINUE = {"data": "the same command", "federation": "fedauc federation 
 
 def start() -> None:
     """Run `fedauc` with the words of the shell."""
-    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    words = take_plugins(sys.argv[1:])
+    command = next((word for word in words if not word.startswith("-")), "")
     is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if command not in ("resume", "show", *GROUPS) and not is_distributed:
         delay_import("numpy")
         delay_import("torch")
-    folder = find_out_folder(sys.argv[1:])
+    folder = find_out_folder(words)
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", folder)
-    run_app(build_app(command), "fedauc", remedy, folder if command in ("run", "compare", "sweep") else "")
+    trains_into = folder if command in ("run", "compare", "sweep") else ""
+    run_app(partial(build_app, command), words, "fedauc", remedy, trains_into)
+
+
+def take_plugins(words: list[str]) -> list[str]:
+    """The words of a command without `--plugin MODULE`; the modules are added to those of the environment variable.
+
+    The processes that a command starts, such as the sites of a local federation, inherit them there.
+    """
+    names, rest, remaining = [os.environ.get(VARIABLE, "")], list[str](), iter(words)
+    for word in remaining:
+        if word == "--plugin" or word.startswith("--plugin="):
+            names.append(word.partition("=")[2] or next(remaining, ""))
+            if not names[-1]:
+                _exit_with_message("error: --plugin names no module. See `fedauc --help`.", 2)
+        else:
+            rest.append(word)
+    if names[1:]:
+        os.environ[VARIABLE] = ",".join(filter(None, names))
+    return rest
 
 
 def build_app(command: str) -> typer.Typer:
@@ -69,7 +91,9 @@ def build_app(command: str) -> typer.Typer:
     return app
 
 
-def run_app(app: typer.Typer, program: str, how_to_continue: str, folder: str = "") -> None:
+def run_app(
+    make_app: Callable[[], typer.Typer], words: list[str], program: str, how_to_continue: str, folder: str = ""
+) -> None:
     """Run a command line: bad input is one line and exit code 2, a run that cannot go on is exit code 3.
 
     A command that is interrupted (exit code 130) or terminated (143) says how it goes on, once its folder is there.
@@ -82,9 +106,9 @@ def run_app(app: typer.Typer, program: str, how_to_continue: str, folder: str = 
 
                 stack.enter_context(join_process_group())
             stack.enter_context(show_notes())
-            command = typer.main.get_command(app)
+            command = typer.main.get_command(make_app())
             hide_flag_types(command)
-            code = command(prog_name=program, standalone_mode=False)
+            code = command(words, prog_name=program, standalone_mode=False)
     except USAGE_ERROR as error:
         _exit_with_message(describe_usage_error(error), 2)
     except (ValueError, OSError) as error:
@@ -170,6 +194,9 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="MODULE", help="A module with your own members; may be repeated.")
+    ] = None,
 ) -> None:
     """Federated AUC maximization for clients that take part in cycles."""
 

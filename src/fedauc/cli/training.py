@@ -263,6 +263,7 @@ def list_members(
     from fedauc.experiments.config import list_families
     from fedauc.experiments.options import format_default, list_parameters
     from fedauc.experiments.recipe import ENGINES
+    from fedauc.plugins import plugin_of_class, plugin_of_method
 
     kind = lookup("list", what, LISTS)
     rows: list[tuple[str, ...]] = []
@@ -272,14 +273,21 @@ def list_members(
             (name, method.algorithm.name, method.participation, f"{method.learning_rate:g}", method.reference)
             for name, method in sorted(find_methods().items())
         ]
+        origins = [plugin_of_method(row[0]) for row in rows]
     elif kind == "engine":
         headers = ["name", "what"]
         rows = list(ENGINES.items())
+        origins = []
     else:
         headers = ["name", "parameters", "what"]
-        for name, member in sorted(next(family.members for family in list_families() if family.kind == kind).items()):
+        members = sorted(next(family.members for family in list_families() if family.kind == kind).items())
+        origins = [plugin_of_class(member) or "" for _, member in members]
+        for name, member in members:
             parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]
             rows.append((name, ", ".join(parameters) or "-", (member.__doc__ or "").split("\n")[0]))
+    if any(origins):
+        headers.append("from")
+        rows = [(*row, origin or "fedauc") for row, origin in zip(rows, origins, strict=True)]
     columns = [Column(header, overflow="fold") for header in headers]
     table = Table(*columns, box=None, padding=(0, 1), pad_edge=False)
     for row in rows:

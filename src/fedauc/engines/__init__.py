@@ -19,6 +19,7 @@ from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
 from fedauc.interfaces import Algorithm, Setting
 from fedauc.network import ModuleNetwork
+from fedauc.plugins import cache_until_registration
 from fedauc.uploads import UploadPipeline
 
 COMPILE_FROM = 200_000
@@ -28,7 +29,7 @@ COMPILE_GRAPH_FROM = 8_000
 """The same on a GPU, where compiling a deep network takes about a minute; shorter runs are captured uncompiled."""
 
 
-@functools.cache
+@cache_until_registration
 def engines() -> dict[str, type[Simulator]]:
     """Every engine that simulates a federation in this process, by name."""
     return find_members(__name__, Simulator)  # type: ignore[type-abstract]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedauc.experiments.config import FORMAT, Config, to_plain
+from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder, encode_json, refuse_existing
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
@@ -39,7 +39,7 @@ class Comparison:
         refuse_existing(path)
         cache = DataCache()
         groups = plan_run_groups(runs, cache)
-        configs = {name: {"format": FORMAT, **to_plain(config)} for name, config in runs.items()}
+        configs = {name: config.to_document() for name, config in runs.items()}
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

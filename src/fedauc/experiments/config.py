@@ -5,7 +5,6 @@ A component, such as a dataset or an objective, is written with its `name` and f
 
 from __future__ import annotations
 
-import functools
 import json
 import typing
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.partitions import Partition, find_partitions
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
+from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
 from fedauc.interfaces import Algorithm, Mean, Objective, Participation, ServerOptimizer, UploadTransform, Wrapper
@@ -28,8 +28,9 @@ from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
 from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
+from fedauc.plugins import cache_until_registration
 from fedauc.server_optimizers import find_server_optimizers
-from fedauc.stages import STAGE_RULES, StageRule
+from fedauc.stages import StageRule, find_stage_rules
 from fedauc.transforms import find_means, find_transforms
 from fedauc.wrappers import find_wrappers
 
@@ -61,7 +62,11 @@ class Config:
 
     def to_json(self) -> str:
         """Indented JSON, with the format it is written in."""
-        return json.dumps({"format": FORMAT, **to_plain(self)}, indent=2) + "\n"
+        return json.dumps(self.to_document(), indent=2) + "\n"
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain values for JSON: the format, the plug-ins that the configuration uses, if any, and every field."""
+        return {"format": FORMAT, **list_used_plugins(self), **to_plain(self)}
 
     @staticmethod
     def from_json(text: str, where: str = "configuration") -> Config:
@@ -86,7 +91,8 @@ class Config:
         if not isinstance(recipe, dict) or not isinstance(recipe.get("method"), str):
             needs = "it must be an object with a method, such as 'cycp-pairwise'"
             raise ValueError(f"{where}.recipe is {recipe!r}; {needs}")
-        config: Config = from_plain(Config, data, where, Config(recipe=Recipe.of(recipe["method"])))
+        with import_used_plugins(data, where):
+            config: Config = from_plain(Config, data, where, Config(recipe=Recipe.of(recipe["method"])))
         return config
 
     @staticmethod
@@ -111,7 +117,7 @@ class Family(NamedTuple):
     several: bool = False
 
 
-@functools.cache
+@cache_until_registration
 def list_families() -> tuple[Family, ...]:
     """Every kind of component that a configuration can name; the folders are scanned once, which takes milliseconds."""
     algorithm = ("recipe", "algorithm")
@@ -147,7 +153,7 @@ def list_families() -> tuple[Family, ...]:
         Family(
             "stages",
             StageRule,
-            STAGE_RULES,
+            find_stage_rules(),
             ("recipe", "stages"),
             "How learning rate and length change from stage to stage; milestones unless given.",
         ),
@@ -170,7 +176,7 @@ def list_families() -> tuple[Family, ...]:
     )
 
 
-@functools.cache
+@cache_until_registration
 def find_family(kind: Any) -> Family | None:
     """The family of a base class, or of a narrower one such as PairObjective; a single member has none."""
     for family in list_families() if isinstance(kind, type) else ():

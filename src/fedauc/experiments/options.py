@@ -22,6 +22,7 @@ from fedauc.discovery import lookup
 from fedauc.experiments.config import Config, Family, convert_value, find_family, list_families
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import FieldInfo, list_choices, list_fields, unwrap_optional
+from fedauc.plugins import cache_until_registration
 
 DEFAULT_METHOD = "cycp-pairwise"
 """The method of a configuration that names none."""
@@ -45,7 +46,7 @@ class Option(NamedTuple):
     help: str
 
 
-@functools.cache
+@cache_until_registration
 def list_options() -> tuple[Option, ...]:
     """Every option, in the order help shows them. The algorithm has none of its own: `method` chooses it."""
     sections: list[tuple[type, tuple[str, ...], str]] = [

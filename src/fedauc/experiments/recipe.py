@@ -19,7 +19,7 @@ from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
 from fedauc.server_optimizers import find_server_optimizers
 from fedauc.server_optimizers.plain import Plain
-from fedauc.stages import MAX_LOCAL_STEPS, STAGE_RULES, Milestones, StageOutput, StageRule
+from fedauc.stages import MAX_LOCAL_STEPS, Milestones, StageOutput, StageRule, find_stage_rules
 from fedauc.transforms import find_means, find_transforms
 from fedauc.transforms.weighted_mean import WeightedMean
 from fedauc.uploads import UploadPipeline
@@ -103,7 +103,9 @@ class Recipe:
         recipe_fields = _field_names(Recipe)
         recipe = {name: settings.pop(name) for name in recipe_fields & set(settings)}
         _resolve_member_names(recipe, settings)
-        participation = recipe.pop("participation", None) or find_participations()[defaults.participation]()
+        participation = recipe.pop("participation", None)
+        if participation is None:
+            participation = lookup("participation", defaults.participation, find_participations())()
         algorithm = recipe.pop("algorithm", None) or defaults.algorithm(**dict(defaults.parameters))
         participation, algorithm = (_replace_fields(member, settings) for member in (participation, algorithm))
         if settings:
@@ -143,7 +145,7 @@ def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> N
     """Replace names of members, such as `objective="sigmoid"`, by the members with their defaults."""
     families: dict[str, Mapping[str, type]] = {
         "participation": find_participations(),
-        "stages": STAGE_RULES,
+        "stages": find_stage_rules(),
         "objective": find_objectives(),
         "mean": find_means(),
         "server_optimizer": find_server_optimizers(),

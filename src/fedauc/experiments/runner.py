@@ -20,6 +20,7 @@ from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json, refuse_existing
+from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Observer, RunLoop
 from fedauc.ledger import Ledger
@@ -42,7 +43,8 @@ class Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         refuse_existing(path)
         data, assembly = assemble_run(config, cache or DataCache())
-        environment = {**describe_environment(), "data": data.fingerprint, "note": data.split.note}
+        environment = {**describe_environment(), **describe_used_plugins(config)}
+        environment |= {"data": data.fingerprint, "note": data.split.note}
         files = {"config.json": config.to_json(), "environment.json": encode_json(environment)}
         first = Checkpoint(assembly.start, {}, Ledger(), [])
         return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)

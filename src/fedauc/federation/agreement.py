@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedauc.experiments.config import from_plain, to_plain
+from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, option
 from fedauc.models.linear import Linear
@@ -71,7 +72,7 @@ class FederationAgreement:
 
     def to_json(self) -> str:
         """The agreement as indented JSON, with the version of its format."""
-        return json.dumps({"format": AGREEMENT_FORMAT, **to_plain(self)}, indent=2) + "\n"
+        return json.dumps({"format": AGREEMENT_FORMAT, **list_used_plugins(self), **to_plain(self)}, indent=2) + "\n"
 
     @staticmethod
     def read_json(path: Path) -> FederationAgreement:
@@ -82,7 +83,8 @@ class FederationAgreement:
             raise ValueError(
                 f"{path} has format {version}; this version reads up to {AGREEMENT_FORMAT}: upgrade fedauc"
             )
-        agreement: FederationAgreement = from_plain(FederationAgreement, data, str(path))
+        with import_used_plugins(data, str(path)):
+            agreement: FederationAgreement = from_plain(FederationAgreement, data, str(path))
         return agreement
 
 

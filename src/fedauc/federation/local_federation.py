@@ -23,6 +23,7 @@ import numpy as np
 
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.files import write_atomically
+from fedauc.plugins import VARIABLE
 
 SUPERLINK_NAME = "trial"
 """The SuperLink's name in Flower's configuration."""
@@ -59,6 +60,10 @@ class LocalFederation:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "OMP_NUM_THREADS": "1",
         }
+        if os.environ.get(VARIABLE):
+            # The processes run in another folder, and must find the plug-ins that this one finds in its own.
+            paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     def __enter__(self) -> Self:
         return self

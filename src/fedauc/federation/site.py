@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedauc.data.checks import as_inputs
+from fedauc.discovery import UnknownName
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import DTYPES
 from fedauc.experiments.config import from_plain
@@ -27,6 +28,7 @@ from fedauc.federation.visit_messages import build_setting, phase_from_json, unp
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
+from fedauc.plugins import VARIABLE
 from fedauc.trees import is_empty
 from fedauc.wrappers import wrap_algorithm
 
@@ -133,7 +135,7 @@ class Site:
 
     def _build_network(self, header: dict[str, Any], data: SiteData) -> ModuleNetwork:
         recipe = _decode_recipe(header)
-        config: ModelConfig = from_plain(ModelConfig, header["model"], "model")
+        config: ModelConfig = _decode_value(ModelConfig, header["model"], "model")
         module = (self._build_model or config.build)(tuple(data.inputs.shape[1:]), recipe.seed)
         return ModuleNetwork(module, DTYPES[recipe.dtype], Compute(mixed=recipe.precision == "mixed"))
 
@@ -146,5 +148,14 @@ def refuse_after_error(error: Exception) -> Payload:
 
 def _decode_recipe(header: dict[str, Any]) -> Recipe:
     # The site decides where it computes.
-    recipe: Recipe = from_plain(Recipe, {**header["recipe"], "device": "cpu", "engine": "loop"}, "recipe")
+    recipe: Recipe = _decode_value(Recipe, {**header["recipe"], "device": "cpu", "engine": "loop"}, "recipe")
     return recipe
+
+
+def _decode_value(kind: type, data: Any, where: str) -> Any:
+    """The value that the server describes. A site uses the plug-ins that its owner has installed, and no others."""
+    try:
+        return from_plain(kind, data, where)
+    except UnknownName as error:
+        # Names come from the message and from the library, so that the text contains no data.
+        raise SiteRefusal(f"{error}; install the plug-in that has it at this site, or name it in {VARIABLE}") from error

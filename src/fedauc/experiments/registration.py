@@ -1,0 +1,54 @@
+"""`fedauc.register`: make your own members known by name, without a file in the library."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, TypeVar
+
+from fedauc import plugins
+from fedauc.algorithms import Method, find_methods
+from fedauc.experiments.config import list_families
+
+T = TypeVar("T", bound=type | ModuleType | Method)
+
+
+def register(item: T) -> T:
+    """Register a class, a `Method`, or everything that a module defines, and return it; usable as a class decorator.
+
+    The name then works wherever the library's own names do: in `Recipe.of`, on the command line, in a configuration
+    file, in a resumed run and at the sites of a federation. A name that is in use is refused.
+
+    >>> from fedauc.objectives.kinds import GapObjective
+    >>> from fedauc.objectives import find_objectives
+    >>> with plugins.restore_registrations():
+    ...     steep = type("Steep", (GapObjective,), {"name": "steep", "pair_loss": lambda self, gap: (-9 * gap).exp()})
+    ...     register(steep) is find_objectives()["steep"]
+    True
+    """
+    kept = plugins.save_registrations()
+    try:
+        _add_item(item)
+        check_names()
+    except ValueError:
+        plugins.load_registrations(kept)
+        raise
+    return item
+
+
+def check_names() -> None:
+    """Refuse two members of one kind with the same name."""
+    find_methods()
+    list_families()
+
+
+def _add_item(item: Any) -> None:
+    if isinstance(item, ModuleType):
+        plugins.add_module(item)
+    elif isinstance(item, Method):
+        plugins.add_method(item)
+    elif isinstance(item, type):
+        plugins.add_class(item)
+    else:
+        raise ValueError(
+            f"register takes a class, a Method or a module, not {item!r}; register the class of an instance"
+        )
