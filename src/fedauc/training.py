@@ -162,7 +162,7 @@ class Training:
             if isinstance(average, Average):
                 total, models = average
                 if self.stage_output == "ema":
-                    total, models = tree_map(lambda leaf: self.ema_decay * leaf, total), self.ema_decay * models
+                    total, models = tree_map(lambda leaf: self.ema_decay * leaf, (total, models.double()))
                 shared, count = tree_map(torch.add, total, shared), models + count
             average = Average(shared, count)
         if not phase.ends_stage:

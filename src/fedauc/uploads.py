@@ -115,7 +115,8 @@ class UploadPipeline:
     def reduce_stack(self, sent: Upload, shared: Tree, weights: Tensor) -> ReducedUploads:
         """The mean of a stack of uploads `[M, ...]`; weights are `[M]`."""
         upload = self.decode_upload(sent, shared)
-        return ReducedUploads(Upload(self.mean.combine(upload.mean, weights), upload.pool), self.measure_size(sent))
+        mean = upload.mean if is_empty(upload.mean) else self.mean.combine(upload.mean, weights)
+        return ReducedUploads(Upload(mean, upload.pool), self.measure_size(sent))
 
     def transform_mean(self, mean: Tree, cohort: Cohort) -> Tree:
         """The mean after the transforms' work at the server."""
@@ -142,7 +143,7 @@ class UploadCollector:
         mean, pool = self._pipeline.decode_upload(sent, self._shared)
         if isinstance(self._pipeline.mean, WeightedMean):
             self._total = self._pipeline.mean.add_upload(self._total, mean, weight)
-        else:
+        elif not is_empty(mean):
             self._uploads.append(mean)
         self._weights.append(weight)
         self._pools.append(pool)

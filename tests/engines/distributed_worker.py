@@ -29,12 +29,12 @@ def federation() -> Clients:
 def model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
 
 
-def outcome(method: str, engine: str) -> dict[str, Any]:
-    """Weights, losses and traffic of every round, and every client's memory."""
-    recipe = Recipe.of(method, engine=engine, **SETTINGS)
+def outcome(method: str, engine: str, settings: str = "{}") -> dict[str, Any]:
+    """Weights, losses and traffic of every round, and every client's memory; `settings` is JSON."""
+    recipe = Recipe.of(method, engine=engine, **SETTINGS, **json.loads(settings))
     assembly = assemble_training(recipe, model(), federation())
     rounds = list(assembly.training.rounds(assembly.start))
     client_states = assembly.training.engine.client_states()
@@ -46,9 +46,9 @@ def outcome(method: str, engine: str) -> dict[str, Any]:
     }
 
 
-def main(method: str, engine: str, path: str) -> None:
+def main(method: str, engine: str, path: str, settings: str = "{}") -> None:
     dist.init_process_group("gloo")
-    found = outcome(method, engine)
+    found = outcome(method, engine, settings)
     everywhere: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, found)
     if dist.get_rank() == 0:

@@ -25,21 +25,23 @@ def torchrun(ranks: int, *command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "engine", "ranks"),
+    ("method", "engine", "ranks", "settings"),
     [
-        ("cycp-pairwise", "batched", 2),
-        ("a-scaffold", "batched", 2),
-        ("cycp-minimax", "loop", 2),
-        ("rs-pairwise", "loop", 3),
+        ("cycp-pairwise", "batched", 2, {}),
+        ("a-scaffold", "batched", 2, {}),
+        ("cycp-minimax", "loop", 2, {}),
+        ("rs-pairwise", "loop", 3, {}),
+        ("cycp-minimax", "loop", 2, {"transforms": ["clip", "quantize"], "server_optimizer": "momentum"}),
+        ("cycp-pairwise", "batched", 2, {"mean": "median", "groups": 2, "transforms": ["top-k"]}),
     ],
 )
 def test_two_gloo_processes_give_the_single_processs_result(
-    method: str, engine: str, ranks: int, tmp_path: Path
+    method: str, engine: str, ranks: int, settings: dict[str, object], tmp_path: Path
 ) -> None:
     """To 1e-9 in float64; groups of one client leave a rank without work, which must not hang or add anything."""
-    path = tmp_path / "found.json"
-    torchrun(ranks, str(HERE / "distributed_worker.py"), method, engine, str(path))
-    alone, everywhere = outcome(method, engine), json.loads(path.read_text())
+    path, text = tmp_path / "found.json", json.dumps(settings)
+    torchrun(ranks, str(HERE / "distributed_worker.py"), method, engine, str(path), text)
+    alone, everywhere = outcome(method, engine, text), json.loads(path.read_text())
     assert len(everywhere) == ranks
     for found in everywhere:
         np.testing.assert_allclose(found["weights"], alone["weights"], rtol=1e-9, atol=1e-9)

@@ -34,7 +34,7 @@ class Clip(UploadTransform):
         factor = torch.clamp(self.norm / norm.clamp(min=torch.finfo(norm.dtype).tiny), max=1.0)
 
         def scale_leaf(leaf: Tensor) -> Tensor:
-            return leaf * factor.to(leaf.dtype).reshape(*factor.shape, *[1] * (leaf.ndim - key.ndim))
+            return leaf * factor.to(leaf.dtype).reshape(factor.shape + (1,) * (leaf.ndim - key.ndim))
 
         return upload._replace(mean=tree_map(scale_leaf, upload.mean)), state
 
