@@ -122,8 +122,10 @@ class UploadPipeline:
         """The mean after the transforms' work at the server."""
         if is_empty(mean):
             return mean
+        device = tree_leaves(mean)[0].device
         for number, transform in enumerate(self.transforms):
-            mean = transform.server(mean, cohort, server_key(self.seed, "server transform", number, cohort.round))
+            key = server_key(self.seed, "server transform", number, cohort.round).to(device)
+            mean = transform.server(mean, cohort, key)
         return mean
 
 

@@ -100,6 +100,21 @@ def test_the_compiled_engine_gives_the_loops_result(case: str) -> None:
     compare_engines("cycp-minimax", case, "compiled")
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("engine", ["graphed", "batched"])
+def test_a_gpu_gives_the_loops_result(case: str, engine: str) -> None:
+    """In float64, to 1e-9; the scorer's weights have the same order on both devices."""
+    recipe = small_recipe("cycp-minimax", engine=engine, device="cuda", **CASES[case])
+    training, _, start = assemble_training(recipe, scorer(), small_federation(times=2))
+    for expected, finished in zip(run_case("cycp-minimax", case), training.rounds(start), strict=True):
+        assert finished.traffic == expected.traffic
+        pairs = zip(tree_leaves(expected.state.server), tree_leaves(finished.state.server), strict=True)
+        for left, right in pairs:
+            torch.testing.assert_close(right.cpu(), left, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_changes_the_result(case: str) -> None:
     """A transform that did nothing would pass every comparison of engines."""
