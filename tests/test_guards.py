@@ -19,7 +19,7 @@ from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.square import PairwiseSquare
 from fedauc.trees import Tree
-from small_federations import FEATURES, held_out, linear_scorer, small_federation, small_recipe
+from small_federations import FEATURES, assemble_small, held_out, linear_scorer, small_federation, small_recipe
 
 PHASE = Phase(round=17, cycle=5, stage=2, learning_rate=0.1, local_steps=1, batch=BatchSize(1, 1))
 
@@ -88,8 +88,9 @@ def test_an_enormous_learning_rate_stops_where_the_loss_saturates(method: str, h
 def test_the_rounds_before_the_stop_were_handed_out() -> None:
     seen: list[int] = []
     recipe = small_recipe("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
+    training, _, start = assemble_small(recipe)
     with pytest.raises(TrainingStopped) as caught:
-        fit(linear_scorer(), small_federation(), recipe, observer=lambda finished, _: seen.append(finished.phase.round))
+        seen.extend(finished.phase.round for finished in training.rounds(start))
     assert seen == list(range(len(seen)))
     assert f"stopped in round {len(seen)} " in str(caught.value)
 

@@ -83,7 +83,7 @@ def test_training_goes_on_while_a_checkpoint_is_written() -> None:
     assert not written
     release.set()
     saver.wait()
-    state, client_states, _, _ = written[0]
+    state, client_states, *_ = written[0]
     assert [leaf.tolist() for leaf in (*state.server.shared, *client_states[0])] == [[0.0, 1.0, 2.0]] * 2
 
 

@@ -205,17 +205,11 @@ def collect_rounds(
     run: FederatedRun, rounds: list[Round], after_round: Callable[[Round], None] = lambda finished: None
 ) -> dict[str, Any]:
     """Train to the end; `rounds` receives every round that the server has saved, also if training is interrupted."""
-    write_attendance, finished_rounds = run.loop.on_round_end, list[Round]()
-
-    def remember_round(finished: Round) -> None:
-        assert write_attendance is not None
-        write_attendance(finished)
-        finished_rounds.append(finished)
 
     def collect_saved(progress: object) -> None:
-        for finished in finished_rounds[-1:]:
+        finished = run.loop.last_round
+        if finished is not None:
             rounds.append(finished)
             after_round(finished)
 
-    run.loop.on_round_end = remember_round
     return run.train_to_end(collect_saved)

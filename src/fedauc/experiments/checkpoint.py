@@ -10,9 +10,10 @@ import hashlib
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +28,17 @@ MAGIC = b"fedauc-checkpoint-1 "
 
 
 class Checkpoint(NamedTuple):
-    """The training state, the clients' states, the ledger, and the losses since the last record."""
+    """The training state, the clients' states, the ledger, and the losses since the last record.
+
+    `callback_states` holds the states of callbacks that have one, and `stop_reason` why a callback has ended the run.
+    """
 
     state: State
     client_states: dict[int, Tree]
     ledger: Ledger
     losses: list[float]
+    callback_states: Mapping[str, Tree] = MappingProxyType({})
+    stop_reason: str | None = None
 
     def copy_to_host(self) -> Checkpoint:
         """A copy in host memory that stays as it is while training goes on."""
@@ -44,6 +50,8 @@ class Checkpoint(NamedTuple):
             {client: tree_map(_copy_to_host, client_state) for client, client_state in self.client_states.items()},
             ledger,
             list(self.losses),
+            {name: tree_map(_copy_to_host, state) for name, state in self.callback_states.items()},
+            self.stop_reason,
         )
 
 
@@ -100,8 +108,8 @@ class Checkpointer:
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint file."""
-    state, client_states, ledger, losses = checkpoint
-    content = {
+    state, client_states, ledger, losses, callback_states, stop_reason = checkpoint
+    content: dict[str, Any] = {
         "round": state.round,
         "server": _pack_tree(state.server),
         "average": _pack_tree(state.average),
@@ -112,6 +120,10 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "anchored": sorted(ledger.anchored),
         "losses": losses,
     }
+    if callback_states:
+        content["callbacks"] = {name: _pack_tree(callback_state) for name, callback_state in callback_states.items()}
+    if stop_reason is not None:
+        content["stop_reason"] = stop_reason
     buffer = io.BytesIO()
     torch.save(content, buffer)
     payload = buffer.getbuffer()
@@ -132,7 +144,8 @@ def load_checkpoint(path: Path, device: str) -> Checkpoint:
     state = State(content["round"], server, average, optimizer)
     client_states = {client: _unpack_tree(client_state) for client, client_state in content["memories"].items()}
     ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
-    return Checkpoint(state, client_states, ledger, content["losses"])
+    callback_states = {name: _unpack_tree(packed) for name, packed in content.get("callbacks", {}).items()}
+    return Checkpoint(state, client_states, ledger, content["losses"], callback_states, content.get("stop_reason"))
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -19,10 +19,12 @@ from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.partitions import Partition, find_partitions
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
+from fedauc.experiments.callbacks import Callback, find_callbacks
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
 from fedauc.interfaces import Algorithm, Mean, Objective, Participation, ServerOptimizer, UploadTransform, Wrapper
+from fedauc.metrics import DEFAULT_METRICS, parse_metrics
 from fedauc.models import find_models
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
@@ -56,9 +58,16 @@ class Config:
     model: ModelConfig = option(Linear(), "The model.")
     data_seed: int = option(0, "Seed of the split, the removal of positives, the label noise and the partition.")
     evaluate_every: int = option(1, "Cycles between evaluations.", at_least=1)
+    metrics: tuple[str, ...] = option(DEFAULT_METRICS, "What is measured; the first one compares rounds and settings.")
+    callbacks: tuple[Callback, ...] = option((), "What happens beside training.")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "metrics", tuple(metric.text for metric in parse_metrics(self.metrics)))
+        for callback in self.callbacks:
+            if not isinstance(getattr(callback, "name", None), str):
+                remedy = "use one that `fedauc list callbacks` shows, or pass it to fedauc.fit"
+                raise ValueError(f"callbacks holds {callback!r}, which has no name for a configuration: {remedy}")
 
     def to_json(self) -> str:
         """Indented JSON, with the format it is written in."""
@@ -148,6 +157,14 @@ def list_families() -> tuple[Family, ...]:
             find_wrappers(),
             ("recipe", "wrappers"),
             "Changes of the local steps, the innermost first; none unless given.",
+            several=True,
+        ),
+        Family(
+            "callbacks",
+            Callback,
+            find_callbacks(),
+            ("callbacks",),
+            "What happens beside training, separated by commas; nothing more unless given.",
             several=True,
         ),
         Family(

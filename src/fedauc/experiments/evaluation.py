@@ -2,51 +2,101 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from fedauc.data.clients import Examples
 from fedauc.guards import check_scores
-from fedauc.interfaces import Algorithm, Model, Phase
-from fedauc.metrics import average_precision, delong_interval, pair_auc
+from fedauc.interfaces import Algorithm, Metric, Model, Phase
+from fedauc.metrics import DEFAULT_METRICS
 from fedauc.network import ModuleNetwork
 
 
-class Quality(NamedTuple):
-    """AUC with its DeLong interval and average precision; embeddings have a verification AUC and no interval."""
+class Quality(dict[str, Any]):
+    """What the metrics say about a model: the columns of a record, which can be read as attributes too.
 
-    auc: float
-    low: float | None
-    high: float | None
-    average_precision: float | None
+    >>> quality = Quality({"auc": 0.9, "pauc@0.05": 0.7})
+    >>> quality.auc, quality["pauc@0.05"]
+    (0.9, 0.7)
+    """
+
+    def __getattr__(self, column: str) -> Any:
+        if column not in self:
+            raise AttributeError(f"{column!r} was not measured; the columns are {', '.join(self)}")
+        return self[column]
 
 
+class RecordColumns(NamedTuple):
+    """Which columns of a record are values of metrics: all of them, and the one by which rounds are compared.
+
+    The first metric decides. It is compared on the validation rows, never on the test rows; None where there are none.
+    """
+
+    values: tuple[str, ...]
+    validation: str | None
+
+    @staticmethod
+    def of(metrics: Sequence[Metric], has_test: bool, has_validation: bool) -> RecordColumns:
+        """The columns of metrics on the parts that there are."""
+        tested = [metric.columns[0] for metric in metrics] if has_test else []
+        decisive = f"validation_{metrics[0].columns[0]}" if has_validation else None
+        return RecordColumns((*tested, *([decisive] if decisive else [])), decisive)
+
+
+@dataclass(frozen=True)
 class Evaluator:
-    """Scores held-out rows with a model of the run, and stops a run whose scores are all the same."""
+    """Measures models of a run on held-out rows, and stops a run whose scores are all the same."""
 
-    def __init__(self, algorithm: Algorithm, network: ModuleNetwork) -> None:
-        self._algorithm, self._network = algorithm, network
+    algorithm: Algorithm
+    network: ModuleNetwork
+    metrics: tuple[Metric, ...]
 
-    def score_examples(self, model: Model, examples: Examples) -> np.ndarray:
-        """Raw outputs in float64: AUC does not change under the monotone link, and raw outputs do not saturate."""
-        return _to_array(self._network.predict(model, examples.inputs))
+    def __post_init__(self) -> None:
+        objective = self.algorithm.objective
+        if objective.takes_embeddings and tuple(metric.text for metric in self.metrics) != DEFAULT_METRICS:
+            for metric in self.metrics:
+                if not metric.takes_embeddings:
+                    needs = f"needs one score per row, and objective {objective.name!r} gives embeddings"
+                    raise ValueError(f"metric {metric.text!r} {needs}; use metric 'auc'")
 
     def check_outputs(self, model: Model, inputs: Tensor, phase: Phase) -> Tensor:
         """Raw outputs; `TrainingStopped` where they are not finite or all the same."""
-        outputs = self._network.predict(model, inputs)
-        check_scores(self._algorithm, phase, outputs)
+        outputs = self.network.predict(model, inputs)
+        check_scores(self.algorithm, phase, outputs)
         return outputs
 
-    def measure_quality(self, model: Model, examples: Examples, phase: Phase) -> Quality:
-        """The quality of a model after a phase."""
+    def measure_model(self, model: Model, phase: Phase, validation: Examples | None, test: Examples | None) -> Quality:
+        """The columns of a record: every metric on the test rows, and the first one on the validation rows."""
+        quality = Quality()
+        if test is not None:
+            labels, scores = self._score_examples(model, test, phase)
+            for metric in self.metrics:
+                quality |= _measure_columns(metric, labels, scores)
+        if validation is not None:
+            labels, scores = self._score_examples(model, validation, phase)
+            measured = self.metrics[0].measure(labels, scores)
+            quality[f"validation_{self.metrics[0].columns[0]}"] = measured.value
+        return quality
+
+    def _score_examples(self, model: Model, examples: Examples, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         outputs = self.check_outputs(model, examples.inputs, phase)
-        labels, scores = examples.labels.cpu().numpy(), _to_array(outputs)
-        if outputs.ndim == 2:
-            return Quality(pair_auc(scores, labels), None, None, None)
-        interval = delong_interval(labels, scores)
-        return Quality(interval.estimate, interval.low, interval.high, average_precision(labels, scores))
+        return examples.labels.cpu().numpy(), _to_array(outputs)
+
+
+def score_rows(network: ModuleNetwork, model: Model, inputs: Tensor) -> np.ndarray:
+    """Raw outputs in float64: AUC does not change under the monotone link, and raw outputs do not saturate."""
+    return _to_array(network.predict(model, inputs))
+
+
+def _measure_columns(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
+    """A metric's columns; they are empty where the metric is not defined for embeddings."""
+    if scores.ndim == 2 and not metric.takes_embeddings:
+        return dict.fromkeys(metric.columns)
+    return dict(zip(metric.columns, metric.measure(labels, scores), strict=False))
 
 
 def _to_array(outputs: Tensor) -> np.ndarray:

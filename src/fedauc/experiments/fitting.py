@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,36 +11,48 @@ from torch import nn
 
 from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, Examples, examples
+from fedauc.discovery import lookup
 from fedauc.experiments.assembly import assemble_training
-from fedauc.experiments.evaluation import Evaluator, Quality
+from fedauc.experiments.callbacks import Callback, find_callbacks, make_recipe_callbacks
+from fedauc.experiments.callbacks.evaluation import Evaluation
+from fedauc.experiments.evaluation import Evaluator, Quality, RecordColumns, score_rows
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.run_loop import RunLoop
+from fedauc.experiments.run_loop import RunLoop, first_checkpoint
+from fedauc.experiments.run_view import RunView
 from fedauc.ledger import Traffic
+from fedauc.metrics import DEFAULT_METRICS, parse_metrics
 from fedauc.network import ModuleNetwork
-from fedauc.training import Round
-
-Observer = Callable[[Round, Quality | None], None]
+from fedauc.training import State
+from fedauc.trees import Tree
 
 CHECKED_ROWS = 256
-"""Training rows that are scored after a cycle when there are no test rows."""
+"""Training rows that are scored after a cycle when there are no held-out rows."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained model, how it got there, and what travelled. `history` holds (round, quality) per evaluated cycle."""
+    """A trained model, how it got there, and what travelled. `history` holds (round, quality) per evaluated cycle.
+
+    `round` is the round that the module comes from: the last one, or the best one with `keep="best"`. `state` is the
+    training state after the last round and `client_states` what each client keeps, both as `Training.rounds` needs them
+    to go on. `stopped_early` says why a callback has ended the run.
+    """
 
     module: nn.Module
     recipe: Recipe
     history: list[tuple[int, Quality]]
     traffic: Traffic
+    round: int
+    state: State
+    client_states: dict[int, Tree]
+    stopped_early: str | None = None
 
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows."""
         if len(inputs) == 0:
             return np.zeros(0)
         network = ModuleNetwork(self.module)
-        outputs = network.predict(network.initial_model(), as_inputs(inputs))
-        return np.asarray(outputs.double().numpy())
+        return score_rows(network, network.initial_model(), as_inputs(inputs))
 
 
 def fit(
@@ -48,38 +60,67 @@ def fit(
     clients: Clients,
     method: str | Recipe = "cycp-pairwise",
     test: Examples | tuple[Any, Any] | None = None,
-    observer: Observer | None = None,
+    validation: Examples | tuple[Any, Any] | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Fitted:
-    """Train `module` on the clients' data; evaluate on `test` (examples, or a pair of arrays) after every cycle.
+    """Train `module` on the clients' data; evaluate on `test` and `validation` rows after every cycle.
 
-    `settings` are fields of the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`,
-    `groups` or `seed`. The module itself is left as it was; the trained one is in the result.
+    Held-out rows are examples, or a pair of arrays. `metrics` are texts such as `pauc@0.05`; all are measured on the
+    test rows, and the first one on the validation rows too. `callbacks` are instances, or names of those that
+    `fedauc list callbacks` shows. `settings` are fields of the recipe, the algorithm or the schedule, such as `cycles`,
+    `learning_rate`, `objective`, `groups`, `seed`, `keep="best"` or `patience`. The module itself is left as it was;
+    the trained one is in the result.
     """
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
-    test_examples = examples(*test) if isinstance(test, tuple) and not isinstance(test, Examples) else test
-    training, network, state = assemble_training(recipe, module, clients)
-    evaluator, history = Evaluator(recipe.algorithm, network), list[tuple[int, Quality]]()
+    test_rows, validation_rows = _as_examples(test), _as_examples(validation)
+    assembly = assemble_training(recipe, module, clients)
+    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics))
+    history: list[tuple[int, Quality]] = []
 
-    def evaluate(finished: Round) -> dict[str, Any] | None:
-        model = recipe.algorithm.extract_model(finished.state.server.shared)
-        if test_examples is None:
-            # Without test rows, a few training rows still show whether all scores are the same.
+    def measure_model(run: RunView) -> Quality | None:
+        phase = run.round.phase
+        if test_rows is None and validation_rows is None:
+            # Without held-out rows, a few training rows still show whether all scores are the same.
             stride = max(1, len(clients.inputs) // CHECKED_ROWS)
-            evaluator.check_outputs(model, clients.inputs[::stride], finished.phase)
+            evaluator.check_outputs(run.model, clients.inputs[::stride], phase)
             return None
-        quality = evaluator.measure_quality(model, test_examples, finished.phase)
-        history.append((finished.phase.round, quality))
-        return quality._asdict()
+        quality = evaluator.measure_model(run.model, phase, validation_rows, test_rows)
+        history.append((phase.round, quality))
+        return quality
 
-    def observe(finished: Round) -> None:
-        if observer is not None:
-            is_evaluated = bool(history) and history[-1][0] == finished.phase.round
-            observer(finished, history[-1][1] if is_evaluated else None)
-
-    loop = RunLoop(training, state, evaluate, losses=None, on_round_end=observe)
+    chosen = make_recipe_callbacks(recipe, validation_rows is not None)
+    all_callbacks = (*map(_as_callback, callbacks), *chosen, Evaluation(measure_model))
+    columns = RecordColumns.of(evaluator.metrics, test_rows is not None, validation_rows is not None)
+    loop = RunLoop(
+        assembly,
+        first_checkpoint(assembly.start),
+        all_callbacks,
+        columns,
+        clients=clients,
+        evaluates_average=recipe.evaluates_average,
+    )
     loop.train_to_end()
-    trained = network.build_module(recipe.algorithm.extract_model(loop.state.server.shared))
-    return Fitted(trained, recipe, history, training.ledger.traffic)
+    end = loop.finish()
+    training = assembly.training
+    return Fitted(
+        assembly.network.build_module(end.model),
+        recipe,
+        history,
+        training.ledger.traffic,
+        end.round,
+        loop.state,
+        training.engine.client_states(),
+        loop.stop_reason,
+    )
+
+
+def _as_examples(rows: Examples | tuple[Any, Any] | None) -> Examples | None:
+    return rows if rows is None or isinstance(rows, Examples) else examples(*rows)
+
+
+def _as_callback(callback: Callback | str) -> Callback:
+    return lookup("callback", callback, find_callbacks())() if isinstance(callback, str) else callback

@@ -122,7 +122,7 @@ class RunFolder:
         lines = self.read_lines("timing.jsonl")
         return float(lines[-1]["seconds"]) if lines else 0.0
 
-    def append_record(self, record: dict[str, Any], seconds: float) -> None:
+    def append_record(self, record: Mapping[str, Any], seconds: float) -> None:
         """Add an evaluated round."""
         self.append_line("records.jsonl", record)
         self.append_line("timing.jsonl", {"round": record["round"], "seconds": seconds})

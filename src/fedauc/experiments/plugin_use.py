@@ -9,6 +9,7 @@ from typing import Any
 
 from fedauc import plugins
 from fedauc.discovery import UnknownName
+from fedauc.metrics import DEFAULT_METRICS, parse_metrics
 
 KEY = "plugins"
 """The key of a configuration's JSON; it is absent where every member belongs to the library."""
@@ -59,7 +60,8 @@ def _used_modules(config: Any) -> list[str]:
     """The modules of the registered members and methods that a configuration names."""
     modules: dict[str, None] = {}
     method = getattr(getattr(config, "recipe", None), "method", "")
-    for module in (plugins.plugin_of_method(method), *_modules_of_members(config)):
+    metrics = parse_metrics(getattr(config, "metrics", DEFAULT_METRICS))
+    for module in (plugins.plugin_of_method(method), *_modules_of_members(config), *_modules_of_members(metrics)):
         if module:
             modules[module] = None
     return list(modules)

@@ -65,6 +65,8 @@ class Recipe:
     negatives: int = option(16, "Negative rows of a local step.", at_least=1)
     weighting: str = option("clients", "How much a client counts in the loss.", choices=WEIGHTINGS)
     augment: str = option("none", "How training images are augmented.", choices=AUGMENTS)
+    patience: int | None = option(None, "Evaluations without a better validation metric before stopping.", at_least=1)
+    keep: Literal["last", "best"] = option("last", "Which model a run ends with: the last, or the best on validation.")
     seed: int = option(0, "Seed of the initial model and of the draws of clients and rows.")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "Type of weights and rows.")
     precision: Literal["full", "mixed"] = option("full", "Forward and backward passes in dtype, or with bfloat16.")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fedauc import plugins
 from fedauc.algorithms import Method, find_methods
 from fedauc.experiments.config import list_families
+from fedauc.metrics import find_metrics
 
 T = TypeVar("T", bound=type | ModuleType | Method)
 
@@ -38,6 +39,7 @@ def register(item: T) -> T:
 def check_names() -> None:
     """Refuse two members of one kind with the same name."""
     find_methods()
+    find_metrics()
     list_families()
 
 

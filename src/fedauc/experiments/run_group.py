@@ -117,7 +117,7 @@ class RunGroup:
             yield
         except TrainingStopped as reason:
             loop = self._active.pop(name)
-            loop.stop(reason)
+            loop.fail(reason)
             self._stopped[name] = str(reason)
             self._observers[name](loop.progress._replace(stopped=True))
 

@@ -1,7 +1,7 @@
 """The run loop: what happens after every round of a run, wherever the round was trained.
 
 `fit` uses it without a folder and `Run` with one, a run group drives one loop per run, and the federation's server
-passes its own evaluation and writes its attendance lines before each checkpoint.
+uses callbacks of its own for the evaluation and the attendance lines.
 """
 
 from __future__ import annotations
@@ -9,33 +9,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedauc.data.clients import Clients
+from fedauc.experiments.assembly import Assembly
+from fedauc.experiments.callbacks.callback import Callback
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
+from fedauc.experiments.evaluation import RecordColumns
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.interrupts import DeferredInterrupts, deliver_signal
 from fedauc.experiments.ranks import is_first_rank, maximum_over_ranks
+from fedauc.experiments.run_view import RunView
 from fedauc.guards import TrainingStopped
+from fedauc.interfaces import Model
+from fedauc.ledger import Ledger
+from fedauc.network import ModuleNetwork
 from fedauc.training import Round, State, Training
+from fedauc.trees import Tree, is_empty
 
 
 class Progress(NamedTuple):
-    """How far a run is: rounds done, rounds in all, the last record, and whether training had to be stopped."""
+    """How far a run is: rounds done, rounds in all, the last record, and whether training had to be stopped.
+
+    `column` names the value of the record that a progress bar shows.
+    """
 
     done: int
     rounds: int
-    record: dict[str, Any] | None
+    record: Mapping[str, Any] | None
     stopped: bool = False
+    column: str = "auc"
 
 
 Observer = Callable[[Progress], None]
-
-Evaluate = Callable[[Round], Mapping[str, Any] | None]
-"""Measures the model after a round and returns the record's columns of quality; None means that there is no record."""
 
 
 class RunPaused(Exception):
@@ -46,37 +57,93 @@ class _RunInterrupted(RunPaused):
     """A signal has come in."""
 
 
+class RunEnd(NamedTuple):
+    """How a run ended: its model, the round and record that the model belongs to, and what a result says besides.
+
+    `notes` is empty for a run that went through all its rounds and ends with its last model.
+    """
+
+    model: Model
+    round: int
+    record: Mapping[str, Any] | None
+    notes: dict[str, Any]
+
+
 @dataclass
 class RunLoop:
     """A run between two rounds: its state, and what is due after the next one.
 
-    Without a folder nothing is written. `losses` are those since the last record, or None where clients report none.
-    `seconds` is the training time so far. `on_round_end` is called after the evaluation and before the checkpoint.
+    Without a folder nothing is written. `start` is the checkpoint to go on from. `losses` are those since the last
+    record, or None where clients report none. `seconds` is the training time so far. With `evaluates_average` the
+    average of the stage so far is evaluated instead of the last model.
     """
 
-    training: Training
-    state: State
-    evaluate: Evaluate
-    evaluate_every: int = 1
+    assembly: Assembly
+    start: Checkpoint
+    callbacks: Sequence[Callback]
+    columns: RecordColumns
     folder: RunFolder | None = None
     checkpointer: Checkpointer | None = None
-    losses: list[Tensor] | None = field(default_factory=list)
-    on_round_end: Callable[[Round], None] | None = None
-    record: dict[str, Any] | None = None
+    clients: Clients | None = None
+    reports_losses: bool = True
+    evaluates_average: bool = False
 
     def __post_init__(self) -> None:
+        self.state: State = self.start.state
+        self.stop_reason = self.start.stop_reason
+        self.losses: list[Tensor] | None = None
+        if self.reports_losses:
+            self.losses = [torch.tensor(loss, dtype=torch.float64) for loss in self.start.losses]
+        self.records: list[dict[str, Any]] = self.folder.read_records() if self.folder else []
         self.seconds = self.folder.training_seconds() if self.folder else 0.0
+        self.last_round: Round | None = None
+        self.chosen_model: tuple[Model, int] | None = None
+        self.live_objects: dict[str, Any] = {}
+        stored = self.start.callback_states
+        names = _number_callbacks(self.callbacks)
+        self._callback_states = {
+            name: stored[name] if name in stored else callback.initial_state()
+            for name, callback in zip(names, self.callbacks, strict=True)
+        }
+        self._round_begin: float | None = None
         self._saved_round, self._saved_seconds = self.state.round, self.seconds
+
+    @property
+    def training(self) -> Training:
+        """The parts that train."""
+        return self.assembly.training
+
+    @property
+    def network(self) -> ModuleNetwork:
+        """The network of the run's models."""
+        return self.assembly.network
+
+    @property
+    def view(self) -> RunView:
+        """The run as its callbacks see it. It is not kept: a cycle of references would hold the data in memory."""
+        return RunView(self)
 
     @property
     def progress(self) -> Progress:
         """How far the run is."""
-        return Progress(self.state.round, self.training.plan.total_rounds, self.record)
+        record = self.records[-1] if self.records else None
+        total = self.state.round if self.stop_reason else self.training.plan.total_rounds
+        return Progress(self.state.round, total, record, column=next(iter(self.columns.values), ""))
 
     @property
     def is_over(self) -> bool:
-        """Whether the last round is done."""
-        return self.state.round == self.training.plan.total_rounds
+        """Whether the last round is done, or a callback has stopped the run."""
+        return self.stop_reason is not None or self.state.round == self.training.plan.total_rounds
+
+    def evaluated_model(self) -> Model:
+        """The model that is evaluated, compared and saved after the last round."""
+        last = self.state.server.shared
+        shared = self.training.averaged_shared(self.state) if self.evaluates_average else last
+        return self.training.algorithm.extract_model(shared)
+
+    def elapsed_seconds(self) -> float:
+        """The training time so far, including that of the round under way."""
+        return self.seconds + (0.0 if self._round_begin is None else time.perf_counter() - self._round_begin)
 
     def train_to_end(self, observer: Observer = lambda progress: None) -> None:
         """Train the remaining rounds; the observer is called before the first and after each of them."""
@@ -84,39 +151,39 @@ class RunLoop:
         with save_before_interrupts([self]) as check_signals:
             begin = time.perf_counter()
             try:
-                for finished in self.training.rounds(self.state):
+                for finished in [] if self.is_over else self.training.rounds(self.state):
                     self.advance(finished, time.perf_counter() - begin)
                     observer(self.progress)
                     check_signals()
+                    if self.is_over:
+                        break
                     begin = time.perf_counter()
             except TrainingStopped as reason:
-                self.stop(reason)
+                self.fail(reason)
                 raise
 
     def advance(self, finished: Round, seconds: float) -> None:
-        """Go to the state after a round that took so many seconds; evaluate it and save it where that is due."""
-        begin = time.perf_counter() - seconds
-        self.state = finished.state
+        """Go to the state after a round that took so many seconds; call the callbacks, and save where that is due."""
+        self._round_begin = time.perf_counter() - seconds
+        self.state, self.last_round = finished.state, finished
         if self.losses is not None and finished.loss is not None:
             self.losses.append(finished.loss)
-        if self.is_evaluation_due(finished) and (quality := self.evaluate(finished)) is not None:
-            self.record = make_record(finished, quality, self.losses)
-            self.losses = None if self.losses is None else []
-            if self.folder:
-                self.folder.append_record(self.record, self.seconds + time.perf_counter() - begin)
-        if self.on_round_end:
-            self.on_round_end(finished)
-        self.seconds += time.perf_counter() - begin
-        begin = time.perf_counter()
+        record_count = len(self.records)
+        self._call_hooks(lambda callback, state: callback.on_round_end(self.view, state))
+        if len(self.records) > record_count:
+            self._call_hooks(lambda callback, state: callback.on_evaluation(self.view, state))
+        self._agree_on_stop()
+        self.seconds = self.elapsed_seconds()
+        self._round_begin = time.perf_counter()
         if self.is_checkpoint_due(finished):
             self.save()
-        self.seconds += time.perf_counter() - begin
+        self.seconds, self._round_begin = self.elapsed_seconds(), None
 
-    def is_evaluation_due(self, finished: Round) -> bool:
-        """Whether the round ends a learning cycle that is evaluated; the last one always is."""
-        phase = finished.phase
-        ends_cycle = phase.ends_cycle and not phase.scoring
-        return self.is_over or (ends_cycle and phase.learning_cycles % self.evaluate_every == 0)
+    def add_record(self, columns: Mapping[str, Any]) -> None:
+        """Make a record of the last round with these columns of quality."""
+        assert self.last_round is not None
+        self.records.append(make_record(self.last_round, columns, self.losses))
+        self.losses = None if self.losses is None else []
 
     def is_checkpoint_due(self, finished: Round) -> bool:
         """Whether to save the state after a round. Saving gathers client states from all ranks, so rank 0 decides."""
@@ -130,14 +197,59 @@ class RunLoop:
     def save(self) -> None:
         """Save the state in the background, unless it is saved already."""
         if self.checkpointer is not None and self._saved_round < self.state.round:
+            self._call_hooks(lambda callback, state: callback.on_checkpoint(self.view, state))
             client_states, losses = self.training.engine.client_states(), [float(loss) for loss in self.losses or []]
-            self.checkpointer.save(Checkpoint(self.state, client_states, self.training.ledger, losses))
+            callback_states = {name: state for name, state in self._callback_states.items() if not is_empty(state)}
+            self.checkpointer.save(
+                Checkpoint(self.state, client_states, self.training.ledger, losses, callback_states, self.stop_reason)
+            )
             self._saved_round, self._saved_seconds = self.state.round, self.seconds
 
-    def stop(self, reason: TrainingStopped) -> None:
-        """Write down why the run cannot go on."""
+    def finish(self) -> RunEnd:
+        """Let the callbacks finish; return the model that the run ends with."""
+        for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
+            callback.on_finish(self.view, state)
+        notes: dict[str, Any] = {}
+        model, round = self.evaluated_model(), self.state.round - 1
+        if self.chosen_model is not None:
+            model, round = self.chosen_model
+            notes["kept_round"] = round
+        if self.stop_reason is not None:
+            notes["stopped_early"] = self.stop_reason
+        record = next((record for record in reversed(self.records) if record["round"] == round), None)
+        return RunEnd(model, round, record, notes)
+
+    def fail(self, reason: TrainingStopped) -> None:
+        """Write down why the run cannot go on, and tell the callbacks."""
         if self.folder:
             self.folder.write_stop_reason(str(reason))
+        for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
+            callback.on_failure(self.view, state, str(reason))
+
+    def _call_hooks(self, call: Callable[[Callback, Tree], Tree | None]) -> None:
+        for (name, state), callback in zip(list(self._callback_states.items()), self.callbacks, strict=True):
+            changed = call(callback, state)
+            if changed is None and not is_empty(state):
+                raise ValueError(f"a hook of callback {name} has returned None; it must return the callback's state")
+            self._callback_states[name] = state if changed is None else changed
+
+    def _agree_on_stop(self) -> None:
+        """Under torchrun all ranks stop if rank 0 does: metrics could differ between devices in their last bits."""
+        if maximum_over_ranks(is_first_rank() and self.stop_reason is not None):
+            self.stop_reason = self.stop_reason or "rank 0 has stopped the run"
+        else:
+            self.stop_reason = None
+
+
+def first_checkpoint(state: State) -> Checkpoint:
+    """The checkpoint of a run before its first round."""
+    return Checkpoint(state, {}, Ledger(), [])
+
+
+def _number_callbacks(callbacks: Sequence[Callback]) -> list[str]:
+    """A name for each callback's state in a checkpoint: its class, numbered where there are several of one class."""
+    kinds = [type(callback).__qualname__ for callback in callbacks]
+    return [f"{kind}-{kinds[:place].count(kind) + 1}" for place, kind in enumerate(kinds)]
 
 
 def make_record(finished: Round, quality: Mapping[str, Any], losses: Sequence[Tensor] | None) -> dict[str, Any]:

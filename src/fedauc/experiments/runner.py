@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,21 +10,22 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 
 from fedauc.data.clients import Clients, Examples
 from fedauc.data.preparation import Split, prepare_table
 from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training
+from fedauc.experiments.callbacks import Callback, make_recipe_callbacks
+from fedauc.experiments.callbacks.evaluation import Evaluation
+from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config
-from fedauc.experiments.evaluation import Evaluator
+from fedauc.experiments.evaluation import Evaluator, Quality, RecordColumns, score_rows
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json, refuse_existing
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.run_loop import Observer, RunLoop
-from fedauc.ledger import Ledger
-from fedauc.metrics import group_auc
-from fedauc.training import Round
+from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
+from fedauc.experiments.run_view import RunView
+from fedauc.metrics import group_auc, parse_metrics
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Run:
         environment = {**describe_environment(), **describe_used_plugins(config)}
         environment |= {"data": data.fingerprint, "note": data.split.note}
         files = {"config.json": config.to_json(), "environment.json": encode_json(environment)}
-        first = Checkpoint(assembly.start, {}, Ledger(), [])
+        first = first_checkpoint(assembly.start)
         return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)
 
     @staticmethod
@@ -57,7 +57,7 @@ class Run:
         data, assembly = assemble_run(config, cache or DataCache())
         folder.check_data(data.fingerprint)
         if folder.done:
-            return Run._make_run(config, folder, data, assembly, Checkpoint(assembly.start, {}, Ledger(), []))
+            return Run._make_run(config, folder, data, assembly, first_checkpoint(assembly.start))
         with folder.lock():
             checkpoint = folder.rewind_to_checkpoint(config.recipe.device)
         assembly.training.engine.restore_client_states(checkpoint.client_states)
@@ -68,14 +68,13 @@ class Run:
     def _make_run(
         config: Config, folder: RunFolder, data: PreparedData, assembly: Assembly, checkpoint: Checkpoint
     ) -> Run:
+        callbacks = (RecordWriter(folder), *make_callbacks(config, data, assembly))
+        clients = data.training_clients(config.recipe)
+        columns = RecordColumns.of(parse_metrics(config.metrics), True, data.split.validation is not None)
+        checkpointer = Checkpointer(folder.write_checkpoint)
+        averaged = config.recipe.evaluates_average
         loop = RunLoop(
-            assembly.training,
-            checkpoint.state,
-            functools.partial(_evaluate_round, config, data, assembly),
-            config.evaluate_every,
-            folder,
-            Checkpointer(folder.write_checkpoint),
-            [torch.tensor(loss, dtype=torch.float64) for loss in checkpoint.losses],
+            assembly, checkpoint, callbacks, columns, folder, checkpointer, clients, evaluates_average=averaged
         )
         return Run(config, folder, data, assembly, loop)
 
@@ -87,13 +86,12 @@ class Run:
         return self.write_result()
 
     def write_result(self) -> dict[str, Any]:
-        """Write the model, the test scores and the result of the last state, and return the result."""
+        """Write the model that the run ends with, its test scores and the result, and return the result."""
         network, (_, test) = self.assembly.network, self.data.held_out_examples(self.config.recipe.device)
-        model = self.config.recipe.algorithm.extract_model(self.loop.state.server.shared)
-        scores = Evaluator(self.config.recipe.algorithm, network).score_examples(model, test)
-        labels = test.labels.cpu().numpy()
-        final = self.folder.read_records()[-1]
-        result = {"data": self.data.split.note, "final": final, **self._measure_auc_by_group(labels, scores)}
+        model, _, final, notes = self.loop.finish()
+        labels, scores = test.labels.cpu().numpy(), score_rows(network, model, test.inputs)
+        by_group = self._measure_auc_by_group(labels, scores)
+        result = {"data": self.data.split.note, "final": final, **notes, **by_group}
         assert self.loop.checkpointer is not None
         self.loop.checkpointer.wait()
         self.folder.write_model(network.build_module(model).state_dict())
@@ -121,15 +119,16 @@ class Run:
         }
 
 
-def _evaluate_round(config: Config, data: PreparedData, assembly: Assembly, finished: Round) -> dict[str, Any]:
-    """A record's columns of quality: those of the test rows, and the AUC of the validation rows."""
-    evaluator = Evaluator(config.recipe.algorithm, assembly.network)
-    model = config.recipe.algorithm.extract_model(finished.state.server.shared)
-    validation, test = data.held_out_examples(config.recipe.device)
-    columns: dict[str, Any] = evaluator.measure_quality(model, test, finished.phase)._asdict()
-    if validation is not None:
-        columns["validation_auc"] = evaluator.measure_quality(model, validation, finished.phase).auc
-    return columns
+def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:
+    """The callbacks of a configuration: its own, those of its recipe, and the evaluation."""
+    evaluator = Evaluator(config.recipe.algorithm, assembly.network, parse_metrics(config.metrics))
+
+    def measure_model(run: RunView) -> Quality:
+        validation, test = data.held_out_examples(config.recipe.device)
+        return evaluator.measure_model(run.model, run.round.phase, validation, test)
+
+    chosen = make_recipe_callbacks(config.recipe, data.split.validation is not None)
+    return (*config.callbacks, *chosen, Evaluation(measure_model, config.evaluate_every))
 
 
 class PreparedData:
@@ -191,4 +190,7 @@ def assemble_run(config: Config, cache: DataCache) -> tuple[PreparedData, Assemb
     """A run's data and parts; what does not fit is a `ValueError` before anything is written."""
     data = cache.prepare_data(config)
     module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
-    return data, assemble_training(config.recipe, module, data.training_clients(config.recipe))
+    assembly = assemble_training(config.recipe, module, data.training_clients(config.recipe))
+    # Metrics and callbacks that do not fit the data are refused here too.
+    make_callbacks(config, data, assembly)
+    return data, assembly

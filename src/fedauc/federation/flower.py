@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.options import build_config, parse_value
+from fedauc.experiments.options import build_config, list_options, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
 from fedauc.federation.serialization import Payload
@@ -193,7 +193,17 @@ def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> 
             raise ValueError(f"options holds {pair!r}; it must be name=value pairs with spaces between them")
         texts[key] = text
     built = build_config(str(config["method"]), None, texts)
-    return FederationAgreement(recipe=built.recipe, sites=sites, model=built.model, policy=ServerPolicy(**policy))
+    for option in list_options():
+        if option.name in texts and option.path[0] not in ("recipe", "model", "callbacks"):
+            reason = "the sites prepare their data themselves, and the server measures the AUC"
+            raise ValueError(f"{option.name} is {texts[option.name]!r}, but {reason}: leave it out")
+    return FederationAgreement(
+        recipe=built.recipe,
+        sites=sites,
+        model=built.model,
+        policy=ServerPolicy(**policy),
+        callbacks=built.callbacks,
+    )
 
 
 def _configure_site(

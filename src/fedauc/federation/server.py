@@ -27,10 +27,15 @@ import torch
 from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.callbacks import Callback
+from fedauc.experiments.callbacks.evaluation import Evaluation
+from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import to_plain
+from fedauc.experiments.evaluation import RecordColumns
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json
-from fedauc.experiments.run_loop import Observer, RunLoop
+from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
+from fedauc.experiments.run_view import RunView
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
@@ -40,9 +45,8 @@ from fedauc.federation.site import ModelBuilder
 from fedauc.federation.visit_messages import ClassTotals
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census
-from fedauc.ledger import Ledger
 from fedauc.participation.full import Full
-from fedauc.training import Round, State
+from fedauc.trees import Tree
 from fedauc.wrappers import unwrap_algorithm
 
 AGREEMENT_FILE = "federation.json"
@@ -124,21 +128,26 @@ class FederatedRun:
         exchange: Exchange,
         assembly: Assembly,
         folder: RunFolder,
-        state: State,
+        checkpoint: Checkpoint,
     ) -> None:
         self.agreement, self.folder = agreement, folder
         self._exchange, self._assembly = exchange, assembly
         assert isinstance(assembly.training.engine, FederatedEngine)
         self._engine = assembly.training.engine
         self.loop = RunLoop(
-            assembly.training,
-            state,
-            self._evaluate_round,
-            agreement.policy.evaluate_every,
+            assembly,
+            checkpoint,
+            (
+                RecordWriter(folder),
+                *agreement.callbacks,
+                AttendanceWriter(folder, self._engine, tuple(site.name for site in agreement.sites)),
+                Evaluation(self._evaluate_round, agreement.policy.evaluate_every),
+            ),
+            RecordColumns(("auc",), None),
             folder,
             Checkpointer(folder.write_checkpoint, every_round=True),
-            losses=None,
-            on_round_end=self._write_attendance,
+            reports_losses=False,
+            evaluates_average=agreement.recipe.evaluates_average,
         )
 
     @staticmethod
@@ -153,9 +162,10 @@ class FederatedRun:
         rounds = assembly.training.plan.total_rounds
         census = {**registered.to_json(), "rounds": rounds, **describe_environment()}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
-        folder = RunFolder.create(out, files, Checkpoint(assembly.start, {}, Ledger(), []))
+        first = first_checkpoint(assembly.start)
+        folder = RunFolder.create(out, files, first)
         LOG.info("the folder of run %s is %s", registered.run_id, out)
-        return FederatedRun(agreement, exchange, assembly, folder, assembly.start)
+        return FederatedRun(agreement, exchange, assembly, folder, first)
 
     @staticmethod
     def resume(exchange: Exchange, folder: RunFolder, build_model: ModelBuilder | None = None) -> FederatedRun:
@@ -175,7 +185,7 @@ class FederatedRun:
         checkpoint = folder.rewind_to_checkpoint("cpu")
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
-        return FederatedRun(agreement, exchange, assembly, folder, checkpoint.state)
+        return FederatedRun(agreement, exchange, assembly, folder, checkpoint)
 
     def train_to_end(self, observer: Observer = lambda progress: None) -> dict[str, Any]:
         """Train the remaining rounds and return the result."""
@@ -183,23 +193,32 @@ class FederatedRun:
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
         self.loop.train_to_end(observer)
-        model = self.agreement.recipe.algorithm.extract_model(self.loop.state.server.shared)
-        tensors = self._assembly.network.build_module(model).state_dict()
+        end = self.loop.finish()
+        tensors = self._assembly.network.build_module(end.model).state_dict()
         # numpy has no bfloat16, and its files need no pickle.
         arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
         self.folder.write_arrays("model.npz", arrays)
         attendance = count_attendance(self.folder, [site.name for site in self.agreement.sites])
-        result = {"final": self.folder.read_records()[-1], "attendance": attendance}
+        result = {"final": end.record, **end.notes, "attendance": attendance}
         self.folder.write_result(result)
         return result
 
-    def _evaluate_round(self, finished: Round) -> dict[str, Any]:
-        model = self.agreement.recipe.algorithm.extract_model(finished.state.server.shared)
-        return evaluate_at_sites(self._exchange, {**self._engine.header, "round": finished.phase.round}, model)
+    def _evaluate_round(self, run: RunView) -> dict[str, Any]:
+        header = {**self._engine.header, "round": run.round.phase.round}
+        return evaluate_at_sites(self._exchange, header, run.model)
 
-    def _write_attendance(self, finished: Round) -> None:
-        """Write who answered and who did not, by name; sites that the schedule leaves out are absent as well."""
-        names, attendance = [site.name for site in self.agreement.sites], self._engine.last_attendance
+
+@dataclasses.dataclass(frozen=True)
+class AttendanceWriter(Callback):
+    """Writes who answered and who did not in each round, by name; unavailable sites are absent as well."""
+
+    folder: RunFolder
+    engine: FederatedEngine
+    names: tuple[str, ...]
+
+    def on_round_end(self, run: RunView, state: Tree) -> None:
+        """Write the line of a round."""
+        finished, names, attendance = run.round, self.names, self.engine.last_attendance
         if attendance is None or attendance.round != finished.phase.round:
             attendance = RoundAttendance(finished.phase.round, (), {}, {})
         answered = [names[client] for client in attendance.answered]

@@ -24,6 +24,7 @@ from fedauc.metrics.pauc import partial_auc
 from fedauc.metrics.ranks import auc
 from fedauc.metrics.recall import recall_at_fpr
 from fedauc.metrics.tpauc import two_way_partial_auc
+from fedauc.plugins import cache_until_registration
 
 __all__ = [
     "Interval",
@@ -48,6 +49,7 @@ DEFAULT_METRICS = ("auc", "ap")
 """What a run measures unless it is told otherwise. The first metric of a list is the one that decides."""
 
 
+@cache_until_registration
 def find_metrics() -> dict[str, type[Metric]]:
     """Every metric by name."""
     return find_members(__name__, Metric)  # type: ignore[type-abstract]
@@ -59,7 +61,7 @@ def parse_metric(text: str) -> Metric:
     >>> parse_metric("pauc@0.01"), parse_metric("tpauc").text
     (PartialAUC(max_fpr=0.01), 'tpauc@0.5:0.5')
     """
-    name, at, rest = text.partition("@")
+    name, at, rest = text.strip().partition("@")
     kind = lookup("metric", name, find_metrics())
     known, values = list_fields(kind), rest.split(":") if at else []
     if len(values) > len(known):

@@ -21,7 +21,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
     "- backward": [(file, "pullback") for file in ("network.py", "engines/kernels.py", "engines/batched.py")],
     "draw passive scores": [("algorithms/_pool.py", "draw_passive_scores")],
     "rebuild the pool": [("algorithms/_pool.py", "rebuild_pool")],
-    "evaluate": [("experiments/runner.py", "_evaluate_round")],
+    "evaluate": [("experiments/evaluation.py", "measure_model")],
     "save": [("experiments/folder.py", "append_record"), ("experiments/run_loop.py", "save")],
     "check for divergence": [("guards.py", "check_round")],
 }

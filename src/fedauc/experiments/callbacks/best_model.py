@@ -1,0 +1,45 @@
+"""Best-model keeping: the run ends with the model of its best evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fedauc.experiments.callbacks.callback import Callback
+from fedauc.trees import is_empty, tree_map
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedauc.experiments.run_view import RunView
+    from fedauc.trees import Tree
+
+
+class Best(NamedTuple):
+    """The best value so far, the round it was measured after, and the model of that round."""
+
+    value: Tensor
+    round: Tensor
+    model: Tree
+
+
+@dataclass(frozen=True)
+class BestModel(Callback):
+    """Keeps the model with the highest value of the validation metric, the first of equals, and ends the run with it.
+
+    The option `keep="best"` of a recipe adds this callback.
+    """
+
+    def on_evaluation(self, run: RunView, state: Tree) -> Tree:
+        """Keep a better model; a copy, because an engine may reuse the memory of its tensors."""
+        value = run.records[-1][run.validation_column]
+        if not is_empty(state) and value <= state.value.item():
+            return state
+        model = tree_map(torch.clone, run.model)
+        return Best(torch.tensor(value, dtype=torch.float64), torch.tensor(run.round.phase.round), model)
+
+    def on_finish(self, run: RunView, state: Tree) -> None:
+        """Let the run end with the best model."""
+        run.choose_model(state.model, int(state.round))

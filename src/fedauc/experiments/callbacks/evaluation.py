@@ -1,0 +1,35 @@
+"""Evaluation: measure the model at the end of a cycle, and make a record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedauc.experiments.callbacks.callback import Callback
+from fedauc.fields import describe, option
+
+if TYPE_CHECKING:
+    from fedauc.experiments.run_view import RunView
+    from fedauc.trees import Tree
+
+
+@dataclass(frozen=True)
+class Evaluation(Callback):
+    """Measures the model every so many learning cycles and after the last round; None means that there is no record.
+
+    It comes last among the callbacks, so that it also evaluates a round in which another one has stopped the run.
+    """
+
+    measure: Callable[[RunView], Mapping[str, Any] | None] = field(
+        metadata=describe("Measures the model, and returns the columns of quality.")
+    )
+    every: int = option(1, "Cycles between evaluations.", at_least=1)
+
+    def on_round_end(self, run: RunView, state: Tree) -> None:
+        """Evaluate where that is due."""
+        phase = run.round.phase
+        ends_cycle = phase.ends_cycle and not phase.scoring
+        is_due = run.is_over or (ends_cycle and phase.learning_cycles % self.every == 0)
+        if is_due and (columns := self.measure(run)) is not None:
+            run.add_record(columns)

@@ -1,0 +1,132 @@
+"""What a callback sees of a run, and what it may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedauc.data.clients import Examples
+from fedauc.experiments.evaluation import score_rows
+from fedauc.interfaces import Model
+from fedauc.training import Round
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedauc.experiments.run_loop import RunLoop
+
+
+class RunView:
+    """A run as its callbacks see it."""
+
+    def __init__(self, loop: RunLoop) -> None:
+        self._loop = loop
+
+    # ------------------------------------------------------------------------------------------------- how far it is
+
+    @property
+    def round(self) -> Round:
+        """The last round of this process: phase, cohort, loss, diagnostics, traffic, and the state after it."""
+        if self._loop.last_round is None:
+            raise ValueError("no round has finished since the run was resumed; use rounds_done and records instead")
+        return self._loop.last_round
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds are done."""
+        return self._loop.state.round
+
+    @property
+    def total_rounds(self) -> int:
+        """The rounds of the whole run, if nothing stops it."""
+        return self._loop.training.plan.total_rounds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this round is the last one, by the plan or because a callback has stopped the run."""
+        return self._loop.is_over
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation so far, over all processes that worked on the run."""
+        return self._loop.elapsed_seconds()
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None for `fit`."""
+        return self._loop.folder.path if self._loop.folder else None
+
+    # --------------------------------------------------------------------------------------------------- how good it is
+
+    @property
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The records so far, in the order of `records.jsonl`."""
+        return tuple(self._loop.records)
+
+    @property
+    def metric_columns(self) -> tuple[str, ...]:
+        """The columns of the metrics' values in a record, those of the test rows first."""
+        return self._loop.columns.values
+
+    @property
+    def validation_column(self) -> str:
+        """The column by which rounds are compared: the first metric on the validation rows."""
+        column = self._loop.columns.validation
+        if column is None:
+            raise ValueError(
+                "the run has no validation rows to choose a round by; give some, or leave the callback out"
+            )
+        return column
+
+    # ------------------------------------------------------------------------------------------------- model and data
+
+    @property
+    def model(self) -> Model:
+        """The model that is evaluated after this round, as flat vectors; its tensors must not be changed in place."""
+        return self._loop.evaluated_model()
+
+    def build_module(self) -> nn.Module:
+        """A copy of the module with the weights of `model`."""
+        return self._loop.network.build_module(self.model)
+
+    def score_rows(self, inputs: Tensor) -> np.ndarray:
+        """The raw outputs of `model` for rows, in float64."""
+        return score_rows(self._loop.network, self.model, inputs)
+
+    @property
+    def client_count(self) -> int:
+        """The number of clients."""
+        return len(self._loop.training.setting.census.positives)
+
+    def client_examples(self, client: int) -> Examples:
+        """A copy of one client's training rows. A federation's server holds no rows and refuses."""
+        clients = self._loop.clients
+        if clients is None:
+            raise ValueError(f"client is {client}, but its rows are at its site; only a simulation can show them")
+        rows = np.concatenate([clients.positives(client), clients.negatives(client)])
+        return Examples(clients.inputs[rows], clients.labels[rows])
+
+    # ----------------------------------------------------------------------------------------------------- what to do
+
+    @property
+    def live_objects(self) -> dict[str, Any]:
+        """Room for what a checkpoint cannot hold, such as an open connection, under a name of the callback's own.
+
+        One callback may serve several runs of a sweep, so it must not keep such objects in itself.
+        """
+        return self._loop.live_objects
+
+    def add_record(self, columns: Mapping[str, Any]) -> None:
+        """Make a record of this round with these columns of quality."""
+        self._loop.add_record(columns)
+
+    def stop_run(self, reason: str) -> None:
+        """End the run after this round. It ends as usual, and its result gives the reason."""
+        self._loop.stop_reason = self._loop.stop_reason or reason
+
+    def choose_model(self, model: Model, round: int) -> None:
+        """From `on_finish`: let the run end with this model of an earlier round instead of its last one."""
+        self._loop.chosen_model = model, round
