@@ -105,14 +105,14 @@ def test_the_compiled_engine_gives_the_loops_result(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("engine", ["graphed", "batched"])
 def test_a_gpu_gives_the_loops_result(case: str, engine: str) -> None:
-    """In float64, to 1e-9; the scorer's weights have the same order on both devices."""
+    """To 1e-7, since scales of quantization are float32; the scorer's weights have the same order on both devices."""
     recipe = small_recipe("cycp-minimax", engine=engine, device="cuda", **CASES[case])
     training, _, start = assemble_training(recipe, scorer(), small_federation(times=2))
     for expected, finished in zip(run_case("cycp-minimax", case), training.rounds(start), strict=True):
         assert finished.traffic == expected.traffic
         pairs = zip(tree_leaves(expected.state.server), tree_leaves(finished.state.server), strict=True)
         for left, right in pairs:
-            torch.testing.assert_close(right.cpu(), left, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(right.cpu(), left, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", CASES)
