@@ -20,6 +20,8 @@ from fedauc.stages import (
     Theory,
     find_stage_rules,
 )
+from fedauc.testing._expectations import check_configuration
+from fedauc.testing.stage_rule import check_stages
 
 BATCH = BatchSize(2, 3)
 
@@ -48,10 +50,14 @@ def test_rules_are_found_by_their_names() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("cycles", [1, 2, 3, 7, 100])
 def test_stages_fill_the_budget_exactly(rule: StageRule, cycles: int) -> None:
+    check_stages(rule, cycles)
     stages = rule.divide_budget(make_budget(cycles))
-    assert sum(stage.cycles for stage in stages) == cycles
-    assert all(stage.cycles >= 1 and stage.local_steps >= 1 for stage in stages)
-    assert all(earlier.learning_rate >= later.learning_rate > 0 for earlier, later in pairwise(stages))
+    assert all(earlier.learning_rate >= later.learning_rate for earlier, later in pairwise(stages))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_configuration_is_frozen_and_survives_json(rule: StageRule) -> None:
+    check_configuration(rule)
 
 
 def test_constant_is_one_stage() -> None:

@@ -34,7 +34,7 @@ LEVELS: list[set[str]] = [
     {"training"},
     {"experiments"},
     {"federation"},
-    {"reports"},
+    {"reports", "testing"},
     {"cli"},
     {"__main__"},
 ]
@@ -151,11 +151,15 @@ print(sorted(roots & {"typer", "rich", "matplotlib", "pandas", "pyarrow", "scipy
 def test_nothing_touches_a_global_generator(path: Path) -> None:
     """Randomness is keyed: no np.random.seed, no torch.manual_seed, no numpy module-level draws, no `random`."""
     tree = ast.parse(path.read_text())
+    is_suite = room(path) == "testing"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Import) and path.name != "_expectations.py":
             assert "random" not in {alias.name for alias in node.names}
         if isinstance(node, ast.Attribute):
             dotted = ast.unparse(node)
             assert dotted not in {"torch.manual_seed", "np.random.seed"}
             allowed = {"np.random.Generator", "np.random.Philox"}
+            if is_suite:
+                # Suites draw from seeded generators, and look at the global ones to see that members leave them alone.
+                allowed |= {"np.random.default_rng", "np.random.get_state"}
             assert not dotted.startswith("np.random.") or dotted in allowed or path.name == "keys.py", dotted

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
-from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -24,15 +22,27 @@ from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
-from fedauc.trees import tree_at, tree_map
+from fedauc.testing._expectations import check_configuration
+from fedauc.testing.objective import (
+    EXTREMES,
+    MISSING_PARTS,
+    check_extreme_scores,
+    check_gap_slope,
+    check_number_fields,
+    check_pair_slopes,
+    check_pair_stack,
+    check_point_slope,
+    check_score_choice,
+    loss_and_slopes,
+    random_normal,
+    random_pairs,
+    sample_gaps,
+)
 
 Array = np.ndarray
 
 STRETCH = 1.37
 """Multiplies every numeric default, so that each formula is also checked where its parameters differ from 1."""
-
-EXTREMES = [-1e4, -100.0, -21.0, 0.0, 21.0, 100.0, 1e4]
-"""e^100 overflows float32 and e^1e4 overflows float64; at 21, float64 still resolves e^-t beside t."""
 
 
 def number_fields(kind: type[Objective]) -> dict[str, float]:
@@ -88,11 +98,6 @@ GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
 }
 
 
-def loss_and_slopes(objective: PairObjective, active: Active, passive: Passive) -> tuple[torch.Tensor, Active]:
-    """The monitored value and the derivative."""
-    return objective.monitored_loss(active, passive), objective.active_slopes(active, passive)
-
-
 def gap_twin(objective: GapObjective, t: Array) -> tuple[Array, Array]:
     assert objective.name in GAP_TWINS, f"every equation has a numpy twin: add {objective.name!r} to GAP_TWINS"
     return GAP_TWINS[objective.name](t, **{name: getattr(objective, name) for name in number_fields(type(objective))})
@@ -110,32 +115,10 @@ def contrastive_twin(u: Array, v: Array, m: float, same: bool) -> tuple[Array, A
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def random_normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng([seed, *shape]).normal(size=shape))
-
-
-def sample_gaps() -> Tensor:
-    """Gaps on both sides of every kink; odd steps, so that none falls on one."""
-    return torch.arange(-7.31, 7.31, 0.37, dtype=torch.float64)
-
-
 def agrees_to_rounding(got: Tensor, twin: Array) -> None:
     """exp(-t) with t up to 100 rounded in its last place is off by 100 of them; below `tiny`, precision fades out."""
     kind = torch.finfo(got.dtype)
     torch.testing.assert_close(got, torch.from_numpy(twin).to(got.dtype), rtol=100 * kind.eps, atol=kind.tiny)
-
-
-def random_pairs(objective: PairObjective, lead: tuple[int, ...] = ()) -> tuple[Active, Passive]:
-    """3 + 4 active and 5 + 6 passive scores, or embeddings of size 2 for what is not a gap objective."""
-    tail = () if isinstance(objective, GapObjective) else (2,)
-    positives, negatives, first, second = (random_normal(*lead, n, *tail, seed=n) for n in (3, 4, 5, 6))
-    weights = random_normal(*lead, 3, seed=7).abs(), random_normal(*lead, 4, seed=8).abs()
-    return Active(positives, negatives, *weights), Passive(first, second)
-
-
-def random_scores(*lead: int) -> tuple[Tensor, Tensor]:
-    """Scores and labels of 7 examples, the first 3 positive."""
-    return random_normal(*lead, 7), (torch.arange(7) < 3).long().expand(*lead, 7)
 
 
 # ------------------------------------------------------------------------------------------------------ every objective
@@ -153,23 +136,18 @@ def test_has_a_kind_this_suite_checks(objective: Objective) -> None:
 
 
 @every
-def test_fields_survive_json(objective: Objective) -> None:
-    fields = json.loads(json.dumps(dataclasses.asdict(objective)))
-    assert type(objective)(**fields) == objective
+def test_the_configuration_is_frozen_and_survives_json(objective: Objective) -> None:
+    check_configuration(objective)
 
 
 @every
 def test_unknown_score_is_refused(objective: Objective) -> None:
-    with pytest.raises(ValueError, match=r"^score is 'softmax'; use .*$"):
-        type(objective)(score="softmax")  # type: ignore[arg-type]
+    check_score_choice(objective)
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf, "1.0", True])
-@pytest.mark.parametrize(
-    "name", [(kind, field) for kind in find_objectives() for field in number_fields(find_objectives()[kind])]
-)
-def test_what_is_not_a_finite_number_is_refused(name: tuple[str, str], value: Any) -> None:
-    assert_refused(name[0], {name[1]: value}, f"{name[1]} is {value!r}; it must be a")
+@every
+def test_what_is_not_a_finite_number_is_refused(objective: Objective) -> None:
+    check_number_fields(objective)
 
 
 @pytest.mark.parametrize(
@@ -220,19 +198,15 @@ def test_gap_formula_agrees_with_its_twin(objective: GapObjective) -> None:
 
 @every_gap
 def test_gap_slope_is_the_derivative(objective: GapObjective) -> None:
-    points = sample_gaps().requires_grad_()
-    (derivative,) = torch.autograd.grad(objective.pair_loss(points).sum(), points)
-    torch.testing.assert_close(objective.pair_slope(points), derivative, rtol=1e-12, atol=1e-14)
-    assert torch.autograd.gradcheck(objective.pair_loss, (points,))
+    check_gap_slope(objective)
 
 
 @every_gap
 @every_precision
 def test_gap_extremes_are_exact_and_finite(objective: GapObjective, dtype: torch.dtype) -> None:
+    check_extreme_scores(objective, dtype)
     points = torch.tensor(EXTREMES, dtype=dtype)
     value, slope = objective.pair_loss(points), objective.pair_slope(points)
-    assert value.dtype == slope.dtype == dtype
-    assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
     for got, twin in zip((value, slope), gap_twin(objective, np.array(EXTREMES)), strict=True):
         agrees_to_rounding(got, twin)
 
@@ -266,19 +240,10 @@ def test_barrier_hinge_takes_the_middle_slope_at_its_kinks() -> None:
 
 
 @every_pair
-@pytest.mark.parametrize("absent", ["none", "active positives", "passive positives", "passive negatives", "passive"])
+@pytest.mark.parametrize("absent", MISSING_PARTS)
 def test_couple_derivative_is_twice_the_values(objective: PairObjective, absent: str) -> None:
     """Each pair is seen from both its ends, so the value holds a half of what the derivative belongs to."""
-    active, passive = random_pairs(objective)
-    if absent == "active positives":
-        active = active._replace(positive_weights=torch.zeros_like(active.positive_weights))
-    none = [side[:0] if absent in ("passive", f"passive {name}") else side for name, side in passive._asdict().items()]
-    ends = [active.positives.requires_grad_(), active.negatives.requires_grad_()]
-    value, slopes = loss_and_slopes(objective, active, Passive(*none))
-    expected = torch.autograd.grad(2 * value, ends)
-    torch.testing.assert_close((slopes.positives, slopes.negatives), expected, rtol=1e-12, atol=1e-14)
-    assert value.item() >= 0
-    assert (value.item() == 0) == (absent == "passive")
+    check_pair_slopes(objective, absent)
 
 
 @every_gap
@@ -293,13 +258,7 @@ def test_couple_value_is_half_the_pairs_summed(objective: GapObjective) -> None:
 
 @every_pair
 def test_couple_of_a_stack_is_the_stack_of_couples(objective: PairObjective) -> None:
-    active, passive = random_pairs(objective, lead=(5,))
-    stacked = loss_and_slopes(objective, active, passive)
-    mapped = torch.func.vmap(functools.partial(loss_and_slopes, objective))(active, passive)
-    for client in range(5):
-        alone = loss_and_slopes(objective, tree_at(active, client), tree_at(passive, client))
-        torch.testing.assert_close(tree_at(stacked, client), alone)
-        torch.testing.assert_close(tree_at(mapped, client), alone)
+    check_pair_stack(objective)
 
 
 @every_pair
@@ -359,10 +318,7 @@ def test_a_compiler_sees_all_pairs_at_once() -> None:
 @every_pair
 @every_precision
 def test_couple_is_finite_at_extreme_scores(objective: PairObjective, dtype: torch.dtype) -> None:
-    active, passive = random_pairs(objective)
-    far = Passive(*tree_map(lambda leaf: (1e4 * leaf.sign()).to(dtype), passive))
-    value, slopes = loss_and_slopes(objective, tree_map(lambda leaf: leaf.to(dtype), active), far)
-    assert bool(value.isfinite() & slopes.positives.isfinite().all() & slopes.negatives.isfinite().all())
+    check_extreme_scores(objective, dtype)
 
 
 @pytest.mark.parametrize("margin", [0.5, 3.0], ids=["most pairs apart", "most pairs within the margin"])
@@ -400,21 +356,17 @@ def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> No
 
 @every_point
 def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
-    scores, labels = random_scores(2)
-    scores.requires_grad_()
-    (derivative,) = torch.autograd.grad(objective.example_loss(scores, labels).sum(), scores)
-    torch.testing.assert_close(objective.example_slope(scores, labels), derivative, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(objective.example_loss(scores, labels)[1], objective.example_loss(scores[1], labels[1]))
+    check_point_slope(objective)
 
 
 @every_point
 @every_precision
 @pytest.mark.parametrize("label", [0, 1])
 def test_point_extremes_are_exact_and_finite(objective: PointObjective, dtype: torch.dtype, label: int) -> None:
+    check_extreme_scores(objective, dtype)
     scores = torch.tensor(EXTREMES, dtype=dtype)
     labels = torch.full(scores.shape, label)
     value, slope = objective.example_loss(scores, labels), objective.example_slope(scores, labels)
-    assert bool((value.isfinite() & slope.isfinite() & (value >= 0)).all())
     if objective.name == "logistic":
         sign, z = 2 * label - 1, np.array(EXTREMES)
         agrees_to_rounding(value, np.logaddexp(0, -sign * z))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
@@ -18,6 +17,8 @@ from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.datasets.synthetic import Synthetic, SyntheticMedicare
 from fedauc.data.datasets.table import TableFile
 from fedauc.data.standardization import standardize_table
+from fedauc.testing._expectations import check_configuration
+from fedauc.testing.dataset import check_rows, check_seeds, list_parts
 
 
 def table_file(folder: Path) -> TableFile:
@@ -48,41 +49,16 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return MADE[request.param](tmp_path, monkeypatch) if request.param in MADE else find_datasets()[request.param]()
 
 
-def list_parts(table: Table) -> list[Rows]:
-    return [rows for rows in (table.train, table.validation, table.test) if rows is not None]
-
-
-def test_rows_are_complete_finite_and_of_both_classes(dataset: Dataset) -> None:
-    table = dataset.load(0)
-    shapes = {tuple(rows.inputs.shape[1:]) for rows in list_parts(table)}
-    assert len(shapes) == 1
-    for rows in list_parts(table):
-        assert len(rows.inputs) == len(rows.labels)
-        assert set(np.unique(rows.labels)) == {0, 1}
-        assert np.isfinite(np.asarray(rows.inputs)).all()
-        assert all(len(column) == len(rows.labels) for column in (rows.client, rows.group) if column is not None)
-    assert table.note
-    assert "\n" not in table.note + dataset.about
+def test_rows_are_complete_finite_and_of_both_classes_without_a_global_generator(dataset: Dataset) -> None:
+    check_rows(dataset)
 
 
 def test_same_seed_same_rows_other_seed_other_rows(dataset: Dataset) -> None:
-    first, again, different = dataset.load(1), dataset.load(1), dataset.load(2)
-    for part, repeated in zip(list_parts(first), list_parts(again), strict=True):
-        assert np.array_equal(part.inputs, repeated.inputs)
-        assert np.array_equal(part.labels, repeated.labels)
-    assert np.array_equal(first.train.inputs, different.train.inputs) == (dataset.name in OFFICIAL)
-
-
-def test_global_generators_are_left_alone(dataset: Dataset) -> None:
-    numpy_before, torch_before = np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
-    dataset.load(3)
-    assert str(np.random.get_state(legacy=False)) == str(numpy_before)  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), torch_before)
+    check_seeds(dataset, seeded=dataset.name not in OFFICIAL)
 
 
 def test_configurations_are_frozen_and_comparable(dataset: Dataset) -> None:
-    assert dataset == type(dataset)(**vars(dataset))
-    assert hash(dataset) == hash(type(dataset)(**vars(dataset)))
+    check_configuration(dataset)
     assert find_datasets()[dataset.name] is type(dataset)
 
 

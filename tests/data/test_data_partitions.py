@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from fedauc.data import Partition, Rows, find_partitions
 from fedauc.data.partitions import IID, ByLabel, ByMetadata, Dirichlet, Natural
+from fedauc.testing.partition import DATA, LABELS, ROWS, check_partition
 
-ROWS = 2000
-LABELS = (np.arange(ROWS) % 10 == 0).astype(np.int8)  # 200 positives
-DATA = Rows(np.zeros((ROWS, 1)), LABELS, np.arange(ROWS) % 40, np.array(["x", "y"])[np.arange(ROWS) % 2])
 MEMBERS = sorted(find_partitions())
 SEEDED = ["by-label", "dirichlet", "iid"]
 
@@ -21,23 +18,8 @@ def make_partition(name: str) -> Partition:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_every_row_has_one_client(name: str) -> None:
-    assignment = make_partition(name).assign(DATA, 0)
-    assert assignment.client.shape == (ROWS,)
-    assert assignment.client.dtype.kind == "i"
-    assert assignment.client.min() >= 0
-    assert assignment.client.max() < len(assignment.names)
-    assert len(set(assignment.names.tolist())) == len(assignment.names)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_same_seed_same_clients_and_no_global_generator(name: str) -> None:
-    numpy_before, torch_before = np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
-    first, again, different = (make_partition(name).assign(DATA, seed).client for seed in (5, 5, 6))
-    assert np.array_equal(first, again)
-    assert np.array_equal(first, different) == (name not in SEEDED)
-    assert str(np.random.get_state(legacy=False)) == str(numpy_before)  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), torch_before)
+def test_every_row_has_one_client_keyed_by_the_seed_and_no_global_generator(name: str) -> None:
+    check_partition(make_partition(name), seeded=name in SEEDED)
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:

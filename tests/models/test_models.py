@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,26 +11,18 @@ from fedauc.models import ModelConfig, find_models
 from fedauc.models.cnn import SmallCNN
 from fedauc.models.linear import Linear
 from fedauc.models.mlp import MLP
+from fedauc.testing.model import check_model, check_outputs, flat_weights, random_images
 
 SHAPE = (3, 8, 8)
 MEMBERS = sorted(find_models())
 
 
-def flat_weights(module: torch.nn.Module) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
-def random_images(count: int = 5) -> torch.Tensor:
-    return torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize("name", MEMBERS)
-def test_one_score_per_row_and_gradients_for_every_weight(name: str) -> None:
-    module = find_models()[name]().build(SHAPE, 0)
-    outputs = module(random_images().float() / 255)
-    assert outputs.shape == (5, 1)
-    outputs.sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
+def test_one_score_per_row_keyed_weights_with_gradients_and_stacks_of_models(name: str) -> None:
+    config = find_models()[name]()
+    check_model(config)
+    check_outputs(config, random_images().double() / 255)
+    assert config.build(SHAPE, 0)(random_images()).shape == (5, 1)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -55,33 +46,8 @@ def test_weights_follow_the_seed(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_global_generators_are_left_alone(name: str) -> None:
-    numpy_before, torch_before = np.random.get_state(legacy=False), torch.get_rng_state()  # noqa: NPY002
-    find_models()[name]().build(SHAPE, 7)
-    assert torch.equal(torch.get_rng_state(), torch_before)
-    assert str(np.random.get_state(legacy=False)) == str(numpy_before)  # noqa: NPY002
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_rows_do_not_see_each_other_and_nothing_is_buffered(name: str) -> None:
-    module = find_models()[name]().build(SHAPE, 0)
-    together, alone = module(random_images()), torch.cat([module(image[None]) for image in random_images()])
-    assert torch.allclose(together, alone, atol=1e-6)
-    assert not list(module.buffers())
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_stacked_models_run_under_vmap(name: str) -> None:
-    config = find_models()[name]()
-    modules = [config.build(SHAPE, seed) for seed in (0, 1)]
-    stacked, _ = torch.func.stack_module_state(modules)
-
-    def run_model(state: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = torch.func.functional_call(modules[0], state, (inputs,))
-        return outputs
-
-    together = torch.func.vmap(run_model)(stacked, torch.stack([random_images(), random_images().flip(0)]))
-    assert torch.allclose(together[1], modules[1](random_images().flip(0)), atol=1e-6)
+def test_nothing_is_buffered(name: str) -> None:
+    assert not list(find_models()[name]().build(SHAPE, 0).buffers())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,210 @@
+"""The suite of an objective: its slopes are the derivatives of its loss, for any leading dimensions and any scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedauc import keys
+from fedauc.fields import list_fields
+from fedauc.interfaces import Objective
+from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
+from fedauc.objectives.minimax import Duals, Minimax
+from fedauc.testing._expectations import check_configuration, expect, expect_close, expect_refused
+from fedauc.trees import tree_at, tree_map
+
+EXTREMES = [-1e4, -100.0, -21.0, 0.0, 21.0, 100.0, 1e4]
+"""e^100 overflows float32 and e^1e4 overflows float64; at 21, float64 still resolves e^-t beside t."""
+
+PRECISIONS = (torch.float32, torch.float64)
+
+MISSING_PARTS = ("none", "active positives", "passive positives", "passive negatives", "passive")
+"""What may be absent when a batch meets a pool."""
+
+
+def check_objective(objective: Objective) -> None:
+    """Check an objective: its configuration, its derivatives, stacks of clients, and extreme scores."""
+    known = (PairObjective, PointObjective, Minimax)
+    kinds = ", ".join(kind.__name__ for kind in known)
+    expect(isinstance(objective, known), f"{type(objective).__name__} derives from none of {kinds}")
+    check_configuration(objective)
+    check_score_choice(objective)
+    check_number_fields(objective)
+    expect(objective.batch_kind in ("classes", "rows"), f"batch_kind is {objective.batch_kind!r}; use classes or rows")
+    if isinstance(objective, GapObjective):
+        check_gap_slope(objective)
+    if isinstance(objective, PairObjective):
+        for absent in MISSING_PARTS:
+            check_pair_slopes(objective, absent)
+        check_pair_stack(objective)
+    if isinstance(objective, PointObjective):
+        check_point_slope(objective)
+    if isinstance(objective, Minimax):
+        check_saddle_slopes(objective)
+        check_saddle_stack(objective)
+    for dtype in PRECISIONS:
+        check_extreme_scores(objective, dtype)
+
+
+def check_score_choice(objective: Objective) -> None:
+    """An unknown `score` is refused in one line."""
+    expect_refused(lambda: dataclasses.replace(objective, score="softmax"), "score is 'softmax'; use ")  # type: ignore[arg-type]
+
+
+def check_number_fields(objective: Objective) -> None:
+    """What is not a number is refused by every field that takes one, and infinity where the field does not allow it."""
+    for known in list_fields(type(objective)):
+        if known.type not in (float, float | None):
+            continue
+        infinite = () if known.description.at_most == math.inf else (math.inf, -math.inf)
+        for value in (math.nan, *infinite, "1.0", True):
+            settings: dict[str, Any] = {known.name: value}
+            start = f"{known.name} is {value!r}; it must be a"
+            expect_refused(functools.partial(dataclasses.replace, objective, **settings), start)
+
+
+# ------------------------------------------------------------------------------------------------------ losses of pairs
+
+
+def sample_gaps() -> Tensor:
+    """Gaps on both sides of every kink; odd steps, so that none falls on one."""
+    return torch.arange(-7.31, 7.31, 0.37, dtype=torch.float64)
+
+
+def check_gap_slope(objective: GapObjective) -> None:
+    """`pair_slope` is the derivative of `pair_loss`."""
+    gaps = sample_gaps().requires_grad_()
+    (derivative,) = torch.autograd.grad(objective.pair_loss(gaps).sum(), gaps)
+    expect_close(objective.pair_slope(gaps), derivative, "pair_slope is not the derivative of pair_loss", 1e-12, 1e-14)
+    expect(torch.autograd.gradcheck(objective.pair_loss, (gaps,)), "autograd's derivative of pair_loss is wrong")
+
+
+def random_normal(*shape: int, seed: int = 0) -> Tensor:
+    """Keyed normal numbers."""
+    return torch.from_numpy(keys.numpy_generator("suite", seed, *shape).normal(size=shape))
+
+
+def random_pairs(objective: PairObjective, lead: tuple[int, ...] = ()) -> tuple[Active, Passive]:
+    """3 + 4 active and 5 + 6 passive scores, or embeddings of size 2 where the objective takes them."""
+    tail = (2,) if objective.takes_embeddings else ()
+    positives, negatives, first, second = (random_normal(*lead, n, *tail, seed=n) for n in (3, 4, 5, 6))
+    weights = random_normal(*lead, 3, seed=7).abs(), random_normal(*lead, 4, seed=8).abs()
+    return Active(positives, negatives, *weights), Passive(first, second)
+
+
+def loss_and_slopes(objective: PairObjective, active: Active, passive: Passive) -> tuple[Tensor, Active]:
+    """The monitored value and the derivative."""
+    return objective.monitored_loss(active, passive), objective.active_slopes(active, passive)
+
+
+def check_pair_slopes(objective: PairObjective, absent: str) -> None:
+    """Each pair is seen from both its ends, so the value holds a half of what the derivative belongs to."""
+    active, passive = random_pairs(objective)
+    if absent == "active positives":
+        active = active._replace(positive_weights=torch.zeros_like(active.positive_weights))
+    none = [side[:0] if absent in ("passive", f"passive {name}") else side for name, side in passive._asdict().items()]
+    ends = [active.positives.requires_grad_(), active.negatives.requires_grad_()]
+    value, slopes = loss_and_slopes(objective, active, Passive(*none))
+    expected = torch.autograd.grad(2 * value, ends)
+    sentence = f"active_slopes is not the derivative of twice monitored_loss (absent: {absent})"
+    expect_close((slopes.positives, slopes.negatives), expected, sentence, 1e-12, 1e-14)
+    expect(value.item() >= 0, f"monitored_loss is {value.item()}, which is negative (absent: {absent})")
+    expect((value.item() == 0) == (absent == "passive"), "monitored_loss must be 0 exactly if the pool is empty")
+
+
+def check_pair_stack(objective: PairObjective) -> None:
+    """A stack of clients, and `vmap` over them, give what each client gives alone."""
+    active, passive = random_pairs(objective, lead=(5,))
+    stacked = loss_and_slopes(objective, active, passive)
+    mapped = torch.func.vmap(functools.partial(loss_and_slopes, objective))(active, passive)
+    for client in range(5):
+        alone = loss_and_slopes(objective, tree_at(active, client), tree_at(passive, client))
+        for how, result in (("a stack of clients", stacked), ("vmap over clients", mapped)):
+            expect_close(tree_at(result, client), alone, f"{how} does not give what each client gives", 1e-7, 1e-7)
+
+
+# --------------------------------------------------------------------------------------------------- losses of examples
+
+
+def random_scores(*lead: int) -> tuple[Tensor, Tensor]:
+    """Scores and labels of 7 examples, the first 3 positive."""
+    return random_normal(*lead, 7), (torch.arange(7) < 3).long().expand(*lead, 7)
+
+
+def check_point_slope(objective: PointObjective) -> None:
+    """`example_slope` is the derivative of `example_loss`, and each client of a stack gets its own."""
+    scores, labels = random_scores(2)
+    scores.requires_grad_()
+    loss = objective.example_loss(scores, labels)
+    (derivative,) = torch.autograd.grad(loss.sum(), scores)
+    sentence = "example_slope is not the derivative of example_loss"
+    expect_close(objective.example_slope(scores, labels), derivative, sentence, 1e-12, 1e-14)
+    alone = objective.example_loss(scores[1], labels[1])
+    expect_close(loss[1], alone, "a stack of clients does not give what each client gives", 1e-7, 1e-7)
+
+
+# ------------------------------------------------------------------------------------------------------ saddle problems
+
+
+def random_saddle(*lead: int) -> tuple[Tensor, Tensor, Tensor, Duals]:
+    """Scores, labels and weights of 7 examples, the first 3 positive, and duals."""
+    scores, labels = random_scores(*lead)
+    return scores, labels, random_normal(*lead, 7, seed=1).abs(), Duals(*random_normal(3, *lead, seed=2))
+
+
+def check_saddle_slopes(objective: Minimax) -> None:
+    """`saddle_slopes` are the derivatives of `saddle_value` with respect to scores and duals."""
+    scores, labels, weights, duals = random_saddle(4)
+    points = [leaf.requires_grad_() for leaf in (scores, *duals)]
+    total = objective.saddle_value(scores, labels, weights, duals).sum()
+    slope, moves = objective.saddle_slopes(scores, labels, weights, duals)
+    expected = torch.autograd.grad(total, points)
+    expect_close((slope, *moves), expected, "saddle_slopes are not the derivatives of saddle_value", 1e-12, 1e-13)
+
+
+def check_saddle_stack(objective: Minimax) -> None:
+    """A stack of clients, and `vmap` over them, give what each client gives alone."""
+    batch = random_saddle(4)
+    for method in (objective.saddle_value, objective.saddle_slopes, objective.monitored_loss):
+        stacked, mapped = method(*batch), torch.func.vmap(method)(*batch)
+        for client in range(4):
+            alone = method(*tree_at(batch, client))
+            for result in (stacked, mapped):
+                sentence = "a stack of clients does not give what each client gives"
+                expect_close(tree_at(result, client), alone, sentence, 1e-7, 1e-7)
+
+
+# ------------------------------------------------------------------------------------------------------- extreme scores
+
+
+def check_extreme_scores(objective: Objective, dtype: torch.dtype) -> None:
+    """Losses and slopes stay finite and of their type where scores are huge, and losses are never negative."""
+    scores = torch.tensor(EXTREMES, dtype=dtype)
+    losses, slopes = list[Tensor](), list[Tensor]()
+    if isinstance(objective, GapObjective):
+        losses, slopes = [objective.pair_loss(scores)], [objective.pair_slope(scores)]
+        expect(losses[0].dtype == slopes[0].dtype == dtype, f"pair_loss or pair_slope leaves {dtype}")
+    if isinstance(objective, PairObjective):
+        active, passive = random_pairs(objective)
+        far = Passive(*tree_map(lambda leaf: (1e4 * leaf.sign()).to(dtype), passive))
+        value, ends = loss_and_slopes(objective, tree_map(lambda leaf: leaf.to(dtype), active), far)
+        losses, slopes = [*losses, value], [*slopes, ends.positives, ends.negatives]
+    if isinstance(objective, PointObjective):
+        for label in (0, 1):
+            labels = torch.full(scores.shape, label)
+            losses.append(objective.example_loss(scores, labels))
+            slopes.append(objective.example_slope(scores, labels))
+    if isinstance(objective, Minimax):
+        _, labels, weights, duals = random_saddle()
+        batch = scores, labels, weights.to(dtype), Duals(*(1e4 * dual.sign().to(dtype) for dual in duals))
+        slope, moves = objective.saddle_slopes(*batch)
+        losses, slopes = [objective.monitored_loss(*batch)], [objective.saddle_value(*batch), slope, *moves]
+        expect(all(result.dtype == dtype for result in (*losses, *slopes)), f"the saddle problem leaves {dtype}")
+    finite = all(bool(result.isfinite().all()) for result in (*losses, *slopes))
+    expect(finite, f"a loss or slope is not finite at scores of up to 1e4 in {dtype}")
+    expect(all(bool((loss >= 0).all()) for loss in losses), f"a loss is negative at scores of up to 1e4 in {dtype}")
