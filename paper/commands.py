@@ -17,14 +17,14 @@ from fedauc.discovery import lookup
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.files import write_atomically
 from fedauc.reports.progress import ProgressBars
-from paper.builder import TableBuilder, list_wanted
 from paper.figures import write_figure
-from paper.formatting import make_rich_table, print_counts, print_tables
 from paper.records import RecordStore
-from paper.report import FIGURES, build_page
+from paper.report import Report
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
-from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec, build_tables, describe_table
+from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec, build_tables, describe_table, list_cells
+from paper.tables import TableBuilder
+from paper.terminal import make_rich_table, print_counts, print_tables
 from paper.tuning import TuningPlan, tune_rows
 
 RECORDS_VARIABLE = "FEDAUC_RECORDS"
@@ -89,17 +89,17 @@ def write_report(
     _refuse_table7(names)
     chosen_scale = lookup("scale", scale, SCALES)
     out = out or Path("docs") / ("results.md" if chosen_scale.published else f"{scale}.md")
-    page = build_page(store, chosen_scale, read_seeds(seeds), names)
-    if not page.has_runs:
+    report = Report(store, chosen_scale, read_seeds(seeds), names)
+    if not report.tables:
         raise ValueError(
             f"no run of {', '.join(names)} at scale {scale} has finished in {store.path}: {out} is as it was"
         )
-    for name, draw in page.figures.items():
-        write_figure(draw(), out.parent / FIGURES / name)
+    for path, draw in report.figures.items():
+        write_figure(draw(), out.parent / path)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page.text.encode())
-    figures = f"{len(page.figures)} figure{'s' * (len(page.figures) > 1)}"
-    print(f"wrote {out}" + (f" and {figures} beside it" if page.figures else ""))
+    write_atomically(out, report.text.encode())
+    figures = f"{len(report.figures)} figure{'s' * (len(report.figures) > 1)}"
+    print(f"wrote {out}" + (f" and {figures} beside it" if report.figures else ""))
 
 
 @app.command("table7")
@@ -136,7 +136,7 @@ def run_tables(
     chosen_scale, store = lookup("scale", scale, SCALES), _open_records(may_be_empty=True)
     tables = _build_specs(names, chosen_scale, columns, methods, row)
     builder = TableBuilder(store, chosen_scale, read_seeds(seeds))
-    plan = TuningPlan.parse(tuning) if tuning else None
+    plan = TuningPlan.parse(tuning, chosen_scale) if tuning else None
     is_late, missing_files = False, ""
     deadline = time.monotonic() + 60 * budget_minutes
     if not is_writable(store.path):
@@ -144,9 +144,11 @@ def run_tables(
         raise ValueError(f"{store.path} cannot be written: {remedy}")
     with ProgressBars() as bars, RunQueue(store, WORK_FOLDER, device, bars.add_bar, deadline) as queue:
         try:
-            tune_rows(tables, chosen_scale, queue, plan)
+            tune_rows(tables, builder.choices, queue, plan)
             for tested in (True, False):
-                queue.run_missing(list_wanted(tables, builder, tested), tested)
+                cells = [cell for table in tables for cell in list_cells(table) if cell.column.tested == tested]
+                cases = (case for cell in cells for case in builder.list_configs(cell))
+                queue.run_missing((config for case in cases for config in case), tested)
         except OutOfTime:
             is_late = True
         except MissingFiles as error:

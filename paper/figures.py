@@ -12,13 +12,12 @@ import numpy as np
 
 from fedauc.files import write_atomically
 from fedauc.reports.curves import COLOURS, STYLES
-from paper.builder import Table
+from paper.findings import Comparison
 from paper.records import Point
+from paper.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from paper.findings import Comparison
 
 PANELS_PER_ROW = 2
 
@@ -27,6 +26,9 @@ LOG_SCALE_RATIO = 4
 
 OUTLIER_QUARTILES = 3
 """A point this many interquartile ranges below a curve's lower quartile is a single collapse."""
+
+OUTSIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+"""A legend beside an axis."""
 
 
 class Panel(NamedTuple):
@@ -38,14 +40,12 @@ class Panel(NamedTuple):
 
 def collect_panels(table: Table) -> list[Panel]:
     """A figure has a panel per dataset and row, with a curve per column; a table has one per column."""
-    spec = table.spec
+    spec, panels = table.spec, list[Panel]()
     if spec.kind != "figure":
-        panels = [
-            Panel(column.name, {row.name: table.cells[row.name, column.name].curve for row in spec.rows})
-            for column in spec.columns
-        ]
+        for column in spec.columns:
+            curves = {row.name: table.cells[row.name, column.name].curve for row in spec.rows}
+            panels.append(Panel(column.name, curves))
         return [panel for panel in panels if any(panel.curves.values())]
-    panels = []
     for dataset in dict.fromkeys(column.dataset for column in spec.columns):
         columns = [column.name for column in spec.columns if column.dataset == dataset]
         for row in spec.rows:
@@ -66,26 +66,22 @@ def write_figure(figure: Figure, path: Path) -> None:
 def draw_curves(panels: Sequence[Panel]) -> Figure:
     """Panels in rows of two. Each row has a legend where values of a number are varied; otherwise the first has one."""
     rows = math.ceil(len(panels) / PANELS_PER_ROW)
-    figure = _make_figure(11, 3.4 * rows)
+    figure = _make_figure(3.4 * rows)
     axes = figure.subplots(rows, PANELS_PER_ROW, squeeze=False)
-    labels = list_labels(panels)
-    numeric = all(map(_is_number, labels))
-    styles = {
-        label: _choose_style(label, position, len(labels) if numeric else 0) for position, label in enumerate(labels)
-    }
-    shown: list[dict[str, Any]] = [{} for _ in range(rows)]
+    styles = choose_styles(panels)
+    numeric = all(map(_is_number, styles))
+    lines_by_row: list[dict[str, Any]] = [{} for _ in range(rows)]
     for position, axis in enumerate(axes.flat):
         if position < len(panels):
-            shown[position // PANELS_PER_ROW] |= _draw_panel(panels[position], axis, styles)
+            lines_by_row[position // PANELS_PER_ROW] |= _draw_panel(panels[position], axis, styles)
         else:
             axis.set_visible(False)
     if not numeric:
-        shown = [{label: line for lines in shown for label, line in lines.items()}]
-    for row, lines in enumerate(shown):
+        lines_by_row = [{label: line for lines in lines_by_row for label, line in lines.items()}]
+    for row, lines in enumerate(lines_by_row):
         last = min(PANELS_PER_ROW, len(panels) - row * PANELS_PER_ROW) - 1
-        ordered = [label for label in labels if label in lines]
-        outside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
-        axes[row][last].legend([lines[label] for label in ordered], ordered, **outside)
+        labels = [label for label in styles if label in lines]
+        axes[row][last].legend([lines[label] for label in labels], labels, **OUTSIDE)
     return figure
 
 
@@ -94,7 +90,7 @@ def draw_differences(comparisons: Sequence[Comparison]) -> Figure:
     columns = list(dict.fromkeys(comparison.column.name for comparison in comparisons))
     methods = list(dict.fromkeys(comparison.method for comparison in comparisons))
     baselines = list(dict.fromkeys(comparison.baseline for comparison in comparisons))
-    figure = _make_figure(11, 0.8 + 0.3 * len(baselines))
+    figure = _make_figure(0.8 + 0.3 * len(baselines))
     axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axis, column in zip(axes, columns, strict=True):
         axis.axvline(0, color="grey", linewidth=0.8)
@@ -102,11 +98,10 @@ def draw_differences(comparisons: Sequence[Comparison]) -> Figure:
             number = methods.index(comparison.method)
             height = baselines.index(comparison.baseline) + 0.3 * (number - (len(methods) - 1) / 2)
             error = comparison.test.half_width if comparison.test else 0.0
-            axis.errorbar(comparison.value, height, xerr=error, fmt="o", markersize=4, color=COLOURS[number], capsize=2)
+            dot = {"markersize": 4, "color": COLOURS[number]}
+            axis.errorbar(comparison.value, height, xerr=error, fmt="o", capsize=2, **dot)
             if comparison.published is not None:
-                axis.plot(
-                    comparison.published, height, "o", markersize=4, markerfacecolor="none", color=COLOURS[number]
-                )
+                axis.plot(comparison.published, height, "o", markerfacecolor="none", **dot)
         axis.set(title=column, xlabel="difference in test AUC to the baseline")
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right", "left"]].set_visible(False)
@@ -116,15 +111,15 @@ def draw_differences(comparisons: Sequence[Comparison]) -> Figure:
     for number, method in enumerate(methods):
         axes[-1].plot([], [], "o", color=COLOURS[number], label=method)
     axes[-1].plot([], [], "o", color="grey", markerfacecolor="none", label="the paper's")
-    axes[-1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    axes[-1].legend(**OUTSIDE)
     return figure
 
 
-def _make_figure(width: float, height: float) -> Figure:
+def _make_figure(height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -135,47 +130,44 @@ def _draw_panel(panel: Panel, axis: Any, styles: Mapping[str, Mapping[str, Any]]
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     curves = {label: curve for label, curve in panel.curves.items() if curve}
-    lines = {}
+    lines, shown = {}, []
     for label, curve in curves.items():
-        (lines[label],) = axis.plot([point.rounds for point in curve], [point.auc for point in curve], **styles[label])
+        aucs = np.array([point.auc for point in curve])
+        (lines[label],) = axis.plot([point.rounds for point in curve], aucs, linewidth=1.4, **styles[label])
+        # The axis shows the AUCs after a tenth of the rounds, without single collapses, which would leave no room.
+        settled = aucs[len(aucs) // 10 :]
+        low, high = np.quantile(settled, [0.25, 0.75])
+        shown.append(settled[settled >= low - OUTLIER_QUARTILES * (high - low)])
     lengths = [curve[-1].rounds for curve in curves.values()]
     if max(lengths) > LOG_SCALE_RATIO * min(lengths):
         axis.set_xscale("log")
-    axis.set_ylim(*_choose_limits(panel))
+    visible = np.concatenate(shown)
+    margin = 0.05 * np.ptp(visible) + 1e-4
+    axis.set_ylim(float(visible.min() - margin), float(visible.max() + margin))
     return lines
 
 
-def _choose_limits(panel: Panel) -> tuple[float, float]:
-    """A little more than the AUCs after a tenth of the rounds, without single collapses, which would leave no room."""
-    shown = []
-    for curve in filter(None, panel.curves.values()):
-        aucs = np.array([point.auc for point in curve[len(curve) // 10 :]])
-        low, high = np.quantile(aucs, [0.25, 0.75])
-        shown.append(aucs[aucs >= low - OUTLIER_QUARTILES * (high - low)])
-    aucs = np.concatenate(shown)
-    margin = 0.05 * np.ptp(aucs) + 1e-4
-    return float(aucs.min() - margin), float(aucs.max() + margin)
+def choose_styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
+    """A colour for each label; some lines are dashed, so that lines that coincide can be seen.
 
+    Values of a number are in their order and go from dark to light, and their size decides whether they are dashed, so
+    that all figures agree.
+    """
+    from matplotlib import colormaps
 
-def list_labels(panels: Sequence[Panel]) -> list[str]:
-    """Every label once: values of a number by their size, rows in their order."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
-    return sorted(labels, key=lambda label: int(label[1:])) if all(map(_is_number, labels)) else labels
+    if not all(map(_is_number, labels)):
+        return {
+            label: {"color": COLOURS[position % (len(COLOURS) - 1)], "linestyle": STYLES[position % 2]}
+            for position, label in enumerate(labels)
+        }
+    styles: dict[str, dict[str, Any]] = {}
+    for position, label in enumerate(sorted(labels, key=lambda label: int(label[1:]))):
+        colour = colormaps["viridis"](0.9 * position / max(1, len(labels) - 1))
+        styles[label] = {"color": colour, "linestyle": STYLES[(int(label[1:]).bit_length() - 1) % 2]}
+    return styles
 
 
 def _is_number(label: str) -> bool:
     """Whether it is a value of I, M or K."""
     return label[1:].isdecimal()
-
-
-def _choose_style(label: str, position: int, numbers: int) -> dict[str, Any]:
-    """A colour for each label; some lines are dashed, so that lines that coincide can be seen.
-
-    Numbers go from dark to light, and their size decides whether they are dashed, so that all figures agree.
-    """
-    from matplotlib import colormaps
-
-    if numbers:
-        colour: Any = colormaps["viridis"](0.9 * position / max(1, numbers - 1))
-        return {"color": colour, "linestyle": STYLES[(int(label[1:]).bit_length() - 1) % 2], "linewidth": 1.4}
-    return {"color": COLOURS[position % (len(COLOURS) - 1)], "linestyle": STYLES[position % 2], "linewidth": 1.4}

@@ -4,22 +4,21 @@ the communication interval I, the cohort size M and the number of groups K in th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import pandas as pd
 
 from fedauc.reports.tables import format_share
-from paper.builder import NEARLY, Cell, Table, find_reach
-from paper.formatting import format_difference, format_p_value
 from paper.significance import SIGNIFICANCE_LEVEL, Difference
 from paper.table_specs import ALL_METHODS, OURS, PUBLISHED, Column
+from paper.tables import NEARLY, Cell, Table
 
-Outcome = Literal["significantly higher", "not significantly different", "significantly lower", "not tested"]
+OUTCOMES = ("significantly higher", "not significantly different", "significantly lower", "not tested")
 
 
 class Comparison(NamedTuple):
@@ -34,8 +33,8 @@ class Comparison(NamedTuple):
     published: float | None
 
     @property
-    def outcome(self) -> Outcome:
-        """What the test says."""
+    def outcome(self) -> str:
+        """What the test says: one of OUTCOMES."""
         if self.test is None:
             return "not tested"
         if self.test.p_value >= SIGNIFICANCE_LEVEL:
@@ -48,10 +47,20 @@ class Comparison(NamedTuple):
         if self.test is None:
             text += ", not tested"
         else:
-            interval = format_difference(self.test.half_width).removeprefix("+")
-            text += f" ± {interval}, {format_p_value(self.test.p_value)}"
-            text = f"**{text}**" if self.test.p_value < SIGNIFICANCE_LEVEL else text
+            interval, p_value = format_share(self.test.half_width, 4), self.test.p_value
+            text += f" ± {interval}, " + ("p < .001" if p_value < 0.001 else f"p = {format_share(p_value, 3)}")
+            text = f"**{text}**" if p_value < SIGNIFICANCE_LEVEL else text
         return text if self.published is None else f"{text} [{format_difference(self.published)}]"
+
+
+def format_difference(value: float) -> str:
+    """A difference of AUCs with its sign.
+
+    >>> format_difference(0.01234), format_difference(-0.2), format_difference(-0.00001)
+    ('+.0123', '-.2000', '+.0000')
+    """
+    rounded = round(value, 4)
+    return ("-" if rounded < 0 else "+") + format_share(abs(rounded), 4)
 
 
 def list_comparisons(table: Table, between_own: bool = False) -> Iterator[Comparison]:
@@ -72,13 +81,9 @@ def list_comparisons(table: Table, between_own: bool = False) -> Iterator[Compar
                     yield Comparison(table.name, column, method, baseline, difference, test, published)
 
 
-def comparison_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+def make_comparison_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A cell for each comparison: columns and methods in one direction, baselines in the other, the longer one down."""
-    texts = {
-        (f"{comparison.column.name}: {comparison.method}", comparison.baseline): str(comparison)
-        for comparison in comparisons
-    }
-    frame = _spread_texts(texts)
+    frame = _spread_texts({(f"{pair.column.name}: {pair.method}", pair.baseline): str(pair) for pair in comparisons})
     return frame if frame.shape[0] >= frame.shape[1] else frame.T
 
 
@@ -88,22 +93,15 @@ def _spread_texts(texts: Mapping[tuple[str, str], str]) -> pd.DataFrame:
     return pd.Series(texts).unstack().reindex(index=rows, columns=columns).fillna("-")
 
 
-def count_outcomes(comparisons: Sequence[Comparison]) -> Counter[Outcome]:
-    """How many comparisons had each outcome."""
-    return Counter(comparison.outcome for comparison in comparisons)
-
-
-def outcome_frame(tables: Sequence[Table]) -> pd.DataFrame:
+def make_outcome_frame(tables: Sequence[Table]) -> pd.DataFrame:
     """How many comparisons had which outcome, by table and method; data that the paper does not have is separate."""
-    counts: dict[tuple[str, str], Counter[Outcome]] = {}
-    for table in tables:
-        for comparison in list_comparisons(table):
-            separate = comparison.column.dataset not in PUBLISHED and comparison.column.name != table.name
-            label = table.name + (f", {comparison.column.name}" if separate else "")
-            counts.setdefault((label, comparison.method), Counter())[comparison.outcome] += 1
-    outcomes = get_args(Outcome)
-    rows = [[method, *(str(count[outcome]) for outcome in outcomes)] for (_, method), count in counts.items()]
-    return pd.DataFrame(rows, index=[label for label, _ in counts], columns=["method", *outcomes])
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for pair in [pair for table in tables for pair in list_comparisons(table)]:
+        separate = pair.column.dataset not in PUBLISHED and pair.column.name != pair.table
+        label = f"{pair.table}, {pair.column.name}" if separate else pair.table
+        counts.setdefault((label, pair.method), Counter())[pair.outcome] += 1
+    rows = [[method, *(str(count[outcome]) for outcome in OUTCOMES)] for (_, method), count in counts.items()]
+    return pd.DataFrame(rows, index=[label for label, _ in counts], columns=["method", *OUTCOMES])
 
 
 class PublishedGap(NamedTuple):
@@ -125,7 +123,7 @@ def list_published_gaps(tables: Sequence[Table]) -> list[PublishedGap]:
     ]
 
 
-def gap_frame(gaps: Sequence[PublishedGap]) -> pd.DataFrame:
+def make_gap_frame(gaps: Sequence[PublishedGap]) -> pd.DataFrame:
     """A line for each row."""
     return _spread_texts({(gap.row, f"{gap.table} {gap.column}"): format_difference(gap.value) for gap in gaps})
 
@@ -141,24 +139,21 @@ STANDARD_ERRORS = 2
 Series = Mapping[int, Cell]
 """A row's cells on one dataset by the value that is varied, smallest first."""
 
+Verdict = tuple[list[dict[str, str]], bool | None]
+"""The lines and the answer of a finding."""
+
 
 class Finding(NamedTuple):
-    """What one dataset and method say, in lines of a table, and whether the paper says so; None if undecided."""
+    """What one dataset and method say, in lines of a table, and whether it agrees with the paper; None if undecided."""
 
-    dataset: str
-    method: str
+    label: str
     lines: Sequence[Mapping[str, str]]
     holds: bool | None
-
-    @property
-    def label(self) -> str:
-        """Its dataset and method."""
-        return f"{self.dataset}, {self.method}"
 
 
 def list_findings(table: Table) -> list[Finding]:
     """By dataset and row, where at least two values have all of their runs, with settings of their own."""
-    judge, findings = JUDGES[table.name], list[Finding]()
+    findings = []
     for dataset in dict.fromkeys(column.dataset for column in table.spec.columns):
         for row in table.spec.rows:
             series = {}
@@ -167,12 +162,11 @@ def list_findings(table: Table) -> list[Finding]:
                 if column.dataset == dataset and cell.complete and cell.curve and not cell.borrowed_settings:
                     series[int(column.name.removeprefix(f"{dataset}-")[1:])] = cell
             if len(series) > 1:
-                lines, holds = judge(dict(sorted(series.items())))
-                findings.append(Finding(dataset, row.name, lines, holds))
+                findings.append(Finding(f"{dataset}, {row.name}", *JUDGES[table.name](dict(sorted(series.items())))))
     return findings
 
 
-def finding_frame(findings: Sequence[Finding]) -> pd.DataFrame:
+def make_finding_frame(findings: Sequence[Finding]) -> pd.DataFrame:
     """The lines of all findings, with a column for each value; what a line does not have is a dash."""
     lines = [line for finding in findings for line in finding.lines]
     labels = [finding.label for finding in findings for _ in finding.lines]
@@ -183,7 +177,7 @@ def finding_frame(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame(lines, index=labels, columns=columns).fillna("-")
 
 
-def judge_interval(series: Series) -> tuple[list[dict[str, str]], bool | None]:
+def judge_interval(series: Series) -> Verdict:
     """Whether a longer interval loses more than it may against any shorter one."""
     aucs = {steps: cell.auc for steps, cell in series.items() if cell.auc}
     short, long = max(combinations(aucs, 2), key=lambda pair: aucs[pair[0]].mean - aucs[pair[1]].mean)
@@ -194,18 +188,14 @@ def judge_interval(series: Series) -> tuple[list[dict[str, str]], bool | None]:
         return [{"largest loss": f"none up to I = {max(series)}", "verdict": "no loss"}], True
     error = math.sqrt(higher.deviation**2 / higher.values + lower.deviation**2 / lower.values)
     holds = None if abs(loss - ALLOWED_LOSS) < STANDARD_ERRORS * error else loss <= ALLOWED_LOSS
-    allowed = format_share(ALLOWED_LOSS, 2)
-    undecided = f"within {STANDARD_ERRORS} standard errors of {allowed}"
-    verdict = undecided if holds is None else f"at most {allowed}" if holds else f"more than {allowed}"
+    bounds = {None: f"within {STANDARD_ERRORS} standard errors of", True: "at most", False: "more than"}
     line = {"largest loss": format_share(loss, 4), "standard error": format_share(error, 4)}
-    line |= {
-        "from": f"{format_share(higher.mean, 4)} (I = {short})",
-        "to": f"{format_share(lower.mean, 4)} (I = {long})",
-    }
-    return [line | {"verdict": verdict}], holds
+    line["from"] = f"{format_share(higher.mean, 4)} (I = {short})"
+    line["to"] = f"{format_share(lower.mean, 4)} (I = {long})"
+    return [line | {"verdict": f"{bounds[holds]} {format_share(ALLOWED_LOSS, 2)}"}], holds
 
 
-def judge_rounds(series: Series, symbol: str) -> tuple[list[dict[str, str]], bool | None]:
+def judge_rounds(series: Series, symbol: str) -> Verdict:
     """Whether the rounds to a common AUC fall with the value, as the paper says of M and of K with random groups.
 
     The target is the lowest of the final AUCs, which every value's mean curve reaches; a second one is a little lower.
@@ -213,28 +203,26 @@ def judge_rounds(series: Series, symbol: str) -> tuple[list[dict[str, str]], boo
     where every curve starts above it, and is left out there.
     """
     target = min(cell.curve[-1].auc for cell in series.values())
-    lines = [_count_rounds(series, symbol, target)]
-    if any(cell.curve[0].auc < target - NEARLY for cell in series.values()):
-        lines.append(_count_rounds(series, symbol, target - NEARLY))
-    return [line for line, _ in lines], all(falls for _, falls in lines)
-
-
-def _count_rounds(series: Series, symbol: str, target: float) -> tuple[dict[str, str], bool]:
-    reaches = [find_reach(cell.curve, target) for cell in series.values()]
-    rounds = [reach.rounds for reach in reaches if reach]
+    is_early = all(cell.curve[0].auc >= target - NEARLY for cell in series.values())
     # Curves are known only where they were evaluated: a smaller difference in rounds cannot be seen.
     gaps = [later.rounds - earlier.rounds for cell in series.values() for earlier, later in pairwise(cell.curve)]
-    at_every_step = all(later < earlier for earlier, later in pairwise(rounds))
-    falls = rounds[0] - rounds[-1] >= max(gaps, default=1)
-    verdict = ("fall at every step" if at_every_step else "fall, but not at every step") if falls else "do not fall"
-    counts = {f"{symbol} = {value}": f"{count:.0f}" for value, count in zip(series, rounds, strict=True)}
-    return {"AUC to reach": format_share(target, 4), **counts, "rounds": verdict}, falls
+    lines, holds = [], True
+    for goal in [target] if is_early else [target, target - NEARLY]:
+        rounds = {value: reach.rounds for value, cell in series.items() if (reach := cell.find_reach(goal))}
+        counts = list(rounds.values())
+        falls = counts[0] - counts[-1] >= max(gaps, default=1)
+        at_every_step = all(later < earlier for earlier, later in pairwise(counts))
+        falling = "fall at every step" if at_every_step else "fall, but not at every step"
+        texts = {f"{symbol} = {value}": str(count) for value, count in rounds.items()}
+        lines.append({"AUC to reach": format_share(goal, 4), **texts, "rounds": falling if falls else "do not fall"})
+        holds = holds and falls
+    return lines, holds
 
 
-JUDGES: Mapping[str, Callable[[Series], tuple[list[dict[str, str]], bool | None]]] = {
+JUDGES: Mapping[str, Callable[[Series], Verdict]] = {
     "figure1": judge_interval,
     "intervals": judge_interval,
-    "figure2": functools.partial(judge_rounds, symbol="M"),
-    "figure3": functools.partial(judge_rounds, symbol="K"),
+    "figure2": partial(judge_rounds, symbol="M"),
+    "figure3": partial(judge_rounds, symbol="K"),
 }
 """What each figure is asked."""

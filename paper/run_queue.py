@@ -37,24 +37,23 @@ class RunQueue:
     observer: Callable[[str], Observer]
     deadline: float = float("inf")
     _data_cache: DataCache = field(default_factory=DataCache)
-    _lock: ExitStack | None = None
+    _lock: ExitStack = field(default_factory=ExitStack)
+    _is_locked: bool = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lock:
-            self._lock.close()
+        self._lock.close()
 
     def run_missing(self, configs: Iterable[Config], tested: bool = True) -> None:
         """Give every configuration a record, and ranks if it is tested. Runs of the same shape share a graph."""
-        missing, recorded = list[Config](), set[str]()
+        missing = list[Config]()
         for config in configs:
             if self.store.is_complete(config, tested):
-                recorded.add(run_name(config))
+                self._remove_leftover(self.work_folder / run_name(config))
             else:
                 missing.append(config)
-        self._remove_recorded(recorded)
         # Runs on the same data follow each other, because the cache holds one dataset.
         missing.sort(key=lambda config: repr((config.data, config.preparation, config.data_seed)))
         queued = {run_name(config): self._place_on_device(config) for config in missing}
@@ -72,23 +71,20 @@ class RunQueue:
             gc.collect()
 
     def _lock_folder(self) -> None:
-        if self._lock is None:
+        if not self._is_locked:
             self.work_folder.mkdir(parents=True, exist_ok=True)
             remedy = "wait until it has ended, or start in another folder"
             busy = f"{self.work_folder} is in use by another process (pid {{pid}}); {remedy}"
-            with ExitStack() as stack:
-                stack.enter_context(hold_lock(self.work_folder / ".lock", busy))
-                self._lock = stack.pop_all()
+            self._lock.enter_context(hold_lock(self.work_folder / ".lock", busy))
+            self._is_locked = True
 
-    def _remove_recorded(self, recorded: set[str]) -> None:
-        """Remove the folders of recorded runs, which a killed process may leave behind."""
-        if not self.work_folder.is_dir():
-            return
-        # If another process works there, it removes them; this is no reason to stop when everything has run.
+    def _remove_leftover(self, folder: Path) -> None:
+        """Remove the folder of a recorded run, which a killed process may leave behind."""
+        # If another process works there, it removes it; this is no reason to stop when everything has run.
         with suppress(LockBusy):
-            for path in [path for path in self.work_folder.iterdir() if path.is_dir() and path.name in recorded]:
+            if folder.is_dir():
                 self._lock_folder()
-                _remove_folder(path)
+                _remove_folder(folder)
 
     def _place_on_device(self, config: Config) -> Config:
         # The runs of a table share compiled steps, so that even short ones gain on a GPU.

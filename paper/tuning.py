@@ -4,9 +4,6 @@ Successive halving (Jamieson and Talwalkar 2016) trains many candidates for a fe
 budget of cycles is spent evenly over the rungs, so that methods with few candidates and with many cost the same. Each
 rung trains its candidates anew, with a whole schedule of learning rates in so many cycles. Columns that ask for it,
 such as the points of a figure, have settings of their own.
-
->>> [(rung.candidates, rung.cycles) for rung in plan_rungs(12, 120)]
-[(12, 3), (4, 10), (2, 20)]
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,7 +20,7 @@ from fedauc.algorithms.minimax import ProximalStep
 from fedauc.algorithms.pairwise import Pairwise
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
-from paper.records import REMEDY, JsonLines, RecordStore, name_damage
+from paper.records import RecordStore, append_json_line, read_json_lines
 from paper.run_queue import RunQueue
 from paper.scales import Options, Scale
 from paper.table_specs import CellSpec, Row, TableSpec, list_cells
@@ -34,75 +31,46 @@ REDUCTION = 3
 """One candidate in so many reaches the next rung."""
 
 
-class Rung(NamedTuple):
-    """How many candidates a rung has, and for how many cycles each of them is trained."""
-
-    candidates: int
-    cycles: int
-
-
 class Trial(NamedTuple):
-    """Candidates that are to be trained for so many cycles."""
-
-    candidates: tuple[Options, ...]
-    cycles: int
-
-
-class TrialResult(NamedTuple):
-    """A candidate after a rung with its validation AUC, or None if its run stopped."""
+    """A candidate after a rung of so many cycles, with its validation AUC, or None if its run stopped."""
 
     settings: Options
     cycles: int
     validation_auc: float | None
 
 
-class HalvingResult(NamedTuple):
-    """The settings that won, and the results of every rung."""
+def plan_rungs(candidates: int, budget: int) -> list[tuple[int, int]]:
+    """The candidates of each rung, and the cycles of each candidate: every rung has an even share of the budget.
 
-    settings: Options
-    trials: tuple[TrialResult, ...]
-
-
-def plan_rungs(candidates: int, cycles: int) -> list[Rung]:
-    """The rungs down to one candidate, each with an even share of the cycles; a single candidate needs none."""
-    if cycles < (needed := minimum_budget(candidates)):
-        raise ValueError(f"tuning has {cycles} cycles; {candidates} candidates need at least {needed}: raise it")
-    sizes = _rung_sizes(candidates)
-    return [Rung(size, cycles // len(sizes) // size) for size in sizes]
-
-
-def minimum_budget(candidates: int) -> int:
-    """The fewest cycles that give every candidate one in the first rung.
-
-    >>> minimum_budget(324), minimum_budget(1)
-    (1944, 0)
+    >>> plan_rungs(12, 120), plan_rungs(1, 120)
+    ([(12, 3), (4, 10), (2, 20)], [])
     """
-    return candidates * len(_rung_sizes(candidates))
+    sizes = []
+    while candidates > 1:
+        sizes.append(candidates)
+        candidates = math.ceil(candidates / REDUCTION)
+    return [(size, budget // len(sizes) // size) for size in sizes]
 
 
-def _rung_sizes(candidates: int) -> list[int]:
-    return [candidates, *_rung_sizes(math.ceil(candidates / REDUCTION))] if candidates > 1 else []
+def plan_next_rung(
+    candidates: Sequence[Options], budget: int, trials: Sequence[Trial]
+) -> tuple[Sequence[Options], int]:
+    """The candidates and the cycles of the next rung, after the trials of all earlier ones; 0 cycles for a winner.
 
-
-Bracket = Generator[Trial, Sequence[float | None], HalvingResult]
-"""A successive halving: it yields trials, is sent their validation AUCs, and returns the result."""
-
-
-def halve_candidates(candidates: Sequence[Options], cycles: int) -> Bracket:
-    """Choose among candidates. The earlier one wins a tie, and candidates whose runs stopped are out.
-
-    If all of them stopped, the last wins: grids end with the smallest learning rate.
+    The earlier one wins a tie, and candidates whose runs stopped are out. If all of them stopped, the last wins: grids
+    end with the smallest learning rate.
     """
-    remaining, results = list(candidates), list[TrialResult]()
-    for rung in plan_rungs(len(remaining), cycles):
-        aucs = yield Trial(tuple(remaining), rung.cycles)
-        results += [TrialResult(settings, rung.cycles, auc) for settings, auc in zip(remaining, aucs, strict=True)]
-        finished = [(auc, position) for position, auc in enumerate(aucs) if auc is not None]
+    remaining, later_trials = candidates, trials
+    for _, cycles in plan_rungs(len(candidates), budget):
+        if not later_trials:
+            return remaining, cycles
+        rung, later_trials = later_trials[: len(remaining)], later_trials[len(remaining) :]
+        finished = [position for position, trial in enumerate(rung) if trial.validation_auc is not None]
         if not finished:
-            return HalvingResult(remaining[-1], tuple(results))
-        best = sorted(finished, key=lambda pair: -pair[0])[: math.ceil(len(remaining) / REDUCTION)]
-        remaining = [remaining[position] for position in sorted(position for _, position in best)]
-    return HalvingResult(remaining[0], tuple(results))
+            return remaining[-1:], 0
+        best = sorted(finished, key=lambda position: -(rung[position].validation_auc or 0.0))
+        remaining = [remaining[position] for position in sorted(best[: math.ceil(len(remaining) / REDUCTION)])]
+    return remaining, 0
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
@@ -121,8 +89,6 @@ LEARNING_RATES = {
 
 FULL_LENGTH = {"full": 2, "lower": 3}
 """Grids of runs of full length, and how many learning rates they have: the method's default and smaller ones."""
-
-GRIDS = ("none", *LEARNING_RATES, *FULL_LENGTH)
 
 FIXED = {"objective.scale": "1", "algorithm.prox": "0.01", "algorithm.amplify": "1.5"}
 """The other values in runs of full length, where only the learning rate is tuned."""
@@ -172,45 +138,32 @@ def grid_candidates(row: Row, grid: str) -> list[Options]:
     return [{**common, **dict(zip(axes, values, strict=True))} for values in itertools.product(*axes.values())]
 
 
-def check_budget(grid: str, cycles: int, rows: Iterable[Row]) -> None:
-    """Refuse cycles that are too few for one of the rows, and name the number that is enough for all of them."""
-    most = max(len(grid_candidates(row, grid)) for row in rows)
-    if cycles < (needed := minimum_budget(most)):
-        remedy = f"use --tuning {grid}:{needed}"
-        raise ValueError(f"tuning has {cycles} cycles; {most} candidates need at least {needed}: {remedy}")
+class TuningPlan(NamedTuple):
+    """A grid, and the cycles that each row may spend on it."""
 
-
-# ---------------------------------------------------------------------------------------------------- plans and choices
-
-DEFAULT_BUDGET = 120
-"""Cycles that a row may spend if none are named."""
-
-
-@dataclass(frozen=True)
-class TuningPlan:
-    """A grid, and the cycles that each row may spend on it; 0 for the usual ones.
-
-    >>> TuningPlan.parse("steps:90")
-    TuningPlan(grid='steps', cycles=90)
-    """
-
-    grid: str = "steps"
-    cycles: int = 0
-
-    def row_budget(self, scale: Scale) -> int:
-        """The cycles of a row: a full run per learning rate for grids of full length, otherwise 120."""
-        return self.cycles or FULL_LENGTH.get(self.grid, 0) * scale.cycles or DEFAULT_BUDGET
+    grid: str
+    budget: int
 
     @staticmethod
-    def parse(text: str) -> TuningPlan:
-        """Read `grid` or `grid:cycles`."""
+    def parse(text: str, scale: Scale) -> TuningPlan:
+        """Read `grid` or `grid:cycles`; by default 120 cycles, or a full run per rate of `full` and `lower`."""
         grid, _, cycles = text.partition(":")
-        lookup("grid", grid, dict.fromkeys(GRIDS))
+        lookup("grid", grid, dict.fromkeys(("none", *LEARNING_RATES, *FULL_LENGTH)))
         if cycles and not cycles.isdecimal():
             raise ValueError(f"tuning is {text!r}; it must be a grid and cycles, such as steps:120")
         if cycles and not int(cycles):
             raise ValueError(f"tuning is {text!r}; it needs at least a cycle for each candidate")
-        return TuningPlan(grid, int(cycles or 0))
+        return TuningPlan(grid, int(cycles or FULL_LENGTH.get(grid, 0) * scale.cycles or 120))
+
+    def check_budget(self, rows: Iterable[Row]) -> None:
+        """Refuse a budget with less than one cycle for each candidate of a row, and name one that is enough for all."""
+        most = max(len(grid_candidates(row, self.grid)) for row in rows)
+        if self.budget < (needed := most * len(plan_rungs(most, 0))):
+            remedy = f"use --tuning {self.grid}:{needed}"
+            raise ValueError(f"tuning has {self.budget} cycles; {most} candidates need at least {needed}: {remedy}")
+
+
+# ------------------------------------------------------------------------------------------------------------- choices
 
 
 class TuningJob(NamedTuple):
@@ -252,26 +205,17 @@ class ChoiceStore:
     """The choices of one scale, in one file of JSON lines beside the records. The last line of a job counts."""
 
     def __init__(self, store: RecordStore, scale: Scale) -> None:
-        self._store, self._scale = store, scale
-        self._lines = JsonLines(store.path / f"{scale.name}-choices.jsonl")
-        self._read_size, self._choices = 0, dict[str, TuningChoice]()
+        self.store, self.scale = store, scale
+        self._path = store.path / f"{scale.name}-choices.jsonl"
 
-    def list_choices(self) -> dict[str, TuningChoice]:
-        """Every choice by the name of its job. The file is read again when it has grown."""
-        path = self._lines.path
-        size = path.stat().st_size if path.is_file() else 0
-        if size != self._read_size:
-            self._choices = {}
-            for position, content in self._lines.read_objects():
-                with name_damage(position, REMEDY):
-                    job, trials = content.pop("job"), tuple(content.pop("trials"))
-                    self._choices[job] = TuningChoice(trials=trials, **content)
-            self._read_size = size
-        return self._choices
+        def decode(content: dict[str, Any]) -> tuple[str, TuningChoice]:
+            return content.pop("job"), TuningChoice(trials=tuple(content.pop("trials")), **content)
+
+        self.by_name = dict(read_json_lines(self._path, decode))
 
     def find_choice(self, job: TuningJob) -> TuningChoice | None:
         """The choice of a job, if there is one."""
-        return self.list_choices().get(job.name)
+        return self.by_name.get(job.name)
 
     def find_or_inherit(self, job: TuningJob) -> TuningChoice | None:
         """The choice of a job; a column that has none yet inherits that of its dataset."""
@@ -284,21 +228,20 @@ class ChoiceStore:
 
     def add_choice(self, job: TuningJob, choice: TuningChoice) -> None:
         """Record a choice."""
-        self._lines.append_object({"job": job.name, **asdict(choice)})
+        append_json_line(self._path, {"job": job.name, **asdict(choice)})
+        self.by_name[job.name] = choice
 
-    def add_result(self, job: TuningJob, plan: TuningPlan, result: HalvingResult) -> None:
-        """Record the result of a halving as a choice, with its cost."""
-        trials = tuple(trial._asdict() for trial in result.trials)
-        choice = TuningChoice(result.settings, plan.grid, plan.row_budget(self._scale), trials, len(trials))
+    def add_result(self, job: TuningJob, plan: TuningPlan, settings: Options, trials: Sequence[Trial]) -> None:
+        """Record the settings that won, with the trials and their cost."""
+        choice = TuningChoice(settings, *plan, tuple(trial._asdict() for trial in trials), len(trials))
         configs = self._trial_configs(job, choice)
-        seconds = sum(record.seconds for config in configs if (record := self._store.find_record(config)))
         cycles = sum(config.recipe.cycles for config in configs)
-        self.add_choice(job, replace(choice, cycles=cycles, seconds=round(seconds, 3)))
+        self.add_choice(job, replace(choice, cycles=cycles, seconds=round(self._count_seconds(configs), 3)))
 
     def is_current(self, job: TuningJob, choice: TuningChoice) -> bool:
         """Whether the runs that led to a choice are recorded, and are those that the scale would make today."""
         for config, trial in zip(self._trial_configs(job, choice), choice.trials, strict=True):
-            record = self._store.find_record(config)
+            record = self.store.find_record(config)
             if record is None or (record.final_point and record.final_point.validation_auc) != trial["validation_auc"]:
                 return False
         return True
@@ -306,65 +249,68 @@ class ChoiceStore:
     def total_cost(self, chosen: Mapping[TuningJob, TuningChoice]) -> tuple[int, int, float]:
         """Runs, cycles and seconds of several choices together. A run that serves two rows is counted once."""
         configs = {config for job, choice in chosen.items() for config in self._trial_configs(job, choice)}
-        seconds = sum(record.seconds for config in configs if (record := self._store.find_record(config)))
-        return len(configs), sum(config.recipe.cycles for config in configs), seconds
+        return len(configs), sum(config.recipe.cycles for config in configs), self._count_seconds(configs)
 
     def _trial_configs(self, job: TuningJob, choice: TuningChoice) -> list[Config]:
-        return [candidate_config(self._scale, job, trial["settings"], trial["cycles"]) for trial in choice.trials]
+        return [candidate_config(self.scale, job, trial["settings"], trial["cycles"]) for trial in choice.trials]
+
+    def _count_seconds(self, configs: Iterable[Config]) -> float:
+        return sum(record.seconds for config in configs if (record := self.store.find_record(config)))
 
 
-def tune_rows(tables: Iterable[TableSpec], scale: Scale, queue: RunQueue, requested: TuningPlan | None) -> ChoiceStore:
+def tune_rows(tables: Iterable[TableSpec], choices: ChoiceStore, queue: RunQueue, requested: TuningPlan | None) -> None:
     """Choose settings for every row on every dataset of the tables, and for columns that are tuned by themselves.
 
     A choice stays unless another plan is requested, which is logged; a request for `none` keeps it too. In a table with
     columns that are tuned by themselves, a request concerns those alone, because all tables share the choice for the
     dataset. A choice is made again over its own grid if its runs would be different today or have lost their records.
     """
-    choices, plans = ChoiceStore(queue.store, scale), _plan_jobs(tables, scale, requested)
-    brackets = dict[TuningJob, Bracket]()
-    for job, (plan, is_requested) in plans.items():
-        choice = choices.find_choice(job)
-        if choice is not None and (plan.grid == "none" or not is_requested):
-            plan = TuningPlan(choice.grid, choice.budget)
-            plans[job] = plan, is_requested
-        same = choice is not None and (choice.grid, choice.budget) == (plan.grid, plan.row_budget(scale))
-        if choice is not None and not same and choice.grid != "none":
-            LOG.info("%s was tuned over %s:%d; from now on over %s", job.name, choice.grid, choice.budget, plan.grid)
-        if choice is None or not same or not choices.is_current(job, choice):
-            brackets[job] = halve_candidates(grid_candidates(job.row, plan.grid), plan.row_budget(scale))
-    aucs: dict[TuningJob, list[float | None] | None] = dict.fromkeys(brackets)
-    while aucs:
-        configs = dict[TuningJob, list[Config]]()
-        for job, answer in aucs.items():
-            try:
-                # The first send of a generator takes None.
-                trial = brackets[job].send(answer)  # type: ignore[arg-type]
-                configs[job] = [candidate_config(scale, job, each, trial.cycles) for each in trial.candidates]
-            except StopIteration as end:
-                choices.add_result(job, plans[job][0], end.value)
+    scale, plans = choices.scale, _plan_jobs(tables, choices, requested)
+    trials = {job: list[Trial]() for job in plans}
+    while trials:
+        tried = list[tuple[TuningJob, Config, Options, int]]()
+        for job in list(trials):
+            candidates = grid_candidates(job.row, plans[job].grid)
+            remaining, cycles = plan_next_rung(candidates, plans[job].budget, trials[job])
+            if cycles:
+                for settings in remaining:
+                    tried.append((job, candidate_config(scale, job, settings, cycles), settings, cycles))
+            else:
+                choices.add_result(job, plans[job], remaining[0], trials.pop(job))
         # The runs of all jobs are queued together, so that several datasets may share a graph. A candidate of full
         # length is a table's run as well, and stores its ranks.
-        pairs = [(job, config) for job in configs for config in configs[job]]
-        for tested in (True, False):
-            is_tested = (config.recipe.cycles == scale.cycles and not job.column for job, config in pairs)
-            queue.run_missing([pair[1] for pair, flag in zip(pairs, is_tested, strict=True) if flag == tested], tested)
-        aucs = {job: [_validation_auc(queue.store, config) for config in tried] for job, tried in configs.items()}
-    return choices
+        full = [config for job, config, *_ in tried if config.recipe.cycles == scale.cycles and not job.column]
+        queue.run_missing(full, tested=True)
+        queue.run_missing([config for _, config, *_ in tried if config not in full], tested=False)
+        for job, config, settings, cycles in tried:
+            trials[job].append(Trial(settings, cycles, _read_validation_auc(queue.store, config)))
 
 
 def _plan_jobs(
-    tables: Iterable[TableSpec], scale: Scale, requested: TuningPlan | None
-) -> dict[TuningJob, tuple[TuningPlan, bool]]:
-    """The plan of every tuning job of the tables, and whether it was requested."""
-    plans = dict[TuningJob, tuple[TuningPlan, bool]]()
-    concerned = set[TuningJob]()
+    tables: Iterable[TableSpec], choices: ChoiceStore, requested: TuningPlan | None
+) -> dict[TuningJob, TuningPlan]:
+    """The plans of the jobs whose choice is still to be made, or to be made again."""
+    grids, concerned = dict[TuningJob, str](), set[TuningJob]()
     for table in tables:
         jobs = {TuningJob.for_cell(cell): cell.column.grid for cell in list_cells(table)}
-        plans |= {job: (TuningPlan.parse(grid), False) for job, grid in jobs.items()}
+        grids |= jobs
         concerned |= {job for job in jobs if job.column} or jobs.keys()
     if requested:
-        check_budget(requested.grid, requested.row_budget(scale), [job.row for job in concerned])
-        plans |= dict.fromkeys(concerned, (requested, True))
+        requested.check_budget(job.row for job in concerned)
+    plans = {}
+    for job, grid in grids.items():
+        choice, is_requested = choices.find_choice(job), requested is not None and job in concerned
+        plan = requested if requested and is_requested else TuningPlan.parse(grid, choices.scale)
+        if choice is None:
+            plans[job] = plan
+            continue
+        made = TuningPlan(choice.grid, choice.budget)
+        if not is_requested or plan.grid == "none":
+            plan = made
+        if plan != made and choice.grid != "none":
+            LOG.info("%s was tuned over %s:%d; from now on over %s", job.name, *made, plan.grid)
+        if plan != made or not choices.is_current(job, choice):
+            plans[job] = plan
     return plans
 
 
@@ -379,12 +325,10 @@ def candidate_config(scale: Scale, job: TuningJob, settings: Options, cycles: in
     return scale.build_config(job.dataset, job.row.method, {**job.row.settings, **settings, **case, **shortened})
 
 
-def _validation_auc(store: RecordStore, config: Config) -> float | None:
+def _read_validation_auc(store: RecordStore, config: Config) -> float | None:
     """The validation AUC at the end of a run, never its test AUC; None if it stopped."""
     record = store.find_record(config)
     assert record is not None
-    if record.final_point is None:
-        return None
-    if record.final_point.validation_auc is None:
+    if record.final_point and record.final_point.validation_auc is None:
         raise ValueError(f"{config.data.name} has no validation part to tune on: use --tuning none")
-    return record.final_point.validation_auc
+    return record.final_point and record.final_point.validation_auc

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedauc.experiments.config import Config
-from paper.records import Point, Record, RecordStore, plain_config
+from paper.records import Point, Record, RecordStore
 from paper.scales import PAPER
 from paper.table_specs import CellSpec, cell_configs
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
@@ -39,12 +39,12 @@ def keep(
     scores: tuple[np.ndarray, np.ndarray] | None,
     data: str = "made up; for a test",
     validation: Sequence[float] = (),
-) -> Record:
+) -> None:
     """A finished run whose test AUC after 10, 20, ... rounds, of 1 kB each, was as given; average precision is half.
 
     Validation AUC is test AUC, unless it is given too.
     """
     pairs = enumerate(zip(aucs, validation or aucs, strict=True))
     curve = tuple(Point(place, 10 * (place + 1), 10_000 * (place + 1), *pair) for place, pair in pairs)
-    record = Record(plain_config(config), "", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
-    return store.add_record(record, scores)
+    record = Record("", aucs[-1], None, None, aucs[-1] / 2, curve, 1.0, data, VERSIONS, "abc")
+    store.add_record(config, record, scores)

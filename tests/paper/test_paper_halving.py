@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from fedauc.algorithms import find_methods
-from paper.records import JsonLines
+from paper.records import read_json_lines
 from paper.scales import PAPER, Options
 from paper.table_specs import CellSpec, Column, Row, cell_configs
 from paper.tuning import (
-    HalvingResult,
-    Rung,
+    Trial,
     TuningJob,
+    TuningPlan,
     candidate_config,
-    check_budget,
     grid_candidates,
-    halve_candidates,
+    plan_next_rung,
     plan_rungs,
 )
 
 
-def play(options: list[Options], cycles: int, judge: Callable[[Options, int], float | None]) -> HalvingResult:
+class Halving(NamedTuple):
+    settings: Options
+    trials: list[Trial]
+
+
+def play(options: list[Options], cycles: int, judge: Callable[[Options, int], float | None]) -> Halving:
     """A halving to its end."""
-    game = halve_candidates(options, cycles)
-    answer: list[float | None] | None = None
+    trials = list[Trial]()
     while True:
-        try:
-            trial = game.send(answer)  # type: ignore[arg-type]
-        except StopIteration as over:
-            found: HalvingResult = over.value
-            return found
-        answer = [judge(each, trial.cycles) for each in trial.candidates]
+        remaining, rung_cycles = plan_next_rung(options, cycles, trials)
+        if not rung_cycles:
+            return Halving(remaining[0], trials)
+        trials += [Trial(settings, rung_cycles, judge(settings, rung_cycles)) for settings in remaining]
 
 
 def named(count: int) -> list[Options]:
@@ -49,33 +50,33 @@ def place(settings: Options) -> int:
 def test_every_method_has_the_same_budget(count: int) -> None:
     """The rungs' cycles add up to the budget but for what division drops, less than a cycle per candidate and rung."""
     found = plan_rungs(count, 360)
-    spent = sum(rung.candidates * rung.cycles for rung in found)
-    assert 360 - sum(rung.candidates for rung in found) < spent <= 360
-    assert [rung.cycles for rung in found] == sorted(rung.cycles for rung in found)
+    spent = sum(candidates * rung_cycles for candidates, rung_cycles in found)
+    assert 360 - sum(candidates for candidates, _ in found) < spent <= 360
+    assert [rung_cycles for _, rung_cycles in found] == sorted(rung_cycles for _, rung_cycles in found)
 
 
 def test_rungs_keep_a_third() -> None:
     """9 candidates: 9, then 3, then one is left; each rung has half of 90 cycles."""
-    assert plan_rungs(9, 90) == [Rung(9, 5), Rung(3, 15)]
+    assert plan_rungs(9, 90) == [(9, 5), (3, 15)]
     assert plan_rungs(1, 90) == []
 
 
 def test_a_budget_too_small_is_refused() -> None:
     """12 candidates take three rungs, so each needs 12 cycles."""
-    assert plan_rungs(12, 36)[0] == Rung(12, 1)
-    with pytest.raises(ValueError, match="tuning has 35 cycles; 12 candidates need at least 36: raise it"):
-        plan_rungs(12, 35)
+    assert plan_rungs(12, 36)[0] == (12, 1)
+    with pytest.raises(ValueError, match="tuning has 35 cycles; 12 candidates need at least 36: use --tuning steps:36"):
+        TuningPlan("steps", 35).check_budget([Row("cycp-pairwise", "cycp-pairwise")])
 
 
 def test_a_grid_too_large_is_refused_with_what_is_enough_for_every_row() -> None:
     """Of these rows FedXL has most candidates: 324 in six rungs (324, 108, 36, 12, 4, 2) take 1944 cycles."""
     entries = [Row(method, method) for method in ("cycp-fedavg", "rs-minimax", "fedxl1", "a-scaffold")]
     with pytest.raises(ValueError, match="324 candidates need at least 1944: use --tuning paper:1944"):
-        check_budget("paper", 1943, entries)
-    check_budget("paper", 1944, entries)
-    assert [plan_rungs(len(grid_candidates(entry, "paper")), 1944)[0].cycles >= 1 for entry in entries] == [True] * 4
+        TuningPlan("paper", 1943).check_budget(entries)
+    TuningPlan("paper", 1944).check_budget(entries)
+    assert [plan_rungs(len(grid_candidates(entry, "paper")), 1944)[0][1] >= 1 for entry in entries] == [True] * 4
     # Nothing to choose takes nothing.
-    check_budget("none", 0, entries)
+    TuningPlan("none", 0).check_budget(entries)
 
 
 def test_the_best_candidate_wins_whatever_its_place() -> None:
@@ -140,7 +141,7 @@ def test_the_wide_grid_has_a_larger_step() -> None:
 def test_the_long_grid_leaves_cycles_for_long_rungs(method: str) -> None:
     """Five learning rates by two other values: 240 cycles are rungs of 8, 20 and 40; `fine` has many of 2 or 3."""
     found = grid_candidates(Row(method, method), "long")
-    assert plan_rungs(len(found), 240) == [Rung(10, 8), Rung(4, 20), Rung(2, 40)]
+    assert plan_rungs(len(found), 240) == [(10, 8), (4, 20), (2, 40)]
     fine = grid_candidates(Row(method, method), "fine")
     assert {tuple(each.items()) for each in found} < {tuple(each.items()) for each in fine}
 
@@ -153,7 +154,7 @@ def test_the_full_grid_tries_two_steps_in_whole_runs(method: str) -> None:
     assert own == usual
     assert smaller == pytest.approx(0.3 * usual)
     assert len({tuple(each)[1:] for each in found}) == 1
-    assert plan_rungs(len(found), 200) == [Rung(2, 100)]
+    assert plan_rungs(len(found), 200) == [(2, 100)]
     job = TuningJob("cifar10", Row(method, method))
     assert candidate_config(PAPER, job, found[1], 100) == PAPER.build_config("cifar10", method, found[1])
     assert candidate_config(PAPER, job, found[1], 99).evaluate_every == 99
@@ -185,10 +186,7 @@ def test_another_surrogate_has_no_lambda() -> None:
     ]
 
 
-RECORDED = [
-    content
-    for _, content in JsonLines(Path(__file__).parents[2] / "paper" / "records" / "paper-choices.jsonl").read_objects()
-]
+RECORDED = read_json_lines(Path(__file__).parents[2] / "paper" / "records" / "paper-choices.jsonl", dict)
 
 
 @pytest.mark.parametrize("choice", RECORDED, ids=[choice["job"] for choice in RECORDED])

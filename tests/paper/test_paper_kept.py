@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedauc.experiments.config import Config
-from paper.records import JsonLines, RecordStore, run_name
+from paper.records import RecordStore, read_json_lines, run_name
 from paper.scales import PAPER
 from paper.table_specs import build_tables, cell_configs, list_cells
 from paper.tuning import ChoiceStore, TuningJob, TuningPlan, candidate_config
@@ -19,8 +19,8 @@ JOBS = {TuningJob.for_cell(cell): cell for table in build_tables(PAPER).values()
 
 
 def recorded_runs(path: Path) -> Iterator[str]:
-    for _, content in JsonLines(path).read_objects():
-        yield run_name(Config.from_json(json.dumps(content["config"])))
+    for changes in read_json_lines(path, lambda content: content["config"]):
+        yield run_name(Config.from_json(json.dumps(changes)))
 
 
 def archived_names(path: Path) -> list[str]:
@@ -49,12 +49,12 @@ def test_every_choice_is_over_the_grid_that_its_column_has() -> None:
     choices = ChoiceStore(RecordStore(RECORDS), PAPER)
     for job, cell in JOBS.items():
         if choice := choices.find_choice(job):
-            asked = TuningPlan.parse(cell.column.grid)
-            assert (job.name, choice.grid, choice.budget) == (job.name, asked.grid, asked.row_budget(PAPER))
+            plan = TuningPlan.parse(cell.column.grid, PAPER)
+            assert (job.name, choice.grid, choice.budget) == (job.name, *plan)
 
 
 def test_every_choice_stands_and_belongs_to_a_row() -> None:
     choices = ChoiceStore(RecordStore(RECORDS), PAPER)
     found = {job.name: (job, choice) for job in JOBS if (choice := choices.find_choice(job))}
-    assert sorted(found) == sorted(choices.list_choices())
+    assert sorted(found) == sorted(choices.by_name)
     assert [key for key, (job, choice) in found.items() if not choices.is_current(job, choice)] == []

@@ -10,24 +10,23 @@ import numpy as np
 import pytest
 
 from fedauc.metrics import auc
-from paper.builder import Table, TableBuilder
-from paper.figures import Panel, collect_panels, draw_curves, draw_differences, list_labels, write_figure
+from paper.figures import Panel, choose_styles, collect_panels, draw_curves, draw_differences, write_figure
 from paper.findings import (
     Comparison,
     Finding,
     PublishedGap,
-    comparison_frame,
-    gap_frame,
     list_comparisons,
     list_findings,
     list_published_gaps,
-    outcome_frame,
+    make_comparison_frame,
+    make_gap_frame,
+    make_outcome_frame,
 )
-from paper.formatting import auc_frame, case_frame
 from paper.records import Point, RecordStore
-from paper.report import build_page
+from paper.report import Report
 from paper.scales import PAPER, SMOKE
 from paper.table_specs import METHODS, TABLES, CellSpec, Row, build_tables, cell_configs, list_cells
+from paper.tables import Table, TableBuilder, make_case_frame, make_frame
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
 from paper_records import by_default, keep, labelled, scored
 
@@ -64,7 +63,7 @@ def build_table(store: RecordStore, name: str, columns: Sequence[str]) -> Table:
 
 def page_text(store: RecordStore, *names: str) -> str:
     """The page of some tables, without its line breaks."""
-    return " ".join(build_page(store, PAPER, SEEDS, names or tuple(TABLES)).text.split())
+    return " ".join(Report(store, PAPER, SEEDS, names or tuple(TABLES)).text.split())
 
 
 # ------------------------------------------------------------------------------------------------------ the kept page
@@ -72,12 +71,12 @@ def page_text(store: RecordStore, *names: str) -> str:
 
 def test_the_page_of_results_is_what_the_records_say() -> None:
     """`python -m paper report` writes it; every figure that it links to is there."""
-    page = build_page(RecordStore(ROOT / "paper" / "records"), PAPER, SEEDS)
+    page = Report(RecordStore(ROOT / "paper" / "records"), PAPER, SEEDS)
     assert (ROOT / "docs" / "results.md").read_text() == page.text, (
         "run `python -m paper report` and look at what changed"
     )
     linked = re.findall(r"\]\((figures/[^)]*)\)", page.text)
-    assert sorted(f"figures/{name}" for name in page.figures) == sorted(linked)
+    assert sorted(page.figures) == sorted(linked)
     assert all((ROOT / "docs" / path).is_file() for path in linked)
 
 
@@ -109,7 +108,7 @@ def test_a_comparison_is_reported_as_it_came_out(tmp_path: Path, ours: float, th
     assert against.test is not None
     assert abs(against.value) > against.test.half_width
     # Two methods against five baselines: the baselines go down.
-    text = comparison_frame(comparisons).loc["a-fedavg", "cifar10: cycp-minimax"]
+    text = make_comparison_frame(comparisons).loc["a-fedavg", "cifar10: cycp-minimax"]
     sign = "+" if outcome == "higher" else "-"
     assert re.fullmatch(rf"\*\*\{sign}\.[01]\d\d\d ± \.0\d\d\d, p < \.001\*\* \[\+\.0496\]", str(text))
     # The paper's methods are compared with each other on request, and count as no baseline.
@@ -122,7 +121,7 @@ def test_comparisons_are_counted_by_outcome(tmp_path: Path) -> None:
     """On CIFAR-100 the paper has CyCp-Minimax below RS-Pairwise and above A-FedAvg; these records turn both round."""
     level = {"rs-pairwise": LOW, "a-fedavg": 2.0, "cycp-minimax": HIGH}
     store = fill_store(tmp_path, "table1", ["cifar100"], lambda cell, _: level.get(cell.row.name, HIGH))
-    frame = outcome_frame([build_table(store, "table1", ["cifar100"])])
+    frame = make_outcome_frame([build_table(store, "table1", ["cifar100"])])
     assert list(frame.index) == ["table1", "table1"]
     assert frame.to_numpy().tolist() == [
         ["cycp-minimax", "1", "3", "1", "0"],
@@ -157,7 +156,7 @@ def test_rows_are_compared_with_the_papers_numbers(tmp_path: Path) -> None:
     for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], list(level))):
         for config in by_default(store, cell, SEEDS)[0][: 2 if cell.row.name == "a-fedavg" else 3]:
             keep(store, config, [level[cell.row.name]], None)
-    frame = gap_frame(list_published_gaps([build_table(store, "table1", ["cifar10"])]))
+    frame = make_gap_frame(list_published_gaps([build_table(store, "table1", ["cifar10"])]))
     assert frame.to_dict() == {"table1 cifar10": {"cycp-fedavg": "+.0964", "cycp-pairwise": "-.0880"}}
     text = page_text(store, "table1")
     assert "Highest test AUC in `table1`: cifar10: cycp-fedavg .8800 " in text
@@ -175,7 +174,7 @@ def test_rows_are_compared_with_the_papers_numbers(tmp_path: Path) -> None:
 
 def test_a_row_that_only_one_table_has_leaves_the_other_empty() -> None:
     gaps = [PublishedGap("table1", "fedavg", "cifar10", 0.1), PublishedGap("table2", "scaffold", "cifar10", -0.1)]
-    frame = gap_frame(gaps)
+    frame = make_gap_frame(gaps)
     assert list(frame.index) == ["fedavg", "scaffold"]
     assert frame.to_numpy().tolist() == [["+.1000", "-"], ["-", "-.1000"]]
 
@@ -183,7 +182,7 @@ def test_a_row_that_only_one_table_has_leaves_the_other_empty() -> None:
 def test_data_that_the_paper_does_not_have_is_counted_separately(tmp_path: Path) -> None:
     store = fill_store(tmp_path, "table1", ["insurance-synthetic"], lambda cell, _: HIGH)
     table = build_table(store, "table1", ["insurance-synthetic"])
-    assert list(outcome_frame([table]).index) == ["table1, insurance-synthetic"] * 2
+    assert list(make_outcome_frame([table]).index) == ["table1, insurance-synthetic"] * 2
     assert list_published_gaps([table]) == []
     # There are no numbers of the paper's to compare with, and no answer to its question.
     text = page_text(store, "table1")
@@ -272,10 +271,10 @@ def test_points_of_figures_and_single_runs_have_no_marks(tmp_path: Path) -> None
     for cell in list_cells(build_tables(PAPER)["figure1"].select(["cifar10-I16"], [])):
         by_default(store, cell, SEEDS)
     table, figure = build_table(store, "table1", ["cifar10"]), build_table(store, "figure1", ["cifar10-I16"])
-    assert "*" in auc_frame(table).to_string()
-    assert not set("*~?") & set(auc_frame(figure).to_string())
+    assert "*" in make_frame(table).to_string()
+    assert not set("*~?") & set(make_frame(figure).to_string())
     alone = TableBuilder(store, PAPER, [0]).build(table.spec)
-    assert not set("*~?") & set(auc_frame(alone).to_string())
+    assert not set("*~?") & set(make_frame(alone).to_string())
     assert {comparison.outcome for comparison in list_comparisons(alone)} == {"not tested"}
 
 
@@ -289,10 +288,10 @@ def test_means_over_classes_show_every_class_beside_the_papers_number(tmp_path: 
         for place, (config,) in enumerate(by_default(store, cell, SEEDS)):
             if cell.row.name == "cycp-fedavg" or place < 4:
                 keep(store, config, [0.9 - place / 100], None)
-    text = build_page(store, PAPER, SEEDS, ["classes"]).text
+    text = Report(store, PAPER, SEEDS, ["classes"]).text
     assert "| cycp-fedavg | .8800 [.7836] |" in text
     assert "|  | cycp-fedavg |\n| --- | --- |\n| cifar10, data.positive 0 | .9000 |\n" in text
-    frame = case_frame(TableBuilder(store, PAPER, SEEDS).build(sheet))
+    frame = make_case_frame(TableBuilder(store, PAPER, SEEDS).build(sheet))
     assert list(frame.T["cifar10, data.positive 4"]) == [".8600", "-"]
 
 
@@ -351,7 +350,7 @@ def test_an_early_target_has_rounds_of_its_own_unless_all_start_there(tmp_path: 
 def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
     """Table 1's runs are also figure 1's at I = 16: that figure has not begun, while the traffic table is a view."""
     store = fill_store(tmp_path, "table1", ["cifar10", "insurance-synthetic"], lambda cell, _: HIGH)
-    page = build_page(store, PAPER, SEEDS)
+    page = Report(store, PAPER, SEEDS)
     headings = re.findall(r"^## (.*)$", page.text, flags=re.MULTILINE)
     assert headings == [
         "Does AUC training beat FedAvg on CIFAR?",
@@ -369,7 +368,7 @@ def test_a_page_shows_what_has_begun_and_nothing_else(tmp_path: Path) -> None:
     # Seven rows, two columns, three seeds of a second each.
     assert "<summary>42 runs, 42 seconds of training and evaluation: versions and commits</summary>" in page.text
     assert "| cifar10 | made up; for a test | 500 |" in page.text
-    assert list(page.figures) == ["paper-answer.png", "paper-table1.png"]
+    assert list(page.figures) == ["figures/paper-answer.png", "figures/paper-table1.png"]
 
 
 def test_synthetic_data_has_a_caveat_and_a_table_of_its_own(tmp_path: Path) -> None:
@@ -378,7 +377,7 @@ def test_synthetic_data_has_a_caveat_and_a_table_of_its_own(tmp_path: Path) -> N
         note = "SYNTHETIC others, rows; and more" if "synthetic" in cell.column.name else "photographs"
         for config in by_default(store, cell, SEEDS)[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
-    text = build_page(store, PAPER, SEEDS, ["table1"]).text
+    text = Report(store, PAPER, SEEDS, ["table1"]).text
     caveat = "`insurance-synthetic` is not the paper's data: SYNTHETIC others, rows, 20 positives to test on.\n"
     assert text.index("|  | cifar10 |\n") < text.index(caveat) < text.index("|  | insurance-synthetic |\n")
     assert "`cifar10` is not" not in text
@@ -388,7 +387,7 @@ def test_a_single_row_is_shown(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     for cell in list_cells(build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-pairwise"])):
         keep(store, by_default(store, cell, [0])[0][0], [0.5], None)
-    text = build_page(store, PAPER, SEEDS, ["table1"]).text
+    text = Report(store, PAPER, SEEDS, ["table1"]).text
     assert "No run has finished yet." not in text
     assert "| cycp-pairwise | .5000 (1 of 3) [.8480] |" in text
 
@@ -407,7 +406,7 @@ def test_the_page_says_how_many_runs_the_settings_of_images_took(tmp_path: Path)
     assert counts in text
     # Of these, pairwise's at .03 and .1 are there too.
     assert counts in page_text(store, "table1", "schedules", "batches")
-    assert "(`schedules` and `batches`)" not in build_page(store, PAPER, SEEDS, ["table1"]).text
+    assert "(`schedules` and `batches`)" not in Report(store, PAPER, SEEDS, ["table1"]).text
 
 
 def test_a_row_that_is_still_to_be_tuned_shows_no_run_of_its_defaults(tmp_path: Path) -> None:
@@ -429,7 +428,7 @@ def test_a_point_that_is_not_tuned_separately_has_a_caveat(tmp_path: Path) -> No
     store = fill_store(tmp_path, "figure2", ["cifar10-M1", "cifar10-M10"], lambda cell, _: HIGH)
     caveat = "Not tuned separately yet, so these have a table's settings for the same data: cifar10-M1 (cycp-pairwise)."
     listed = "| `python -m paper figure2` | cifar10-M1 (6 of 6, to be tuned), cifar10-M2"
-    assert caveat not in (text := build_page(store, PAPER, SEEDS).text)
+    assert caveat not in (text := Report(store, PAPER, SEEDS).text)
     assert "| `python -m paper figure2` | cifar10-M2, cifar10-M5" in text
     assert "| cifar10-M1 | cycp-pairwise | defaults |" in text
     finding = "| cifar10, cycp-pairwise | ."
@@ -437,7 +436,7 @@ def test_a_point_that_is_not_tuned_separately_has_a_caveat(tmp_path: Path) -> No
     choices = tmp_path / "paper-choices.jsonl"
     lines = choices.read_text().splitlines(keepends=True)
     choices.write_text("".join(line for line in lines if '"cifar10-M1-cycp-pairwise"' not in line))
-    text = build_page(RecordStore(tmp_path), PAPER, SEEDS).text
+    text = Report(RecordStore(tmp_path), PAPER, SEEDS).text
     assert caveat in text
     assert listed in text
     # What is not tuned says nothing about M.
@@ -451,7 +450,7 @@ def test_card_fraud_shows_average_precision_too(tmp_path: Path) -> None:
     for cell in list_cells(build_tables(PAPER)["creditcard"].select(["creditcard"], list(level))):
         for (config,) in by_default(store, cell, SEEDS):
             keep(store, config, [level[cell.row.name]], None)
-    text = build_page(store, PAPER, SEEDS, ["creditcard"]).text
+    text = Report(store, PAPER, SEEDS, ["creditcard"]).text
     table = text[text.index("Average precision") :]
     assert "| cycp-fedavg | .5000 ± .0000 |" in table
     assert "| cycp-minimax | .2500 ± .0000 |" in table
@@ -467,7 +466,7 @@ def test_a_cycle_is_selected_on_validation_alone(tmp_path: Path) -> None:
     for cell in list_cells(sheet):
         for config in by_default(store, cell, SEEDS)[0]:
             keep(store, config, [0.7, 0.9, 0.85], None, validation=judged[cell.row.name])
-    text = build_page(store, PAPER, SEEDS, ["table1"]).text
+    text = Report(store, PAPER, SEEDS, ["table1"]).text
     _, _, selected = text.partition("at the cycle with the highest validation AUC")
     assert "| cycp-fedavg | .8500 ± .0000 |" in selected
     assert "| cycp-pairwise | .9000 ± .0000 |" in selected
@@ -512,7 +511,7 @@ def test_the_traffic_table_has_rounds_ratio_and_bytes(tmp_path: Path) -> None:
         for config in by_default(store, cell, SEEDS)[0]:
             spread = 0.05 * (config.recipe.seed - 1) * (1 if cell.row.name == "cycp-fedavg" else -1)
             keep(store, config, [value + spread for value in curves[cell.row.name]], None)
-    text = build_page(store, PAPER, SEEDS, ["traffic"]).text
+    text = Report(store, PAPER, SEEDS, ["traffic"]).text
     assert "| AUC to reach | .7500 |" in text
     assert "| cycp-fedavg | 30 (1.00), 30 kB |" in text
     assert "| cycp-minimax | 20 (0.67), 20 kB |" in text
@@ -540,7 +539,7 @@ def test_a_picture_has_a_panel_for_each_column_or_dataset_and_row(tmp_path: Path
         f"{row}, {dataset}" for dataset in ("cifar10", "creditcard") for row in ("cycp-minimax", "cycp-pairwise")
     ]
     assert [list(panel.curves) for panel in panels] == [["M10", "M2"]] * 2 + [["M1", "M2"]] * 2
-    assert list_labels(panels) == ["M1", "M2", "M10"]
+    assert list(choose_styles(panels)) == ["M1", "M2", "M10"]
     write_figure(draw_curves(panels), tmp_path / "made" / "picture.png")
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
     # A legend beside each line of panels; a value has one colour in all of them, and no other value has it.
@@ -614,7 +613,7 @@ def test_differences_are_drawn_with_intervals_and_the_papers_numbers(tmp_path: P
 
 
 def test_a_page_of_the_smoke_scale_says_so(tmp_path: Path) -> None:
-    assert "Smoke scale" in build_page(RecordStore(tmp_path), SMOKE, SEEDS).text
+    assert "Smoke scale" in Report(RecordStore(tmp_path), SMOKE, SEEDS).text
 
 
 def test_ranks_of_made_up_records_have_the_auc_of_their_scores(tmp_path: Path) -> None:

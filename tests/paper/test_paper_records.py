@@ -13,7 +13,7 @@ import pytest
 
 from cli_helpers import paper_command
 from fedauc.experiments.config import Config
-from paper.records import RecordStore, changed_fields, plain_config, run_name, source_commit
+from paper.records import RecordStore, changed_fields, find_source_commit, run_name
 from paper.scales import PAPER, SMOKE
 from paper.table_specs import METHODS, Row
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
@@ -135,7 +135,7 @@ def test_the_changed_fields_of_every_run_give_back_its_configuration(method: str
     for scale in (PAPER, SMOKE):
         for dataset in scale.datasets:
             config = scale.build_config(dataset, method, {"learning-rate": "0.07", "seed": "3"})
-            assert Config.from_json(changed_fields(config)) == plain_config(config)
+            assert Config.from_json(changed_fields(config)) == config
 
 
 def test_runs_on_the_same_test_rows_share_their_labels(tmp_path: Path) -> None:
@@ -236,7 +236,9 @@ def test_a_run_is_complete_with_its_record_and_the_ranks_it_needs(tmp_path: Path
     assert not store.is_complete(CONFIG, tested=True)
 
 
-def test_asource_commit_has_a_plus_where_the_source_has_changed_and_not_for_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_source_commit_has_a_plus_where_the_source_has_changed_and_not_for_what_lies_beside_it(
+    tmp_path: Path,
+) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
         return subprocess.run(
@@ -248,12 +250,12 @@ def test_asource_commit_has_a_plus_where_the_source_has_changed_and_not_for_what
     beside.mkdir()
     for place in (package, beside):
         (place / "file").write_text("1")
-    assert source_commit(package) is None
+    assert find_source_commit(package) is None
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "first")
     first = git("rev-parse", "HEAD")[:12]
     (beside / "file").unlink()
-    assert source_commit(package) == first
+    assert find_source_commit(package) == first
     (package / "other").write_text("2")
-    assert source_commit(package) == f"{first}+"
+    assert find_source_commit(package) == f"{first}+"

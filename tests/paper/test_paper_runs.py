@@ -18,9 +18,9 @@ from fedauc.experiments.run_group import plan_run_groups
 from fedauc.experiments.run_loop import Observer, Progress
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.metrics import auc, delong_interval
-from paper.records import MOST_ROWS, JsonLines, Record, RecordStore, run_name
+from paper.records import MOST_ROWS, Record, RecordStore, read_json_lines, run_name
 from paper.run_queue import OutOfTime, RunQueue
-from paper.scales import PAPER, SMOKE
+from paper.scales import PAPER, SMOKE, Scale
 from paper.table_specs import CellSpec, Column, Row, TableSpec, cell_configs
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob, TuningPlan, tune_rows
 
@@ -49,7 +49,7 @@ def known(store: RecordStore, asked: Config) -> Record:
 
 
 def count_records(folder: Path) -> int:
-    return len(list(JsonLines(folder / "synthetic.jsonl").read_objects()))
+    return len(read_json_lines(folder / "synthetic.jsonl", dict))
 
 
 def finished(folder: Path, asked: Config) -> RunFolder:
@@ -251,10 +251,16 @@ def sheet(*rows: Row, datasets: Sequence[str] = ("cifar10",)) -> TableSpec:
     return TableSpec("made", "Made up", rows, tuple(Column(each, each) for each in datasets))
 
 
+def tune(tables: Sequence[TableSpec], scale: Scale, queue: RunQueue, requested: TuningPlan | None) -> ChoiceStore:
+    choices = ChoiceStore(queue.store, scale)
+    tune_rows(tables, choices, queue, requested)
+    return choices
+
+
 def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
     """Three learning rates in one rung of 4 cycles each; the record beside each says what it was judged by."""
     made = shop(tmp_path)
-    choices = tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan("steps", 12))
+    choices = tune([sheet(FEDAVG)], SMOKE, made, TuningPlan("steps", 12))
     found = choices.find_choice(TuningJob("cifar10", FEDAVG))
     assert found is not None
     assert (found.runs, found.cycles, found.budget) == (3, 12, 12)
@@ -272,13 +278,13 @@ def test_the_choice_is_the_best_on_validation(tmp_path: Path) -> None:
 def test_rows_cost_the_same_and_are_tuned_once(tmp_path: Path) -> None:
     """FedAvg has 3 candidates, minimax 9 in two rungs: 18 cycles each. The other dataset is tuned by itself."""
     jobs = [sheet(FEDAVG, MINIMAX), sheet(FEDAVG, datasets=("cifar100", "cifar10"))]
-    choices = tune_rows(jobs, SMOKE, shop(tmp_path), TuningPlan("steps", 18))
+    choices = tune(jobs, SMOKE, shop(tmp_path), TuningPlan("steps", 18))
     asked = [TuningJob("cifar10", FEDAVG), TuningJob("cifar10", MINIMAX), TuningJob("cifar100", FEDAVG)]
     found = [choices.find_choice(job) for job in asked]
     assert [each and (each.runs, each.cycles) for each in found] == [(3, 18), (12, 18), (3, 18)]
     count = count_records(tmp_path / "records")
     assert count == 3 + 12 + 3
-    again = tune_rows(jobs, SMOKE, shop(tmp_path), None)
+    again = tune(jobs, SMOKE, shop(tmp_path), None)
     assert [again.find_choice(job) for job in asked] == found
     assert count_records(tmp_path / "records") == count
 
@@ -288,7 +294,7 @@ def test_a_column_has_a_grid_of_its_own_unless_another_is_asked_for(tmp_path: Pa
     made, job = shop(tmp_path), TuningJob("cifar10", FEDAVG)
     wide = TableSpec("made", "Made up", (FEDAVG,), (Column("cifar10", "cifar10", grid="wide"),))
     for asked, grid, count in ((None, "wide", 6), (TuningPlan("steps", 9), "steps", 3)):
-        found = tune_rows([wide], SMOKE, made, asked).find_choice(job)
+        found = tune([wide], SMOKE, made, asked).find_choice(job)
         assert found is not None
         assert (found.grid, found.runs) == (grid, count)
 
@@ -297,12 +303,12 @@ def test_another_tuning_replaces_a_choice_and_says_so(tmp_path: Path, caplog: py
     made, job = shop(tmp_path), TuningJob("cifar10", FEDAVG)
     with caplog.at_level("INFO", "fedauc"):
         for words in ("none", "steps:9", "full"):
-            tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan.parse(words))
+            tune([sheet(FEDAVG)], SMOKE, made, TuningPlan.parse(words, SMOKE))
             chosen = ChoiceStore(made.store, SMOKE).chosen_settings(job)
             assert (chosen == {}) == (words == "none")
     assert caplog.messages == ["cifar10-cycp-fedavg was tuned over steps:9; from now on over full"]
     # To tune nothing is no reason to forget what was found, which every table has.
-    tune_rows([sheet(FEDAVG)], SMOKE, made, TuningPlan("none"))
+    tune([sheet(FEDAVG)], SMOKE, made, TuningPlan.parse("none", SMOKE))
     assert ChoiceStore(made.store, SMOKE).chosen_settings(job) == chosen
 
 
@@ -311,22 +317,22 @@ def test_without_a_validation_part_there_is_no_tuning(tmp_path: Path) -> None:
     bare = {"data": "creditcard", "partition": "natural", "model": "linear"}
     scale = replace(SMOKE, datasets={"cifar10": bare}, groups=8)
     with pytest.raises(ValueError, match="creditcard has no validation part to tune on: use --tuning none"):
-        tune_rows([sheet(FEDAVG)], scale, shop(tmp_path), TuningPlan("steps", 3))
+        tune([sheet(FEDAVG)], scale, shop(tmp_path), TuningPlan("steps", 3))
 
 
 def test_a_tuning_is_read_from_a_word() -> None:
-    assert TuningPlan.parse("paper") == TuningPlan("paper")
-    assert {word: TuningPlan.parse(word).row_budget(PAPER) for word in ("paper", "full", "full:90")} == {
+    assert TuningPlan.parse("paper", PAPER).grid == "paper"
+    assert {word: TuningPlan.parse(word, PAPER).budget for word in ("paper", "full", "full:90")} == {
         "paper": 120,
         "full": 200,
         "full:90": 90,
     }
     with pytest.raises(ValueError, match="tuning is 'steps:0'; it needs at least a cycle"):
-        TuningPlan.parse("steps:0")
+        TuningPlan.parse("steps:0", PAPER)
     with pytest.raises(ValueError, match="unknown grid 'step': did you mean 'steps'"):
-        TuningPlan.parse("step:3")
+        TuningPlan.parse("step:3", PAPER)
     with pytest.raises(ValueError, match="tuning is 'steps:x'; it must be a grid and cycles"):
-        TuningPlan.parse("steps:x")
+        TuningPlan.parse("steps:x", PAPER)
 
 
 def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
@@ -339,13 +345,13 @@ def test_a_run_that_serves_two_rows_is_counted_once(tmp_path: Path) -> None:
 
 def test_a_choice_is_made_anew_where_its_runs_would_be_others_today(tmp_path: Path) -> None:
     """Over the grid it was made over, whatever the column's own is."""
-    place, job, tuning = shop(tmp_path), TuningJob("cifar10", FEDAVG), TuningPlan("full")
-    before = tune_rows([sheet(FEDAVG)], SMOKE, place, tuning).find_choice(job)
+    place, job, tuning = shop(tmp_path), TuningJob("cifar10", FEDAVG), TuningPlan.parse("full", SMOKE)
+    before = tune([sheet(FEDAVG)], SMOKE, place, tuning).find_choice(job)
     other = replace(SMOKE, method_options={"cifar10": {"cycp-fedavg": {"negatives": "9"}}})
     assert before is not None
     assert ChoiceStore(place.store, SMOKE).is_current(job, before)
     assert not ChoiceStore(place.store, other).is_current(job, before)
-    after = tune_rows([sheet(FEDAVG)], other, place, None).find_choice(job)
+    after = tune([sheet(FEDAVG)], other, place, None).find_choice(job)
     assert after is not None
     assert ChoiceStore(place.store, other).is_current(job, after)
     assert (after.grid, after.budget) == (before.grid, before.budget) == ("full", 2 * SMOKE.cycles)
@@ -363,9 +369,9 @@ def test_a_damaged_choice_is_named(tmp_path: Path) -> None:
 
 def test_a_candidate_that_is_a_tables_run_is_kept_as_one(tmp_path: Path) -> None:
     """With its ranks, without which it would not be tested; those of short rungs have none."""
-    for tuning, kept in (TuningPlan("full"), True), (TuningPlan("steps", 3), False):
+    for tuning, kept in (TuningPlan.parse("full", SMOKE), True), (TuningPlan("steps", 3), False):
         place = shop(tmp_path / tuning.grid)
-        choices = tune_rows([sheet(FEDAVG)], SMOKE, place, tuning)
+        choices = tune([sheet(FEDAVG)], SMOKE, place, tuning)
         choice = choices.find_choice(TuningJob("cifar10", FEDAVG))
         assert choice is not None
         cycles = {each["cycles"] for each in choice.trials}
@@ -383,7 +389,8 @@ def test_a_point_is_tuned_by_itself_in_whole_runs_of_its_own(tmp_path: Path) -> 
     choices.add_choice(whole, TuningChoice({"learning-rate": "0.7"}, "none", 0))
     assert (choices.find_choice(mine), choices.chosen_settings(mine)) == (None, {"learning-rate": "0.7"})
     made = TableSpec("made", "Made up", (FEDAVG,), (point,))
-    found = tune_rows([made], SMOKE, place, None).find_choice(mine)
+    tune_rows([made], choices, place, None)
+    found = choices.find_choice(mine)
     assert found is not None
     assert (found.grid, found.runs, found.cycles, found.budget) == ("lower", 3, 18, 3 * SMOKE.cycles)
     tried = [config(learning_rate=step, local_steps="1", cycles="6") for step in ("0.1", "0.03", "0.01")]
@@ -401,7 +408,7 @@ def test_the_candidates_of_a_point_are_no_tables_runs(tmp_path: Path) -> None:
     """One client per round in as many cycles as a table's runs have: they keep no ranks."""
     place, case = shop(tmp_path), {"participation.per-round": "1"}
     point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned_case=case, grid="lower")
-    tune_rows([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, None)
+    tune([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, None)
     assert count_records(tmp_path / "records") == 3
     assert list((tmp_path / "records").glob("*.npz")) == []
 
@@ -410,7 +417,7 @@ def test_a_points_short_rungs_have_its_share_of_cycles(tmp_path: Path) -> None:
     """Twice the cycles of the scale: rungs of one cycle are two of its own, and the choice counts those."""
     place, case = shop(tmp_path), {"local-steps": "1", "cycles": str(2 * SMOKE.cycles)}
     point = Column("cifar10-I1", "cifar10", (case,), tuned_case=case, grid="lower")
-    found = tune_rows([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, TuningPlan("steps", 3))
+    found = tune([TableSpec("made", "Made up", (FEDAVG,), (point,))], SMOKE, place, TuningPlan("steps", 3))
     choice = found.find_choice(TuningJob.for_cell(CellSpec(FEDAVG, point)))
     assert choice is not None
     assert (choice.runs, choice.cycles) == (3, 6)
@@ -426,12 +433,12 @@ def test_a_tuning_asked_for_is_for_points_where_a_sheet_has_some(tmp_path: Path)
     point = Column("cifar10-M1", "cifar10", (case,), tested=False, tuned_case=case, grid="lower")
     made = TableSpec("made", "Made up", (FEDAVG,), (point, Column("cifar10-M5", "cifar10", grid="full")))
     for _ in range(2):
-        found = tune_rows([made], SMOKE, place, TuningPlan("steps", 3))
+        found = tune([made], SMOKE, place, TuningPlan("steps", 3))
         grids = [
             each and each.grid
             for each in (found.find_choice(TuningJob.for_cell(CellSpec(FEDAVG, column))) for column in made.columns)
         ]
         assert grids == ["steps", "full"]
-    again = tune_rows([sheet(FEDAVG)], SMOKE, place, TuningPlan("steps", 3)).find_choice(TuningJob("cifar10", FEDAVG))
+    again = tune([sheet(FEDAVG)], SMOKE, place, TuningPlan("steps", 3)).find_choice(TuningJob("cifar10", FEDAVG))
     assert again is not None
     assert again.grid == "steps"

@@ -16,12 +16,19 @@ from cli_helpers import paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_share
-from paper.builder import Cell, Key, Reach, Table, TableBuilder, published_aucs
-from paper.formatting import auc_frame, format_auc, format_rounds, significance_mark
-from paper.records import JsonLines, Ranks, RecordStore
+from paper.records import Point, Ranks, RecordStore, read_json_lines
 from paper.scales import PAPER, SMOKE
-from paper.significance import Case, PairShares, compare_rows, compute_pair_shares
+from paper.significance import Case, Difference, PairShares, compare_rows, compute_pair_shares
 from paper.table_specs import METHODS, TABLES, build_tables, list_cells
+from paper.tables import (
+    Cell,
+    TableBuilder,
+    format_auc,
+    format_rounds,
+    make_frame,
+    mark_rows,
+    published_aucs,
+)
 from paper_records import by_default, keep, labelled, scored
 
 # --------------------------------------------------------------------------------------------------- published numbers
@@ -37,12 +44,12 @@ def test_numbers_stand_where_the_paper_prints_them() -> None:
     """One number of each row and of each table."""
     first = [published_aucs("table1")[method, "insurance"].mean for method in METHODS]
     assert first == [0.7339, 0.7384, 0.7412, 0.7419, 0.7619, 0.7616, 0.7778]
-    assert published_aucs("table2")["rs-pairwise", "insurance"] == (0.7173, 0.0043)
-    assert published_aucs("table3")["cycp-minimax", "dir10-flip0"] == (0.8702, 0.0023)
-    assert published_aucs("table4")["a-scaffold", "dir0.1-flip0.2"] == (0.8906, 0.0015)
-    assert published_aucs("table5")["cycp-pairwise", "dir10-flip0.2"] == (0.6356, 0.0023)
-    assert published_aucs("table8")["cycp-fedavg", "cifar100-50"] == (0.8817, 0.0020)
-    assert published_aucs("table9")["cycp-fedavg", "cifar10"] == (0.8083, 0.0175)
+    assert published_aucs("table2")["rs-pairwise", "insurance"] == (0.7173, 0.0043, 3)
+    assert published_aucs("table3")["cycp-minimax", "dir10-flip0"] == (0.8702, 0.0023, 3)
+    assert published_aucs("table4")["a-scaffold", "dir0.1-flip0.2"] == (0.8906, 0.0015, 3)
+    assert published_aucs("table5")["cycp-pairwise", "dir10-flip0.2"] == (0.6356, 0.0023, 3)
+    assert published_aucs("table8")["cycp-fedavg", "cifar100-50"] == (0.8817, 0.0020, 3)
+    assert published_aucs("table9")["cycp-fedavg", "cifar10"] == (0.8083, 0.0175, 3)
     assert published_aucs("figure1") == {}
 
 
@@ -220,38 +227,45 @@ def test_a_test_needs_twenty_positives(positives: int) -> None:
 
 
 def test_cells_show_mean_spread_mark_and_the_papers_number() -> None:
-    spec = build_tables(PAPER)["table1"]
     published = published_aucs("table1")["cycp-pairwise", "cifar10"]
-    cell = Cell(expected=3, finished=3, stopped=0, auc=Spread(0.911, 0.0012, 3), published=published, best=True)
-    key, other, first = ("cycp-pairwise", "cifar10"), ("a-fedavg", "cifar10"), ("cycp-fedavg", "cifar10")
-    tested = {other: replace(cell, best=False, p_value=0.01)}
+    cell = Cell(expected=3, finished=3, stopped=0, numbers={"auc": Spread(0.911, 0.0012, 3)}, published=published)
+    assert format_auc(replace(cell, mark="*")) == ".9110 ± .0012* [.8480]"
+    assert format_auc(replace(cell, mark="~")) == ".9110 ± .0012~ [.8480]"
+    assert format_auc(replace(cell, mark="?")) == ".9110 ± .0012? [.8480]"
+    assert format_auc(cell) == ".9110 ± .0012 [.8480]"
+    single = replace(cell, numbers={"auc": Spread(0.911, 0.0, 1)}, finished=1, stopped=1)
+    assert format_auc(single) == ".9110 (1 of 3, 1 stopped) [.8480]"
+    assert format_auc(replace(cell, finished=0, stopped=3, numbers={})) == "stopped 3 of 3 [.8480]"
 
-    def auc_text(cells: dict[Key, Cell], key: Key) -> str:
-        return format_auc(Table(spec, cells), key)
 
-    assert auc_text({**tested, key: cell}, key) == ".9110 ± .0012* [.8480]"
-    assert auc_text({**tested, key: replace(cell, best=False, p_value=0.2)}, key) == ".9110 ± .0012~ [.8480]"
-    assert auc_text({**tested, key: replace(cell, best=False)}, key) == ".9110 ± .0012? [.8480]"
-    assert auc_text(tested, other) == ".9110 ± .0012 [.8480]"
-    single = replace(cell, best=False, p_value=0.01, auc=Spread(0.911, 0.0, 1), finished=1, stopped=1)
-    assert auc_text({key: single}, key) == ".9110 (1 of 3, 1 stopped) [.8480]"
-    assert auc_text({key: replace(cell, finished=0, stopped=3, auc=None)}, key) == "stopped 3 of 3 [.8480]"
+def test_marks_say_how_rows_compare_with_the_best() -> None:
+    different, alike = Difference(0.1, 0.05, 0.01), Difference(0.1, 0.2, 0.2)
+    tests = {"best": None, "lower": different, "alike": alike, "untested": None}
+    assert mark_rows(tests, "best") == {"best": "*", "lower": "", "alike": "~", "untested": "?"}
     # Nothing was tested: there are no marks.
-    assert significance_mark(Table(spec, {key: cell, other: replace(cell, best=False)}), key) == ""
-    assert format_rounds(Table(spec, {first: cell, key: cell}), key) == "-"
-    cell = replace(cell, target=0.9)
-    reached = {first: replace(cell, reached=Reach(300, 8e9)), key: replace(cell, reached=Reach(120, 3.2e9))}
-    assert format_rounds(Table(spec, reached), key) == "120 (0.40), 3.2 GB"
-    assert format_rounds(Table(spec, reached), first) == "300 (1.00), 8 GB"
-    at_first = {**reached, key: replace(cell, reached=Reach(120, 3.2e9, True))}
-    assert format_rounds(Table(spec, at_first), key) == "≤ 120 (0.40), 3.2 GB"
-    assert format_rounds(Table(spec, {**reached, key: cell}), key) == "not reached"
-    assert format_rounds(Table(spec, {**reached, key: replace(cell, finished=1)}), key) == "1 of 3 runs"
+    assert mark_rows({"best": None, "other": None}, "best") == {}
+
+
+def test_rounds_are_shown_with_their_ratio_to_the_first_rows() -> None:
+    """The first row is at .9 after 300 rounds, in its second evaluation; the other one after 120."""
+
+    def reaches(*points: tuple[int, int, float]) -> Cell:
+        curve = tuple(Point(0, rounds, sent, auc, None) for rounds, sent, auc in points)
+        return Cell(expected=3, finished=3, stopped=0, numbers={"auc": Spread(0.911, 0.0012, 3)}, curve=curve)
+
+    first = reaches((60, 1, 0.5), (300, 8_000_000_000, 0.9))
+    cell = reaches((60, 1, 0.5), (120, 3_200_000_000, 0.91))
+    assert format_rounds(cell, first, None) == "-"
+    assert format_rounds(cell, first, 0.9) == "120 (0.40), 3.2 GB"
+    assert format_rounds(first, first, 0.9) == "300 (1.00), 8 GB"
+    assert format_rounds(reaches((120, 3_200_000_000, 0.91)), first, 0.9) == "≤ 120 (0.40), 3.2 GB"
+    assert format_rounds(reaches((120, 1, 0.8)), first, 0.9) == "not reached"
+    assert format_rounds(replace(cell, finished=1), first, 0.9) == "1 of 3 runs"
 
 
 def test_without_records_the_papers_numbers_stand_alone(tmp_path: Path) -> None:
     spec = build_tables(PAPER)["table1"].select(["cifar10"], ["cycp-fedavg"])
-    frame = auc_frame(TableBuilder(RecordStore(tmp_path), PAPER, [0, 1, 2]).build(spec))
+    frame = make_frame(TableBuilder(RecordStore(tmp_path), PAPER, [0, 1, 2]).build(spec))
     assert frame.to_dict() == {"cifar10": {"cycp-fedavg": "- [.7836]"}}
 
 
@@ -317,11 +331,13 @@ def test_a_figure_and_the_traffic_table_come_from_records(
         RecordStore(inside / "paper" / "records"),
         build_tables(SMOKE)["traffic"].select(["cifar10"], ["cycp-fedavg"]),
     )
-    (cell,) = TableBuilder(store, SMOKE, [0]).build(sheet).cells.values()
-    assert cell.reached is not None
+    table = TableBuilder(store, SMOKE, [0]).build(sheet)
+    (cell,) = table.cells.values()
+    reach = cell.find_reach(table.find_target("cifar10"))
+    assert reach is not None
     # FedAvg reaches its own last AUC in its last round of twelve, or before.
-    assert cell.reached.rounds <= 12
-    rounds = f"{'≤ ' if cell.reached.at_first_evaluation else ''}{cell.reached.rounds:.0f}"
+    assert reach.rounds <= 12
+    rounds = f"{'≤ ' if reach is cell.curve[0] else ''}{reach.rounds}"
     assert any(line.split("cycp-fedavg")[-1].strip().startswith(f"{rounds} (1.00), ") for line in told.out.splitlines())
 
 
@@ -346,8 +362,8 @@ def test_the_report_is_made_from_records_alone(inside: Path, capsys: pytest.Capt
     assert "Label noise" not in page
     # What it says of the paper's scale is not true of this one.
     assert "the settings that Table 1 tuned for" not in page
-    choices = JsonLines(inside / "paper" / "records" / "smoke-choices.jsonl").read_objects()
-    (choice,) = [content for _, content in choices if content["job"] == "cifar10-cycp-minimax"]
+    choices = read_json_lines(inside / "paper" / "records" / "smoke-choices.jsonl", dict)
+    (choice,) = [content for content in choices if content["job"] == "cifar10-cycp-minimax"]
     chosen = ", ".join(f"{key} {value}" for key, value in choice["settings"].items())
     # 9 candidates for 2 cycles, then 3 for 6.
     assert f"| cifar10 | cycp-minimax | {chosen} | steps | 9 | 12 | 36 |" in page

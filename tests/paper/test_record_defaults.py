@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedauc.experiments.config import Config, to_plain
-from paper.records import JsonLines
+from paper.records import read_json_lines
 
 RECORDS = Path(__file__).parents[2] / "paper" / "records"
 
@@ -29,7 +29,7 @@ def kind_of(config: Any) -> tuple[str, ...]:
 def stored_configs() -> Iterator[dict[str, Any]]:
     for path in sorted(RECORDS.glob("*.jsonl")):
         if "choices" not in path.name:
-            yield from (content["config"] for _, content in JsonLines(path).read_objects())
+            yield from read_json_lines(path, lambda content: content["config"])
 
 
 def read_config(changes: dict[str, Any]) -> dict[str, Any]:

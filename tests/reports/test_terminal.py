@@ -22,12 +22,12 @@ from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread
 from fedauc.reports.tables import tabulate_methods
 from fedauc.version import VERSION
-from paper.builder import Cell, Table, TableBuilder
-from paper.formatting import SMOKE_CAVEAT, auc_frame, list_data_caveats, print_frame
 from paper.records import RecordStore
-from paper.report import build_page
+from paper.report import Report
 from paper.scales import PAPER
 from paper.table_specs import METHODS, build_tables, list_cells
+from paper.tables import SMOKE_CAVEAT, Cell, Table, TableBuilder, list_data_caveats, make_frame
+from paper.terminal import print_frame
 from paper_records import by_default, keep, labelled, scored
 
 LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
@@ -150,7 +150,7 @@ def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixt
 
 # --------------------------------------------------------------------------------------------------- the paper's tables
 
-DONE = Cell(expected=3, finished=3, stopped=0, auc=Spread(0.911, 0.0012, 3))
+DONE = Cell(expected=3, finished=3, stopped=0, numbers={"auc": Spread(0.911, 0.0012, 3)})
 """Shown as `.9110 ± .0012`, 13 columns."""
 
 
@@ -173,7 +173,7 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
         sheet = build_tables(PAPER)[name]
         columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
         across, down = (rows, columns) if name == "figure1" else (columns, rows)
-        print_frame(auc_frame(Table(sheet, {(row, column): DONE for row in rows for column in columns})))
+        print_frame(make_frame(Table(sheet, {(row, column): DONE for row in rows for column in columns})))
         pieces = [piece.splitlines() for piece in capsys.readouterr().out.split("\n\n")]
         assert [header for head, *_ in pieces for header in head.split()] == across
         for head, *lines in pieces:
@@ -190,7 +190,7 @@ def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.Capt
     """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
     first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-synthetic"]
     sheet = build_tables(PAPER)["table1"].select([*first, *last], [])
-    print_frame(auc_frame(Table(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})))
+    print_frame(make_frame(Table(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})))
     heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
     assert heads == [first, last]
 
@@ -213,7 +213,7 @@ def test_the_table_has_the_same_caveat_as_the_page(
     told = paper_command(capsys, "table1", *asked)
     assert told.code == 0, told.err
     caveat = "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows, 7 positives to test on."
-    assert caveat in build_page(store, PAPER, [0], ["table1"]).text
+    assert caveat in Report(store, PAPER, [0], ["table1"]).text
     text = " ".join(told.out.split())
     assert text.index("insurance-synthetic") < text.index(caveat) < text.index("Test AUC after")
     assert text.count("is not the paper's data") == 1
@@ -224,7 +224,8 @@ def test_the_table_has_the_same_caveat_as_the_page(
     # Without the scores that count them, what is known is still said.
     for file in (inside / "paper" / "records").glob("*-ranks.npz"):
         file.unlink()
-    (less,) = list_data_caveats(sheet, TableBuilder(RecordStore(inside / "paper" / "records"), PAPER, [0]))
+    store = RecordStore(inside / "paper" / "records")
+    (less,) = list_data_caveats(TableBuilder(store, PAPER, [0]).build(sheet), store)
     assert less == "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows."
 
 
