@@ -1,31 +1,47 @@
-"""The commands of `python -m paper`: list, run (or a table's own name), show, table7, report."""
+"""The commands of `python -m paper`: list, run (or a table's own name), show, table7, report; and what they print."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from rich.console import Console
+from rich.table import Table as RichTable
 
+from fedauc.data import find_datasets
 from fedauc.data.io.stored import MissingFiles, is_writable
+from fedauc.data.statistics import PAPER_COUNTS, count_classes
 from fedauc.discovery import lookup
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.files import write_atomically
+from fedauc.reports.caveats import caveat_sentence
 from fedauc.reports.progress import ProgressBars
-from paper.figures import write_figure
+from paper.figures import collect_panels, draw_curves, write_figure
 from paper.records import RecordStore
 from paper.report import Report
 from paper.run_queue import OutOfTime, RunQueue
 from paper.scales import SCALES, Scale
-from paper.table_specs import PUBLISHED, TABLES, Row, TableSpec, build_tables, describe_table, list_cells
-from paper.tables import TableBuilder
-from paper.terminal import make_rich_table, print_counts, print_tables
-from paper.tuning import TuningPlan, tune_rows
+from paper.table_specs import PUBLISHED, TABLES, CellSpec, Row, TableSpec, build_tables, describe_table, list_cells
+from paper.tables import (
+    NEARLY,
+    ROUNDS_LEGEND,
+    SMOKE_CAVEAT,
+    Table,
+    TableBuilder,
+    describe_aucs,
+    list_borrowed,
+    list_data_caveats,
+    make_frame,
+    make_number_frame,
+    make_rounds_frame,
+)
+from paper.tuning import TuningJob, TuningPlan, tune_rows
 
 RECORDS_VARIABLE = "FEDAUC_RECORDS"
 """The environment variable that names the folder of records; `paper/records` by default."""
@@ -65,7 +81,7 @@ def list_tables(scale: ScaleName = "paper") -> None:
 
     Example: [bold]python -m paper list[/bold]
     """
-    table = make_rich_table("name", "what", "columns")
+    table = _make_rich_table("name", "what", "columns")
     for spec in build_tables(lookup("scale", scale, SCALES)).values():
         table.add_row(spec.name, spec.title, ", ".join(column.name for column in spec.columns))
     table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
@@ -102,19 +118,6 @@ def write_report(
     print(f"wrote {out}" + (f" and {figures} beside it" if report.figures else ""))
 
 
-@app.command("table7")
-def count_classes(columns: Columns = "", scale: ScaleName = "paper") -> None:
-    """Count positives and negatives beside the paper's Table 7; nothing runs.
-
-    Example: [bold]python -m paper table7 --columns cifar10[/bold]
-    """
-    chosen_scale = lookup("scale", scale, SCALES)
-    names = _split_names("columns", columns) or list(PUBLISHED)
-    for name in names:
-        lookup("column of table7", name, chosen_scale.datasets)
-    print_counts(chosen_scale, names)
-
-
 @app.command("run")
 def run_tables(
     names: Names,
@@ -134,65 +137,29 @@ def run_tables(
     if not budget_minutes > 0:
         raise ValueError(f"budget-minutes is {budget_minutes:g}; it must be above 0: leave it out to set no limit")
     chosen_scale, store = lookup("scale", scale, SCALES), _open_records(may_be_empty=True)
-    tables = _build_specs(names, chosen_scale, columns, methods, row)
+    specs = _select_specs(names, chosen_scale, columns, methods, row)
     builder = TableBuilder(store, chosen_scale, read_seeds(seeds))
     plan = TuningPlan.parse(tuning, chosen_scale) if tuning else None
-    is_late, missing_files = False, ""
-    deadline = time.monotonic() + 60 * budget_minutes
     if not is_writable(store.path):
         remedy = f"name another folder for records in {RECORDS_VARIABLE}, or look at these with `python -m paper show`"
         raise ValueError(f"{store.path} cannot be written: {remedy}")
+    is_late, missing_files, deadline = False, "", time.monotonic() + 60 * budget_minutes
     with ProgressBars() as bars, RunQueue(store, WORK_FOLDER, device, bars.add_bar, deadline) as queue:
         try:
-            tune_rows(tables, builder.choices, queue, plan)
+            tune_rows(specs, builder.choices, queue, plan)
             for tested in (True, False):
-                cells = [cell for table in tables for cell in list_cells(table) if cell.column.tested == tested]
+                cells = [cell for spec in specs for cell in list_cells(spec) if cell.column.tested == tested]
                 cases = (case for cell in cells for case in builder.list_configs(cell))
                 queue.run_missing((config for case in cases for config in case), tested)
         except OutOfTime:
             is_late = True
         except MissingFiles as error:
             missing_files = str(error)
-    print_tables(tables, builder)
+    print_tables(specs, builder)
     if missing_files:
         raise ValueError(f"{missing_files}; or name columns whose data is there: --columns")
     if is_late:
         print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
-
-
-@app.command("show")
-def show_tables(
-    names: Names,
-    columns: Columns = "",
-    methods: Rows = "",
-    seeds: Seeds = "0,1,2",
-    scale: ScaleName = "paper",
-    row: MoreRows = None,
-) -> None:
-    """Print tables from the records alone; nothing runs.
-
-    Example: [bold]python -m paper show table1 --columns cifar10,cifar100[/bold]
-    """
-    chosen_scale, store = lookup("scale", scale, SCALES), _open_records()
-    tables = _build_specs(names, chosen_scale, columns, methods, row)
-    print_tables(tables, TableBuilder(store, chosen_scale, read_seeds(seeds)))
-
-
-def _build_specs(
-    names: Sequence[str], scale: Scale, columns: str, methods: str, more_rows: Sequence[str] | None
-) -> list[TableSpec]:
-    _refuse_table7(names)
-    tables = [lookup("table", name, build_tables(scale)) for name in names]
-    rows = [Row.parse(text) for text in more_rows or ()]
-    for table in tables:
-        table.add_rows(rows)
-    selected = [table.select(_split_names("columns", columns), _split_names("methods", methods)) for table in tables]
-    return [table.add_rows(rows) for table in selected]
-
-
-def _refuse_table7(names: Sequence[str]) -> None:
-    if "table7" in names:
-        raise ValueError("table7 is counted, not run: use `python -m paper table7`")
 
 
 def _table_command(name: str) -> Callable[..., None]:
@@ -209,8 +176,72 @@ def _table_command(name: str) -> Callable[..., None]:
     return command
 
 
+@app.command("show")
+def show_tables(
+    names: Names,
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    scale: ScaleName = "paper",
+    row: MoreRows = None,
+) -> None:
+    """Print tables from the records alone; nothing runs.
+
+    Example: [bold]python -m paper show table1 --columns cifar10,cifar100[/bold]
+    """
+    chosen_scale, store = lookup("scale", scale, SCALES), _open_records()
+    specs = _select_specs(names, chosen_scale, columns, methods, row)
+    print_tables(specs, TableBuilder(store, chosen_scale, read_seeds(seeds)))
+
+
+@app.command("table7")
+def count_positives(columns: Columns = "", scale: ScaleName = "paper") -> None:
+    """Count positives and negatives beside the paper's Table 7; nothing runs.
+
+    Example: [bold]python -m paper table7 --columns cifar10[/bold]
+    """
+    chosen_scale = lookup("scale", scale, SCALES)
+    datasets = _split_names("columns", columns) or list(PUBLISHED)
+    table = _make_rich_table("dataset", "part", "here", "paper")
+    caveats, missing = list[str](), list[str]()
+    for name in datasets:
+        dataset = find_datasets()[lookup("column of table7", name, chosen_scale.datasets)["data"]]
+        caveats += [caveat_sentence(name, dataset.caveat)] if dataset.caveat else []
+        try:
+            counts = count_classes(dataset(), 0)
+        except MissingFiles as absent:
+            table.add_row(name, "-", "missing", "")
+            missing.append(str(absent))
+            continue
+        for part, count in counts.items():
+            paper = getattr(PAPER_COUNTS[dataset.name], part) if dataset.name in PAPER_COUNTS else None
+            published = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
+            table.add_row(name, part, f"{count.positives:,} / {count.negatives:,}", published)
+    Console().print(table)
+    for line in [*caveats, *([] if chosen_scale.published else [SMOKE_CAVEAT])]:
+        _print_line(line)
+    # A long address must not be broken: it is to be copied.
+    print("\n".join(missing), end="\n" * bool(missing))
+
+
 for _name in TABLES:
     app.command(_name)(_table_command(_name))
+
+
+def _select_specs(
+    names: Sequence[str], scale: Scale, columns: str, methods: str, more_rows: Sequence[str] | None
+) -> list[TableSpec]:
+    _refuse_table7(names)
+    added = [Row.parse(text) for text in more_rows or ()]
+    rows = _split_names("methods", methods)
+    rows += [row.name for row in added if rows and row.name not in rows]
+    specs = [lookup("table", name, build_tables(scale)).add_rows(added) for name in names]
+    return [spec.select(_split_names("columns", columns), rows) for spec in specs]
+
+
+def _refuse_table7(names: Sequence[str]) -> None:
+    if "table7" in names:
+        raise ValueError("table7 is counted, not run: use `python -m paper table7`")
 
 
 def _open_records(may_be_empty: bool = False) -> RecordStore:
@@ -222,3 +253,90 @@ def _open_records(may_be_empty: bool = False) -> RecordStore:
 
 def _split_names(option: str, text: str) -> list[str]:
     return read_list(option, text) if text else []
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+NUMBER_TITLES = {"validation": "Validation AUC", "average_precision": "Average precision"}
+
+
+def print_tables(specs: Sequence[TableSpec], builder: TableBuilder) -> None:
+    """Print what the records say of some tables, with caveats and a legend."""
+    built = [builder.build(spec) for spec in specs]
+    for table in built:
+        _print_line(table.spec.title)
+        if table.spec.kind == "traffic":
+            print_frame(make_rounds_frame(table))
+            print_frame(make_rounds_frame(table, NEARLY))
+        else:
+            print_frame(make_frame(table))
+        for number in table.spec.more_numbers:
+            _print_line(NUMBER_TITLES[number])
+            print_frame(make_number_frame(table, number))
+        for line in (*list_data_caveats(table, builder.store), *list_borrowed(table), *_list_tunings(table, builder)):
+            _print_line(line)
+        panels = collect_panels(table) if table.spec.kind == "figure" else []
+        if panels and is_writable(builder.store.path):
+            path = builder.store.path / "figures" / f"{builder.scale.name}-{table.name}.png"
+            write_figure(draw_curves(panels), path)
+            Console().print(f"Curves: {path}", soft_wrap=True)
+    kinds = {spec.kind for spec in specs}
+    if "traffic" in kinds:
+        _print_line(ROUNDS_LEGEND)
+    if kinds != {"traffic"}:
+        published = any(cell.published for table in built for cell in table.cells.values())
+        _print_line(describe_aucs(published, tested="table" in kinds))
+    if not builder.scale.published:
+        _print_line(SMOKE_CAVEAT)
+
+
+def print_frame(frame: pd.DataFrame) -> None:
+    """Print a frame in as many parts as it takes to break no name and no number."""
+    console, start = Console(), 0
+    while start < frame.shape[1]:
+        stop = start + 1
+        while stop < frame.shape[1] and _measure_width(console, frame.iloc[:, start : stop + 1]) <= console.width:
+            stop += 1
+        part = frame.iloc[:, start:stop]
+        if start:
+            console.print()
+        # A single column that is wider than the terminal is left to the terminal to wrap.
+        Console(width=max(console.width, _measure_width(console, part))).print(_fill_rich_table(part))
+        start = stop
+
+
+def _make_rich_table(*headers: str) -> RichTable:
+    table = RichTable(box=None, padding=(0, 1), pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _fill_rich_table(frame: pd.DataFrame) -> RichTable:
+    table = _make_rich_table("", *frame.columns)
+    for row in frame.itertuples(name=None):
+        table.add_row(*(text.replace("[", "\\[") for text in row))
+    return table
+
+
+def _measure_width(console: Console, frame: pd.DataFrame) -> int:
+    """The width that a table takes with nothing folded, whatever the width of the terminal."""
+    return _fill_rich_table(frame).__rich_measure__(console, console.options.update(max_width=1 << 16)).maximum
+
+
+def _print_line(line: str) -> None:
+    Console().print(line, highlight=False, markup=False)
+
+
+def _list_tunings(table: Table, builder: TableBuilder) -> Iterator[str]:
+    """A caveat for each column whose rows were not tuned in the same way."""
+    for column in table.spec.columns:
+        rows_by_tuning = dict[str, list[str]]()
+        for row in table.spec.rows:
+            choice = builder.choices.find_or_inherit(TuningJob.for_cell(CellSpec(row, column)))
+            if choice:
+                tuning = "not tuned" if choice.grid == "none" else f"tuned with {choice.grid}:{choice.budget}"
+                rows_by_tuning.setdefault(tuning, []).append(row.name)
+        if len(rows_by_tuning) > 1:
+            listed = "; ".join(f"{', '.join(rows)} {tuning}" for tuning, rows in rows_by_tuning.items())
+            yield f"Rows of {column.name} were tuned differently: {listed}."

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -104,28 +104,21 @@ def make_outcome_frame(tables: Sequence[Table]) -> pd.DataFrame:
     return pd.DataFrame(rows, index=[label for label, _ in counts], columns=["method", *OUTCOMES])
 
 
-class PublishedGap(NamedTuple):
-    """How much higher a row's mean AUC is than the paper's number for it."""
-
-    table: str
-    row: str
-    column: str
-    value: float
-
-
-def list_published_gaps(tables: Sequence[Table]) -> list[PublishedGap]:
-    """The gap of every row whose runs have all finished: baselines may be stronger here than in the paper."""
+def list_published_gaps(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """How much higher the mean AUC is than the paper's: the `value` of every row whose runs have all finished."""
     return [
-        PublishedGap(table.name, row, column, cell.auc.mean - cell.published.mean)
+        {"table": table.name, "row": row, "column": column, "value": cell.auc.mean - cell.published.mean}
         for table in tables
         for (row, column), cell in table.cells.items()
         if cell.complete and cell.auc and cell.published
     ]
 
 
-def make_gap_frame(gaps: Sequence[PublishedGap]) -> pd.DataFrame:
+def make_gap_frame(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A line for each row."""
-    return _spread_texts({(gap.row, f"{gap.table} {gap.column}"): format_difference(gap.value) for gap in gaps})
+    return _spread_texts(
+        {(gap["row"], f"{gap['table']} {gap['column']}"): format_difference(gap["value"]) for gap in gaps}
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- I, M and K

@@ -6,10 +6,9 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
@@ -25,7 +24,7 @@ class OutOfTime(RunPaused):
 
 
 @dataclass
-class RunQueue:
+class RunQueue(AbstractContextManager["RunQueue"]):
     """Runs configurations on a device until a deadline: finished runs go to the store, unfinished ones to a folder.
 
     The queue is a context. From its first run to its end it locks the folder, so that no other process works there.
@@ -40,9 +39,6 @@ class RunQueue:
     _lock: ExitStack = field(default_factory=ExitStack)
     _is_locked: bool = False
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
@@ -56,7 +52,12 @@ class RunQueue:
                 missing.append(config)
         # Runs on the same data follow each other, because the cache holds one dataset.
         missing.sort(key=lambda config: repr((config.data, config.preparation, config.data_seed)))
-        queued = {run_name(config): self._place_on_device(config) for config in missing}
+        queued = dict[str, Config]()
+        for config in missing:
+            # The runs of a table share compiled steps, so that even short ones gain on a GPU.
+            engine = config.recipe.engine if self.device == "cpu" else "graphed"
+            recipe = replace(config.recipe, device=self.device, engine=engine)
+            queued[run_name(config)] = replace(config, recipe=recipe)
         if not queued:
             return
         self._check_time()
@@ -85,11 +86,6 @@ class RunQueue:
             if folder.is_dir():
                 self._lock_folder()
                 _remove_folder(folder)
-
-    def _place_on_device(self, config: Config) -> Config:
-        # The runs of a table share compiled steps, so that even short ones gain on a GPU.
-        engine = config.recipe.engine if self.device == "cpu" else "graphed"
-        return replace(config, recipe=replace(config.recipe, device=self.device, engine=engine))
 
     def _open_run(self, name: str, config: Config) -> Run:
         """Resume a run, or start it again if its folder is of another device or was removed in part."""

@@ -48,15 +48,8 @@ class Difference(NamedTuple):
 Case = Sequence[PairShares]
 """The runs of one row on one version of the data."""
 
-CasePair = tuple[Case, Case]
-"""The runs of both rows on one version of the data."""
-
-
-class Variance(NamedTuple):
-    """A variance and its degrees of freedom; test examples are so many that their variance counts as known."""
-
-    value: float
-    freedom: float = math.inf
+Variance = tuple[float, float]
+"""A variance and its degrees of freedom; test examples are so many that their variance counts as known."""
 
 
 def compute_pair_shares(run: Ranks) -> PairShares:
@@ -79,35 +72,42 @@ def compare_rows(
     are the same examples in the same order under different labels, so that what each adds to every case is known.
     """
     parts = _group_by_test_part(first, second)
-    for first_run, second_run in ((pairs[0][0][0], pairs[0][1][0]) for pairs in parts):
-        smallest_class = min(len(first_run.positives), len(first_run.negatives))
-        if not np.array_equal(first_run.labels, second_run.labels) or smallest_class < FEWEST_EXAMPLES:
+    for pairs in parts:
+        run, other = pairs[0][0][0], pairs[0][1][0]
+        if not np.array_equal(run.labels, other.labels) or min(map(len, run[:2])) < FEWEST_EXAMPLES:
             return None
-    count = len(parts)
-    differences = [
-        float(np.mean([_mean_auc(method) - _mean_auc(baseline) for method, baseline in pairs])) for pairs in parts
-    ]
-    if same_examples:
-        test_variance = _shared_test_variance(parts)
-    else:
-        test_variance = sum(map(_test_variance, parts)) * (1 + (count - 1) * overlap)
-    training_variances = [variance for pairs in parts for variance in _training_variances(pairs)]
-    within_cases = _test_mean(differences, [Variance(test_variance), *training_variances])
+    count, training_variances, differences = len(parts), list[Variance](), list[float]()
+    for pairs in parts:
+        paired = [_mean_auc(method) - _mean_auc(baseline) for method, baseline in pairs]
+        differences.append(float(np.mean(paired)))
+        # Training varies the difference over versions of the data, or else over each row's seeds.
+        samples = [paired] if len(pairs) > 1 else [[run.auc for run in runs] for runs in pairs[0] if len(runs) > 1]
+        training_variances += [(float(np.var(sample, ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
+    test_variance = (_test_variance(parts, overlap, same_examples), math.inf)
+    within_cases = _test_mean(differences, [test_variance, *training_variances])
     if count == 1 or not np.ptp(differences):
         return within_cases
     # Differences that share examples vary less among each other than their mean does.
     shared = 0.0 if same_examples else overlap
     spread = float(np.var(differences, ddof=1)) * (1 + (count - 1) * shared) / (1 - shared)
-    between_cases = _test_mean(differences, [Variance(spread * count, count - 1)])
+    between_cases = _test_mean(differences, [(spread * count, count - 1)])
     half_width = max(within_cases.half_width, between_cases.half_width)
     return Difference(within_cases.value, half_width, max(within_cases.p_value, between_cases.p_value))
 
 
+def _group_by_test_part(first: Sequence[Case], second: Sequence[Case]) -> list[list[tuple[Case, Case]]]:
+    """The cases of both rows side by side; those with the same test labels are grouped."""
+    groups: dict[bytes, list[tuple[Case, Case]]] = {}
+    for pair in zip(first, second, strict=True):
+        groups.setdefault(pair[0][0].labels.tobytes(), []).append(pair)
+    return list(groups.values())
+
+
 def _test_mean(differences: Sequence[float], variances: Sequence[Variance]) -> Difference:
     """Student's test of the mean difference, given the variances that add up to the variance of the sum."""
-    total = sum(variance.value for variance in variances)
+    total = sum(variance for variance, _ in variances)
     # Welch and Satterthwaite: a variance that comes from a few runs is itself uncertain.
-    uncertainty = sum(variance.value**2 / variance.freedom for variance in variances)
+    uncertainty = sum(variance**2 / freedom for variance, freedom in variances)
     freedom = total**2 / uncertainty if uncertainty else math.inf
     error = math.sqrt(total)
     p_value = 2 * float(t.sf(abs(sum(differences)) / error, freedom))
@@ -115,45 +115,22 @@ def _test_mean(differences: Sequence[float], variances: Sequence[Variance]) -> D
     return Difference(sum(differences) / len(differences), half_width, p_value)
 
 
-def _group_by_test_part(first: Sequence[Case], second: Sequence[Case]) -> list[list[CasePair]]:
-    """The cases of both rows side by side; those with the same test labels are grouped."""
-    groups: list[list[CasePair]] = []
-    for pair in zip(first, second, strict=True):
-        for group in groups:
-            if np.array_equal(group[0][0][0].labels, pair[0][0].labels):
-                group.append(pair)
-                break
-        else:
-            groups.append([pair])
-    return groups
+def _test_variance(parts: Sequence[Sequence[tuple[Case, Case]]], overlap: float, same_examples: bool) -> float:
+    """DeLong's variance of the sum of differences; a variance of zero becomes the largest possible one."""
+    gains = [_mean_gains(pairs) for pairs in parts]
+    if not same_examples:
+        variances = [
+            sum(np.var(gain, ddof=1) / len(gain) for gain in part) or 1 / min(map(len, part)) for part in gains
+        ]
+        return float(sum(variances)) * (1 + (len(parts) - 1) * overlap)
+    added = np.zeros(len(parts[0][0][0][0].labels))
+    for pairs, part in zip(parts, gains, strict=True):
+        for label, gain in zip((1, 0), part, strict=True):
+            added[pairs[0][0][0].labels == label] += (gain - gain.mean()) / len(gain)
+    return float((added**2).sum()) or 1 / min(len(gain) for part in gains for gain in part)
 
 
-def _training_variances(pairs: Sequence[CasePair]) -> list[Variance]:
-    """How training varies the difference on one test part: over versions of the data, or else over each row's seeds."""
-    if len(pairs) > 1:
-        samples = [[_mean_auc(method) - _mean_auc(baseline) for method, baseline in pairs]]
-    else:
-        samples = [[run.auc for run in runs] for runs in pairs[0] if len(runs) > 1]
-    return [Variance(float(np.var(sample, ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
-
-
-def _test_variance(pairs: Sequence[CasePair]) -> float:
-    """DeLong's variance of the difference on one test part; a variance of zero becomes the largest possible one."""
-    gains = _mean_gains(pairs)
-    return float(sum(np.var(gain, ddof=1) / len(gain) for gain in gains)) or 1 / min(map(len, gains))
-
-
-def _shared_test_variance(parts: Sequence[Sequence[CasePair]]) -> float:
-    """The variance of the sum of differences where all parts have the same examples, example by example."""
-    total = np.zeros(len(parts[0][0][0][0].labels))
-    for pairs in parts:
-        labels = pairs[0][0][0].labels
-        for label, gain in zip((1, 0), _mean_gains(pairs), strict=True):
-            total[labels == label] += (gain - gain.mean()) / len(gain)
-    return float((total**2).sum()) or 1 / min(len(gain) for pairs in parts for gain in _mean_gains(pairs))
-
-
-def _mean_gains(pairs: Sequence[CasePair]) -> list[np.ndarray]:
+def _mean_gains(pairs: Sequence[tuple[Case, Case]]) -> list[np.ndarray]:
     """How much more of its pairs the first row ranks correctly, for every positive and for every negative."""
     first, second = ([run for pair in pairs for run in pair[side]] for side in (0, 1))
     # A run's first two arrays are the shares of its positives and of its negatives.

@@ -6,7 +6,6 @@ A table is an entry of `tables.toml`. The columns of figures, which depend on th
 from __future__ import annotations
 
 import functools
-import itertools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,7 +61,7 @@ class Column:
     cases: tuple[Options, ...] = ({},)
     average_cases: bool = False
     by_default: bool = True
-    seeds: tuple[int, ...] = ()
+    seeds: Sequence[int] = ()
     test_overlap: float = 0.0
     grid: str = "steps"
     tested: bool = True
@@ -179,50 +178,46 @@ def _split_cases(splits: int) -> list[Options]:
     return [{"data-seed": str(seed)} for seed in range(splits)]
 
 
-def _interval_columns(scale: Scale) -> list[Column]:
-    """So many local steps per round, at the same total number of local steps."""
-    columns = []
-    for dataset, steps in itertools.product((*PUBLISHED, *FRAUD), scale.intervals):
-        cycles = scale.cycles * scale.local_steps // steps
-        options = {"local-steps": str(steps), "cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
-        columns.append(make_point(dataset, f"I{steps}", options, steps == scale.local_steps))
-    return columns
+def _run_length(cycles: int) -> dict[str, str]:
+    return {"cycles": str(cycles), "evaluate-every": str(max(1, cycles // 50))}
 
 
-def _equal_round_columns(scale: Scale) -> list[Column]:
+def _interval_columns(scale: Scale, dataset: str) -> list[Column]:
+    """So many local steps I per round, at the same total number of local steps."""
+    points = []
+    for steps in scale.intervals:
+        options = {"local-steps": str(steps), **_run_length(scale.cycles * scale.local_steps // steps)}
+        points.append(make_point(dataset, f"I{steps}", options, in_table=steps == scale.local_steps))
+    return points
+
+
+def _equal_round_columns(scale: Scale, dataset: str) -> list[Column]:
     """Points of Figure 1, which share its settings, but with the scale's number of cycles."""
-    columns = []
-    for point in _interval_columns(scale):
-        steps = int(point.cases[0]["local-steps"])
-        if point.dataset in (*CIFAR, *FRAUD) and steps in (scale.intervals[0], scale.local_steps, scale.intervals[-1]):
-            lengths = ("cycles", "evaluate-every")
-            cases = ({name: case[name] for name in case if name not in lengths} for case in point.cases)
-            columns.append(replace(point, cases=tuple(cases)))
-    return columns
+    shown = (scale.intervals[0], scale.local_steps, scale.intervals[-1])
+    points = zip(scale.intervals, _interval_columns(scale, dataset), strict=True)
+    pairs = [
+        (point, make_column("", dataset, {"local-steps": str(steps)})) for steps, point in points if steps in shown
+    ]
+    return [replace(point, cases=column.cases) for point, column in pairs]
 
 
-def _cohort_columns(scale: Scale) -> list[Column]:
-    """So many clients per round; the last number is the whole group, as in the tables."""
-    columns = []
-    for dataset in (*CIFAR, *FRAUD):
-        *sizes, group = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
-        columns += [make_point(dataset, f"M{size}", {"participation.per-round": str(size)}) for size in sizes]
-        columns.append(make_point(dataset, f"M{group}", {}, in_table=True))
-    return columns
+def _cohort_columns(scale: Scale, dataset: str) -> list[Column]:
+    """So many clients M per round; the last number is the whole group, as in the tables."""
+    *sizes, group = FRAUD_COHORTS if dataset in FRAUD else scale.cohorts
+    points = [make_point(dataset, f"M{size}", {"participation.per-round": str(size)}) for size in sizes]
+    return [*points, make_point(dataset, f"M{group}", {}, in_table=True)]
 
 
-def _group_columns(scale: Scale) -> list[Column]:
-    """So many groups with one client per round, at the same number of rounds."""
-    columns = []
-    for dataset in (*CIFAR, *FRAUD):
-        hourly = dataset in FRAUD and scale.published
-        rounds = scale.cycles * (FRAUD_GROUPS[-2] if hourly else scale.groups)
-        for groups in FRAUD_GROUPS if hourly else scale.group_counts:
-            cycles = rounds // groups
-            options = {"participation.groups": str(groups), "cycles": str(cycles), "participation.per-round": "1"}
-            options |= {"evaluate-every": str(max(1, cycles // 50)), "participation.assignment": "random"}
-            columns.append(make_point(dataset, f"K{groups}", options))
-    return columns
+def _group_columns(scale: Scale, dataset: str) -> list[Column]:
+    """So many groups K with one client per round, at the same number of rounds."""
+    counts, default = scale.group_counts, scale.groups
+    if dataset in FRAUD and scale.published:
+        counts, default = FRAUD_GROUPS, FRAUD_GROUPS[-2]
+    points, one_client = [], {"participation.per-round": "1", "participation.assignment": "random"}
+    for groups in counts:
+        options = {"participation.groups": str(groups), **one_client, **_run_length(scale.cycles * default // groups)}
+        points.append(make_point(dataset, f"K{groups}", options))
+    return points
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -247,28 +242,26 @@ def build_tables(scale: Scale) -> dict[str, TableSpec]:
             # Logistic regression by SGD at one client that holds every row, with the local steps of all clients.
             one_client = {"partition": "iid", "partition.clients": "1", "participation.groups": "1"}
             rows.append(Row("central", "fedavg", one_client | {"local-steps": str(HOURS * scale.local_steps)}))
-        columns = FIGURE_COLUMNS[name](scale) if text.get("kind") == "figure" else _table_columns(text, scale)
+        columns = list[Column]()
+        for dataset in text["datasets"]:
+            columns += FIGURES[name](scale, dataset) if name in FIGURES else _table_columns(text, scale, dataset)
         settings = {key: text[key] for key in ("kind", "more_numbers") if key in text}
         specs[name] = TableSpec(name, text["title"], tuple(rows), tuple(columns), **settings)
     return specs
 
 
-def _table_columns(text: Mapping[str, Any], scale: Scale) -> list[Column]:
-    settings = {key: text[key] for key in ("average_cases", "by_default", "grid") if key in text}
-    if "seeds" in text:
-        settings["seeds"] = tuple(text["seeds"])
-    columns = []
-    for dataset in text["datasets"]:
-        cases = _split_cases(text.get("splits", {}).get(dataset, 0))
-        cases += [{scale.positive_option: str(positive)} for positive in range(text.get("classes", 0))]
-        for name, options in text.get("options", {"{}": {}}).items():
-            columns.append(make_column(name, dataset, options, cases, **settings))
-    return columns
+def _table_columns(text: Mapping[str, Any], scale: Scale, dataset: str) -> list[Column]:
+    cases = _split_cases(text.get("splits", {}).get(dataset, 0))
+    cases += [{scale.positive_option: str(positive)} for positive in range(text.get("classes", 0))]
+    settings = {key: text[key] for key in ("average_cases", "by_default", "grid", "seeds") if key in text}
+    options = text.get("options", {"{}": {}})
+    return [make_column(name, dataset, options[name], cases, **settings) for name in options]
 
 
-FIGURE_COLUMNS: Mapping[str, Callable[[Scale], list[Column]]] = {
+FIGURES: Mapping[str, Callable[[Scale, str], list[Column]]] = {
     "figure1": _interval_columns,
     "figure2": _cohort_columns,
     "figure3": _group_columns,
     "intervals": _equal_round_columns,
 }
+"""What makes the columns of a figure on a dataset."""

@@ -123,7 +123,8 @@ def published_aucs(table: str) -> Mapping[Key, Spread]:
     """
     # The paper does not name the positive class of its Table 1: it may be any of those in `classes`.
     source = "table1" if table == "classes" else table
-    lines = pd.read_csv(Path(__file__).parent / "published.csv").query("table == @source").to_dict("records")
+    numbers = pd.read_csv(Path(__file__).parent / "published.csv")
+    lines = numbers[numbers["table"] == source].to_dict("records")
     return {(line["method"], line["column"]): Spread(line["mean"], line["deviation"], 3) for line in lines}
 
 

@@ -31,12 +31,8 @@ REDUCTION = 3
 """One candidate in so many reaches the next rung."""
 
 
-class Trial(NamedTuple):
-    """A candidate after a rung of so many cycles, with its validation AUC, or None if its run stopped."""
-
-    settings: Options
-    cycles: int
-    validation_auc: float | None
+Trial = dict[str, Any]
+"""A candidate's `settings` and `cycles` in a rung, and its `validation_auc` afterwards, which is None if it stopped."""
 
 
 def plan_rungs(candidates: int, budget: int) -> list[tuple[int, int]]:
@@ -65,10 +61,10 @@ def plan_next_rung(
         if not later_trials:
             return remaining, cycles
         rung, later_trials = later_trials[: len(remaining)], later_trials[len(remaining) :]
-        finished = [position for position, trial in enumerate(rung) if trial.validation_auc is not None]
+        finished = [position for position, trial in enumerate(rung) if trial["validation_auc"] is not None]
         if not finished:
             return remaining[-1:], 0
-        best = sorted(finished, key=lambda position: -(rung[position].validation_auc or 0.0))
+        best = sorted(finished, key=lambda position: -rung[position]["validation_auc"])
         remaining = [remaining[position] for position in sorted(best[: math.ceil(len(remaining) / REDUCTION)])]
     return remaining, 0
 
@@ -195,7 +191,7 @@ class TuningChoice:
     settings: Options
     grid: str
     budget: int
-    trials: tuple[dict[str, Any], ...] = ()
+    trials: Sequence[Trial] = ()
     runs: int = 0
     cycles: int = 0
     seconds: float = 0.0
@@ -209,7 +205,7 @@ class ChoiceStore:
         self._path = store.path / f"{scale.name}-choices.jsonl"
 
         def decode(content: dict[str, Any]) -> tuple[str, TuningChoice]:
-            return content.pop("job"), TuningChoice(trials=tuple(content.pop("trials")), **content)
+            return content.pop("job"), TuningChoice(**content)
 
         self.by_name = dict(read_json_lines(self._path, decode))
 
@@ -233,10 +229,9 @@ class ChoiceStore:
 
     def add_result(self, job: TuningJob, plan: TuningPlan, settings: Options, trials: Sequence[Trial]) -> None:
         """Record the settings that won, with the trials and their cost."""
-        choice = TuningChoice(settings, *plan, tuple(trial._asdict() for trial in trials), len(trials))
-        configs = self._trial_configs(job, choice)
-        cycles = sum(config.recipe.cycles for config in configs)
-        self.add_choice(job, replace(choice, cycles=cycles, seconds=round(self._count_seconds(configs), 3)))
+        choice = TuningChoice(settings, *plan, trials, len(trials))
+        _, cycles, seconds = self.total_cost({job: choice})
+        self.add_choice(job, replace(choice, cycles=cycles, seconds=round(seconds, 3)))
 
     def is_current(self, job: TuningJob, choice: TuningChoice) -> bool:
         """Whether the runs that led to a choice are recorded, and are those that the scale would make today."""
@@ -249,13 +244,11 @@ class ChoiceStore:
     def total_cost(self, chosen: Mapping[TuningJob, TuningChoice]) -> tuple[int, int, float]:
         """Runs, cycles and seconds of several choices together. A run that serves two rows is counted once."""
         configs = {config for job, choice in chosen.items() for config in self._trial_configs(job, choice)}
-        return len(configs), sum(config.recipe.cycles for config in configs), self._count_seconds(configs)
+        seconds = sum(record.seconds for config in configs if (record := self.store.find_record(config)))
+        return len(configs), sum(config.recipe.cycles for config in configs), seconds
 
     def _trial_configs(self, job: TuningJob, choice: TuningChoice) -> list[Config]:
         return [candidate_config(self.scale, job, trial["settings"], trial["cycles"]) for trial in choice.trials]
-
-    def _count_seconds(self, configs: Iterable[Config]) -> float:
-        return sum(record.seconds for config in configs if (record := self.store.find_record(config)))
 
 
 def tune_rows(tables: Iterable[TableSpec], choices: ChoiceStore, queue: RunQueue, requested: TuningPlan | None) -> None:
@@ -268,22 +261,23 @@ def tune_rows(tables: Iterable[TableSpec], choices: ChoiceStore, queue: RunQueue
     scale, plans = choices.scale, _plan_jobs(tables, choices, requested)
     trials = {job: list[Trial]() for job in plans}
     while trials:
-        tried = list[tuple[TuningJob, Config, Options, int]]()
+        rungs = list[tuple[TuningJob, Trial, Config]]()
         for job in list(trials):
             candidates = grid_candidates(job.row, plans[job].grid)
             remaining, cycles = plan_next_rung(candidates, plans[job].budget, trials[job])
-            if cycles:
-                for settings in remaining:
-                    tried.append((job, candidate_config(scale, job, settings, cycles), settings, cycles))
-            else:
+            if not cycles:
                 choices.add_result(job, plans[job], remaining[0], trials.pop(job))
+                continue
+            for settings in remaining:
+                trial = {"settings": settings, "cycles": cycles}
+                rungs.append((job, trial, candidate_config(scale, job, settings, cycles)))
         # The runs of all jobs are queued together, so that several datasets may share a graph. A candidate of full
         # length is a table's run as well, and stores its ranks.
-        full = [config for job, config, *_ in tried if config.recipe.cycles == scale.cycles and not job.column]
+        full = [config for job, _, config in rungs if config.recipe.cycles == scale.cycles and not job.column]
         queue.run_missing(full, tested=True)
-        queue.run_missing([config for _, config, *_ in tried if config not in full], tested=False)
-        for job, config, settings, cycles in tried:
-            trials[job].append(Trial(settings, cycles, _read_validation_auc(queue.store, config)))
+        queue.run_missing([config for _, _, config in rungs if config not in full], tested=False)
+        for job, trial, config in rungs:
+            trials[job].append(trial | {"validation_auc": _read_validation_auc(queue.store, config)})
 
 
 def _plan_jobs(

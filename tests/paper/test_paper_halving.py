@@ -35,7 +35,9 @@ def play(options: list[Options], cycles: int, judge: Callable[[Options, int], fl
         remaining, rung_cycles = plan_next_rung(options, cycles, trials)
         if not rung_cycles:
             return Halving(remaining[0], trials)
-        trials += [Trial(settings, rung_cycles, judge(settings, rung_cycles)) for settings in remaining]
+        for settings in remaining:
+            auc = judge(settings, rung_cycles)
+            trials.append({"settings": settings, "cycles": rung_cycles, "validation_auc": auc})
 
 
 def named(count: int) -> list[Options]:
@@ -90,19 +92,19 @@ def test_later_rungs_decide_among_those_left() -> None:
     slow = {0: (0.9, 0.5), 5: (0.8, 0.95), 7: (0.7, 0.6), 9: (0.6, 0.55)}
     winner = play(named(12), 120, lambda each, cycles: slow.get(place(each), (0.1, 0.1))[cycles > 3])
     assert place(winner.settings) == 5
-    assert {place(each.settings) for each in winner.trials if each.cycles == 10} == {0, 5, 7, 9}
+    assert {place(each["settings"]) for each in winner.trials if each["cycles"] == 10} == {0, 5, 7, 9}
 
 
 def test_one_that_stopped_never_beats_one_that_did_not() -> None:
     winner = play(named(3), 30, lambda each, _: None if place(each) < 2 else 0.1)
     assert place(winner.settings) == 2
-    assert [each.validation_auc for each in winner.trials] == [None, None, 0.1]
+    assert [each["validation_auc"] for each in winner.trials] == [None, None, 0.1]
 
 
 def test_those_that_stopped_do_not_go_on() -> None:
     """Nine candidates of which one lives: it alone goes to the second rung. Where none lives there is no second."""
     winner = play(named(9), 90, lambda each, _: 0.7 if place(each) == 4 else None)
-    assert [(place(each.settings), each.cycles) for each in winner.trials][9:] == [(4, 15)]
+    assert [(place(each["settings"]), each["cycles"]) for each in winner.trials][9:] == [(4, 15)]
     assert place(winner.settings) == 4
     dead = play(named(9), 90, lambda each, _: None)
     assert (place(dead.settings), len(dead.trials)) == (8, 9)

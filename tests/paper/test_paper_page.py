@@ -14,7 +14,6 @@ from paper.figures import Panel, choose_styles, collect_panels, draw_curves, dra
 from paper.findings import (
     Comparison,
     Finding,
-    PublishedGap,
     list_comparisons,
     list_findings,
     list_published_gaps,
@@ -173,7 +172,10 @@ def test_rows_are_compared_with_the_papers_numbers(tmp_path: Path) -> None:
 
 
 def test_a_row_that_only_one_table_has_leaves_the_other_empty() -> None:
-    gaps = [PublishedGap("table1", "fedavg", "cifar10", 0.1), PublishedGap("table2", "scaffold", "cifar10", -0.1)]
+    gaps = [
+        {"table": "table1", "row": "fedavg", "column": "cifar10", "value": 0.1},
+        {"table": "table2", "row": "scaffold", "column": "cifar10", "value": -0.1},
+    ]
     frame = make_gap_frame(gaps)
     assert list(frame.index) == ["fedavg", "scaffold"]
     assert frame.to_numpy().tolist() == [["+.1000", "-"], ["-", "-.1000"]]

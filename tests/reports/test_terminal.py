@@ -22,12 +22,12 @@ from fedauc.reports.progress import MAX_BARS, ProgressBars
 from fedauc.reports.summary import MethodSummary, Spread
 from fedauc.reports.tables import tabulate_methods
 from fedauc.version import VERSION
+from paper.commands import print_frame
 from paper.records import RecordStore
 from paper.report import Report
 from paper.scales import PAPER
 from paper.table_specs import METHODS, build_tables, list_cells
 from paper.tables import SMOKE_CAVEAT, Cell, Table, TableBuilder, list_data_caveats, make_frame
-from paper.terminal import print_frame
 from paper_records import by_default, keep, labelled, scored
 
 LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
