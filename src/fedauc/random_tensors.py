@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedauc import keys
 
-MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANTISSA_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}
 """How many random bits a number in [0, 1) of each type can hold."""
 
 
@@ -35,24 +38,27 @@ def fold_in(key: Tensor, number: int) -> Tensor:
     return _mix_words(key, torch.full_like(key, _as_signed((number + 1) * keys.SPLITMIX_GAMMA)))
 
 
-def random_uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1), `[..., count]`, for a key `[...]`.
+def random_uniform(key: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers in [0, 1), `[..., count]`, for a key `[...]`; float32 unless another type is given.
 
     >>> random_uniform(server_key(0, "example"), 3).tolist() == random_uniform(server_key(0, "example"), 3).tolist()
     True
     """
-    bits = MANTISSA_BITS[dtype]
+    dtype = dtype or torch.float32
+    bits = MANTISSA_BITS[str(dtype).removeprefix("torch.")]
     words = _shift_right(_draw_words(key, count), 64 - bits)
     return words.to(dtype) * 2.0**-bits
 
 
-def random_normal(key: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_normal(key: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
     """Standard normal numbers, `[..., count]`, for a key `[...]`, by the method of Box and Muller (1958)."""
     half = (count + 1) // 2
     uniform = random_uniform(key, 2 * half, torch.float64)
     # 1 - u lies in (0, 1], so that the logarithm is finite.
     radius, angle = torch.sqrt(-2 * torch.log1p(-uniform[..., :half])), 2 * math.pi * uniform[..., half:]
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :count].to(dtype)
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :count].to(
+        dtype or torch.float32
+    )
 
 
 def _draw_words(key: Tensor, count: int) -> Tensor:

@@ -63,7 +63,9 @@ class UploadPipeline:
             raise ValueError(f"transforms holds {' and '.join(map(repr, encoding))}; {reason}: choose one of them")
         if encoding and names[-1] != encoding[0]:
             reason = f"{names[-1]!r} after it would see codes instead of numbers"
-            raise ValueError(f"transforms holds {encoding[0]!r} before {names[-1]!r}; {reason}: list it last")
+            raise ValueError(
+                f"transforms holds {encoding[0]!r} before {names[-1]!r}; {reason}: list {encoding[0]!r} last"
+            )
 
     def on_each_rank(self) -> UploadPipeline:
         """The pipeline of each process of a distributed run: means that need every upload are taken after gathering."""

@@ -44,6 +44,9 @@ LISTS = {
     "algorithms": "algorithm",
     "stages": "stages",
     "wrappers": "wrappers",
+    "transforms": "transforms",
+    "means": "mean",
+    "server-optimizers": "server-optimizer",
     "engines": "engine",
 }
 """What `fedauc list` knows, and the option of `fedauc run` that takes these names."""

@@ -56,7 +56,7 @@ class AdaptiveOptimizer(ServerOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(AdaptiveOptimizer):
-    """The mean square forgets exponentially."""
+    """Divides the mean change of each weight by the root of its mean square, which forgets exponentially."""
 
     name: ClassVar[str] = "adam"
 
@@ -67,7 +67,7 @@ class Adam(AdaptiveOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Yogi(AdaptiveOptimizer):
-    """The mean square changes by at most (1 - β₂) Δ² in a round, so that it forgets large changes slowly."""
+    """As Adam, but the mean square forgets large changes slowly: it changes by at most (1 - β₂) Δ² in a round."""
 
     name: ClassVar[str] = "yogi"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(ServerOptimizer):
-    """The state is the velocity v `[d]`."""
+    """Moves the model by a velocity, a decaying sum of the rounds' changes. The state is that velocity."""
 
     name: ClassVar[str] = "momentum"
     learning_rate: float = option(1.0, "Server learning rate, on the velocity.", above=0)

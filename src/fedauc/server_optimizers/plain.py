@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(ServerOptimizer):
-    """w ← w + Δ."""
+    """Adds the mean change to the model: w ← w + Δ."""
 
     name: ClassVar[str] = "plain"
 

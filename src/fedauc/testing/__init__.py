@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from fedauc.testing.algorithm import check_algorithm as check_algorithm
     from fedauc.testing.dataset import check_dataset as check_dataset
     from fedauc.testing.engine import check_engine as check_engine
+    from fedauc.testing.mean import check_mean as check_mean
     from fedauc.testing.model import check_model as check_model
     from fedauc.testing.objective import check_objective as check_objective
     from fedauc.testing.participation import check_participation as check_participation
     from fedauc.testing.partition import check_partition as check_partition
+    from fedauc.testing.server_optimizer import check_server_optimizer as check_server_optimizer
     from fedauc.testing.stage_rule import check_stage_rule as check_stage_rule
+    from fedauc.testing.transform import check_transform as check_transform
     from fedauc.testing.wrapper import check_wrapper as check_wrapper
 
 PREFIX = "check_"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(UploadTransform):
-    """u ← u · min(1, C / ‖u‖₂), where u is the whole upload: model, dual variables and control variates.
+    """Scales an upload down to a largest norm: model, dual variables and control variates together.
 
-    The pool of scores is not clipped.
+    u ← u · min(1, C / ‖u‖₂). The pool of scores is not clipped.
     """
 
     name: ClassVar[str] = "clip"

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 from fedauc.fields import option
 from fedauc.random_tensors import random_uniform
@@ -34,7 +33,7 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(EncodingTransform):
-    """The change as 8-bit or 4-bit codes. Tensors of a few numbers, such as dual variables, are sent as they are."""
+    """Sends the change as 8-bit or 4-bit codes; dual variables and other small tensors stay as they are."""
 
     name: ClassVar[str] = "quantize"
     bits: int = option(8, "Bits of a number: 8 or 4.", at_least=4, at_most=8)
@@ -54,7 +53,7 @@ class Quantize(EncodingTransform):
     def encode_vector(self, vector: Tensor, key: Tensor) -> Quantized:
         """Codes and scales of vectors `[..., n]`."""
         count = vector.shape[-1]
-        padded = pad(vector.float(), (0, -count % self.block))
+        padded = torch.nn.functional.pad(vector.float(), (0, -count % self.block))
         blocks = padded.reshape(*padded.shape[:-1], -1, self.block)
         scales = blocks.abs().amax(-1) / self.largest_code
         # A block of zeros has scale 0, and every code 0.
@@ -72,7 +71,7 @@ class Quantize(EncodingTransform):
 
 def _pack_nibbles(codes: Tensor) -> Tensor:
     """Codes from -7 to 7, two to a byte, the first in the low bits."""
-    shifted = pad((codes + 8).to(torch.uint8), (0, codes.shape[-1] % 2))
+    shifted = torch.nn.functional.pad((codes + 8).to(torch.uint8), (0, codes.shape[-1] % 2))
     return shifted[..., 0::2] | (shifted[..., 1::2] << 4)
 
 

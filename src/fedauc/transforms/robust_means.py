@@ -57,7 +57,7 @@ class TrimmedMean(Mean):
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Mean):
-    """The uploads that are nearest to their neighbours, of M clients of which at most f are wrong.
+    """The upload that is nearest to its neighbours, where at most f clients of a round are wrong.
 
     A client's score is the sum of its squared distances to its M - f - 2 nearest neighbours. The `selected` clients
     with the lowest scores are averaged (Krum for 1, multi-Krum for more). An upload is compared as a whole.
