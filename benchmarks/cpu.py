@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="fedauc-bench-") as folder:
         for workload in options.workloads:
             outcomes[workload] = _race_contenders(workload, options, Path(folder))
-    found, failed = make_rows(outcomes), list_failures(outcomes)
+    rows, failed = make_rows(outcomes), list_failures(outcomes)
     report = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": before,
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "tolerance": TOLERANCE,
         "workloads": {name: WORKLOADS[name]._asdict() for name in options.workloads},
         "versions": list_versions(outcomes),
-        "rows": found,
+        "rows": rows,
         "failed": failed,
     }
     write_report(options.out, report)
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s) each")
-    print(format_table(found, failed))
+    print(format_table(rows, failed))
     print(", ".join(f"{name} {value:g}" for name, value in limits.items()))
     print(f"written to {options.out}")
 

@@ -164,14 +164,14 @@ def time_plain_loop(workload: str, data: Clients, rounds: int) -> Timing:
             torch.from_numpy(a).cuda() for a in (drawn.rows.astype(np.int64), drawn.moves, drawn.weights)
         )
         totals = [[torch.zeros_like(t) for t in group] for group in server]
-        for place, weight in enumerate(cohort.weights):
-            for own, sent in zip(held, server, strict=True):
+        for position, weight in enumerate(cohort.weights):
+            for client_tensors, sent in zip(held, server, strict=True):
                 with torch.no_grad():
-                    torch._foreach_copy_(own, sent)
-            visit(rows[place], moves[place], shares[place].float())
-            for own, total in zip(held, totals, strict=True):
+                    torch._foreach_copy_(client_tensors, sent)
+            visit(rows[position], moves[position], shares[position].float())
+            for client_tensors, total in zip(held, totals, strict=True):
                 with torch.no_grad():
-                    torch._foreach_add_(total, own, alpha=weight)
+                    torch._foreach_add_(total, client_tensors, alpha=weight)
         for sent, total in zip(server, totals, strict=True):
             torch._foreach_copy_(sent, total)
 
@@ -199,8 +199,8 @@ def time_shared_model(workload: str, data: Clients, rounds: int) -> Timing:
     compiled = torch.compile(loss, dynamic=False)
 
     def step() -> None:
-        for place in range(STEPS):
-            gradients = torch.autograd.grad(compiled(index[place], moves[place]), parameters)
+        for position in range(STEPS):
+            gradients = torch.autograd.grad(compiled(index[position], moves[position]), parameters)
             with torch.no_grad():
                 torch._foreach_mul_(parameters, 1 - 0.01 * 1e-4)
                 torch._foreach_add_(parameters, gradients, alpha=-0.01)

@@ -100,7 +100,7 @@ def time_large_table(folder: str, source: str) -> dict[str, Any]:
     )
     training, _, state = assemble_training(recipe, nn.Linear(COLUMNS, 1), clients)
     times = _time_rounds(training, state, skip=0)
-    scoring, *learning = (sum(times[place : place + CYCLE_ROUNDS]) for place in range(0, len(times), CYCLE_ROUNDS))
+    scoring, *learning = (sum(times[start : start + CYCLE_ROUNDS]) for start in range(0, len(times), CYCLE_ROUNDS))
     return {
         "clients_s": built,
         "first_round_s": time.perf_counter() - start - sum(times[1:]),
@@ -134,15 +134,15 @@ def _write_columnar_files(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     inputs, labels, client = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "client"))
-    fields = [(f"x{place}", pa.float32()) for place in range(COLUMNS)]
+    fields = [(f"x{number}", pa.float32()) for number in range(COLUMNS)]
     schema = pa.schema([*fields, ("y", pa.int8()), ("client", pa.int16())])
     with (
         pa.ipc.new_file(str(folder / "rows.arrow"), schema) as arrow,
         pq.ParquetWriter(folder / "rows.parquet", schema, use_dictionary=False) as parquet,
     ):
         for row in range(0, ROWS, BLOCK):
-            mine = slice(row, row + BLOCK)
-            columns = [*np.ascontiguousarray(inputs[mine].T), labels[mine], client[mine]]
+            block = slice(row, row + BLOCK)
+            columns = [*np.ascontiguousarray(inputs[block].T), labels[block], client[block]]
             batch = pa.record_batch([pa.array(column) for column in columns], schema=schema)
             arrow.write_batch(batch)
             parquet.write_batch(batch)
@@ -192,21 +192,21 @@ def main() -> None:
         print(json.dumps(CASES[options.case](*json.loads(options.arguments))))
         return
     before = describe_hardware()
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     if "clients" in options.parts:
-        found += _client_rows(options.repeats, options.threads)
+        rows += _client_rows(options.repeats, options.threads)
     if "insurance" in options.parts:
-        found += _insurance_rows(options.repeats, options.threads)
+        rows += _insurance_rows(options.repeats, options.threads)
     report = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": before, "versions": _list_versions()}
-    write_report(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": found})
+    write_report(options.out, {**report, "threads": options.threads, "about": ABOUT, "rows": rows})
     print(f"{before['cpu']}, {before['cores']} cores, {options.threads} thread(s)")
-    print(_format_table(found))
+    print(_format_table(rows))
     print(f"written to {options.out}")
 
 
 def _client_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
     """Few and many clients in turn, so that noise meets both alike; ratio = the time over that with few."""
-    found = []
+    rows = []
     for method in METHODS:
         runs: dict[int, list[dict[str, Any]]] = {FEW: [], MANY: []}
         for _ in range(repeats):
@@ -216,13 +216,13 @@ def _client_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
         for count, done in runs.items():
             middle = _take_medians(done)
             ratio = middle["ms_per_round"] / base
-            found.append({"workload": "clients", "method": method, "clients": count, "ratio": ratio, **middle})
-    return found
+            rows.append({"workload": "clients", "method": method, "clients": count, "ratio": ratio, **middle})
+    return rows
 
 
 def _insurance_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
     """From a mapped array, and from columns: the first time, which lays out their rows, and after that."""
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory(prefix="fedauc-scale-") as folder:
         os.environ["FEDAUC_DATA"] = str(Path(folder) / "home")
         _run_case(threads, "generate", folder)
@@ -236,8 +236,8 @@ def _insurance_rows(repeats: int, threads: int) -> list[dict[str, Any]]:
             for when, done in ((f"{source}, first", first), (source, again)):
                 if done:
                     row = {"workload": f"insurance ({when})", "method": METHODS[0], "clients": INSURERS}
-                    found.append({**row, **_take_medians(done)})
-    return found
+                    rows.append({**row, **_take_medians(done)})
+    return rows
 
 
 def _take_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -248,7 +248,7 @@ def _take_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _drop_file_cache(folder: Path) -> None:
     """Write files to the disk and drop them from the page cache, so that reading them is part of the time."""
-    for path in (found for found in folder.rglob("*") if found.is_file()):
+    for path in (path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -259,8 +259,8 @@ def _run_case(threads: int, case: str, *arguments: Any) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "scale.py"), "--case", case, "--arguments", json.dumps(arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    numbers: dict[str, Any] = json.loads(done.stdout)
+    return numbers
 
 
 def _list_versions() -> dict[str, str]:
@@ -269,10 +269,10 @@ def _list_versions() -> dict[str, str]:
     return {"python": sys.version.split()[0], **{name: version(name) for name in ("fedauc", "torch", "numpy")}}
 
 
-def _format_table(found: Sequence[Mapping[str, Any]]) -> str:
+def _format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per case and number."""
     lines = ["| workload | method | clients | what | value |", "|---|---|---|---|---|"]
-    for row in found:
+    for row in rows:
         where = f"| {row['workload']} | {row['method']} | {row['clients']} |"
         lines += [f"{where} {name} | {value:.4g} |" for name, value in list(row.items())[3:]]
     return "\n".join(lines)

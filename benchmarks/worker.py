@@ -26,12 +26,12 @@ PACKAGES = ("fedauc", "torch", "numpy", "jax", "jaxlib", "fedjax", "pfl", "flwr"
 
 
 def main(contender: str, work: str, result: str) -> None:
-    """Import the contender and let it serve."""
+    """Import the contender and let it answer requests."""
     # Libraries print; the answers keep a channel of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def serve(run: Run, **about: Any) -> None:
+    def answer_requests(run: Run, **about: Any) -> None:
         _send_answer(answers, ready=True, versions=_list_versions(), about=about)
         for line in sys.stdin:
             rounds = int(line.split()[1])
@@ -41,7 +41,7 @@ def main(contender: str, work: str, result: str) -> None:
             np.save(result, np.asarray(weights, dtype=np.float32))
             _send_answer(answers, seconds=seconds)
 
-    import_module("contenders." + contender.replace("-", "_")).main(Work.load(Path(work)), serve)
+    import_module("contenders." + contender.replace("-", "_")).main(Work.load(Path(work)), answer_requests)
 
 
 def _send_answer(answers: TextIO, **fields: Any) -> None:
@@ -49,13 +49,13 @@ def _send_answer(answers: TextIO, **fields: Any) -> None:
 
 
 def _list_versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 if __name__ == "__main__":

@@ -8,6 +8,6 @@ from contenders.fedauc import run_engine
 from harness.work import Work
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """The cohort as one stack."""
-    run_engine(work, serve, "batched")
+    run_engine(work, answer_requests, "batched")

@@ -14,12 +14,12 @@ LONG = 10_000
 """Rounds of the run the measured ones are the first of: `auto` compiles for long runs, and jax always compiles."""
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """The engine that fedauc chooses by itself."""
-    run_engine(work, serve, "auto")
+    run_engine(work, answer_requests, "auto")
 
 
-def run_engine(work: Work, serve: Callable[..., None], engine: str) -> None:
+def run_engine(work: Work, answer_requests: Callable[..., None], engine: str) -> None:
     """Serve rounds of one engine."""
     (training, _, start), _ = assemble_workload(work.workload, LONG, engine)
 
@@ -30,4 +30,4 @@ def run_engine(work: Work, serve: Callable[..., None], engine: str) -> None:
         weights: np.ndarray = training.algorithm.extract_model(state.server.shared).weights.numpy()
         return weights
 
-    serve(run, engine=type(training.engine).__name__)
+    answer_requests(run, engine=type(training.engine).__name__)

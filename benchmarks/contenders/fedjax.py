@@ -15,7 +15,7 @@ from harness.jax_models import join_weights, make_logistic_loss, split_weights
 from harness.work import Work
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """A visit's rows, in the order they are drawn, are the client's data; it passes over them once, unshuffled."""
     slope = jax.grad(make_logistic_loss(work.workload))
     shape = work.shape
@@ -40,4 +40,4 @@ def main(work: Work, serve: Callable[..., None]) -> None:
             state, _ = algorithm.apply(state, [client(*visit) for visit in zip(clients, cohort, strict=True)])
         return np.asarray(join_weights(state.params))
 
-    serve(run)
+    answer_requests(run)

@@ -30,17 +30,19 @@ from harness.work import CLIENTS, Work
 POLL = 0.002
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """Serve from inside the server app, so that starting Ray is no part of any measurement."""
     actors = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "work.npz"
         work.save(path)
         resources = {"init_args": {"num_cpus": actors}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run_simulation(_make_server_app(work, serve), _make_client_app(str(path)), CLIENTS, backend_config=resources)
+        run_simulation(
+            _make_server_app(work, answer_requests), _make_client_app(str(path)), CLIENTS, backend_config=resources
+        )
 
 
-def _make_server_app(work: Work, serve: Callable[..., None]) -> ServerApp:
+def _make_server_app(work: Work, answer_requests: Callable[..., None]) -> ServerApp:
     app = ServerApp()
 
     @app.main()
@@ -51,12 +53,12 @@ def _make_server_app(work: Work, serve: Callable[..., None]) -> ServerApp:
         def run(rounds: int) -> np.ndarray:
             weights = work.start
             for number, cohort in enumerate(work.clients[:rounds]):
-                visits = [(nodes[client], number, place) for place, client in enumerate(cohort)]
+                visits = [(nodes[client], number, position) for position, client in enumerate(cohort)]
                 messages = [Message(_make_record(weights, *where), node, "train") for node, *where in visits]
                 weights = np.mean(_pull_replies(grid, messages), axis=0)
             return weights
 
-        serve(run, processes=len(os.sched_getaffinity(0)))
+        answer_requests(run, processes=len(os.sched_getaffinity(0)))
 
     return app
 
@@ -68,7 +70,7 @@ def _make_client_app(path: str) -> ClientApp:
     def visit(message: Message, context: Context) -> Message:
         sent = message.content
         work, client = _load_work(path)
-        batches = torch.from_numpy(work.rows[sent["visit"]["round"], sent["visit"]["place"]])
+        batches = torch.from_numpy(work.rows[sent["visit"]["round"], sent["visit"]["position"]])
         weights = client.visit(torch.from_numpy(sent["model"]["weights"].numpy().copy()), batches)
         return Message(RecordDict({"model": _to_array_record(weights.numpy())}), reply_to=message)
 
@@ -82,8 +84,10 @@ def _load_work(path: str) -> tuple[Work, Client]:
     return work, Client(work)
 
 
-def _make_record(weights: np.ndarray, number: int, place: int) -> RecordDict:
-    return RecordDict({"model": _to_array_record(weights), "visit": ConfigRecord({"round": number, "place": place})})
+def _make_record(weights: np.ndarray, number: int, position: int) -> RecordDict:
+    return RecordDict(
+        {"model": _to_array_record(weights), "visit": ConfigRecord({"round": number, "position": position})}
+    )
 
 
 def _to_array_record(weights: np.ndarray) -> ArrayRecord:
@@ -93,13 +97,13 @@ def _to_array_record(weights: np.ndarray) -> ArrayRecord:
 def _pull_replies(grid: Grid, messages: list[Message]) -> list[np.ndarray]:
     """In the cohort's order: summed as they arrive, rounding now and then tips a rectifier, and results differ."""
     sent = list(grid.push_messages(messages))
-    found: dict[str, np.ndarray] = {}
-    while waiting := set(sent) - set(found):
+    replies: dict[str, np.ndarray] = {}
+    while waiting := set(sent) - set(replies):
         replies: list[Any] = list(grid.pull_messages(waiting))
         for reply in replies:
             if reply.has_error():
                 raise RuntimeError(f"a client failed: {reply.error.reason}")
-            found[reply.metadata.reply_to_message_id] = reply.content["model"]["weights"].numpy()
+            replies[reply.metadata.reply_to_message_id] = reply.content["model"]["weights"].numpy()
         if not replies:
             time.sleep(POLL)
-    return [found[message] for message in sent]
+    return [replies[message] for message in sent]

@@ -13,7 +13,7 @@ from harness.jax_models import join_weights, make_logistic_loss, split_weights
 from harness.work import Work
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """The data stay on the device; each round gets its row numbers."""
     inputs, labels = jnp.asarray(work.inputs), jnp.asarray(work.labels)
     start = split_weights(work.workload, jnp.asarray(work.start))
@@ -22,7 +22,7 @@ def main(work: Work, serve: Callable[..., None]) -> None:
     def visit(parts: Any, batches: Any, inputs: Any, labels: Any) -> Any:
         def step(parts: Any, chosen: Any) -> tuple[Any, None]:
             slopes = slope(parts, inputs[chosen], labels[chosen])
-            return [part - work.learning_rate * each for part, each in zip(parts, slopes, strict=True)], None
+            return [part - work.learning_rate * slope for part, slope in zip(parts, slopes, strict=True)], None
 
         return jax.lax.scan(step, parts, batches)[0]
 
@@ -39,4 +39,4 @@ def main(work: Work, serve: Callable[..., None]) -> None:
             parts = one_round(parts, cohort, inputs, labels)
         return np.asarray(join_weights(parts))
 
-    serve(run)
+    answer_requests(run)

@@ -37,9 +37,9 @@ class Scorer(nn.Module):
         return {}
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """Serve rounds in this process."""
-    serve(runner(work))
+    answer_requests(runner(work))
 
 
 def runner(work: Work) -> Callable[[int], np.ndarray]:

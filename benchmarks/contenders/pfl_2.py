@@ -1,4 +1,4 @@
-"""pfl-research on two processes: this one and a twin that takes half of every cohort."""
+"""pfl-research on two processes: this one and a second process that takes half of every cohort."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from harness.work import Work
 ADDRESSES, RANK = "PFL_WORKER_ADDRESSES", "PFL_WORKER_RANK"
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
-    """Start the twin, join it, and tell it of every measurement."""
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
+    """Start the second process, join it, and tell it of every measurement."""
     os.environ[ADDRESSES], os.environ[RANK] = f"127.0.0.1:{_free_port()},127.0.0.1:0", "0"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "work.npz"
         work.save(path)
         command = [sys.executable, "-m", "contenders.pfl_2", str(path)]
-        place = Path(__file__).resolve().parents[1]
+        home = Path(__file__).resolve().parents[1]
         environment = {**os.environ, RANK: "1"}
-        with subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.PIPE, text=True) as twin:
-            assert twin.stdin is not None
-            from contenders.pfl import runner  # joins the twin when it is imported
+        with subprocess.Popen(command, cwd=home, env=environment, stdin=subprocess.PIPE, text=True) as second_process:
+            assert second_process.stdin is not None
+            from contenders.pfl import runner  # joins the second process when it is imported
 
-            own, orders = runner(work), twin.stdin
+            run_here, requests = runner(work), second_process.stdin
 
             def run(rounds: int) -> np.ndarray:
-                print(rounds, file=orders, flush=True)
-                return own(rounds)
+                print(rounds, file=requests, flush=True)
+                return run_here(rounds)
 
-            serve(run, processes=2)
+            answer_requests(run, processes=2)
 
 
 def follow(path: Path) -> None:
-    """The twin's side."""
+    """What the second process does."""
     from contenders.pfl import runner
 
     run = runner(Work.load(path))

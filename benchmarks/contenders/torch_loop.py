@@ -32,7 +32,7 @@ class Client:
         return flatten_weights(self._module)
 
 
-def main(work: Work, serve: Callable[..., None]) -> None:
+def main(work: Work, answer_requests: Callable[..., None]) -> None:
     """Serve rounds in this process."""
     client, rows = Client(work), torch.from_numpy(work.rows)
 
@@ -42,4 +42,4 @@ def main(work: Work, serve: Callable[..., None]) -> None:
             weights = torch.stack([client.visit(weights, batches) for batches in cohort]).mean(0)
         return weights.numpy()
 
-    serve(run)
+    answer_requests(run)

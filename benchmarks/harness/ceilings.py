@@ -22,13 +22,13 @@ def measure_ceilings(threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     square, rows, weights = torch.rand(GEMM, GEMM), torch.rand(PER_ROUND, 32, 64), torch.rand(PER_ROUND, 64, 128)
     source, target = torch.zeros(COPY), torch.zeros(COPY)
-    found = {
+    ceilings = {
         "gemm_gflops": 2e-9 * GEMM**3 / _best_seconds(lambda: square @ square, 3),
         "batched_gemm_gflops": 2e-9 * PER_ROUND * 32 * 64 * 128 / _best_seconds(lambda: torch.bmm(rows, weights), 100),
         "copy_gb_per_s": 2 * 4e-9 * COPY / _best_seconds(lambda: target.copy_(source), 3),
     }
     torch.set_num_threads(before)
-    return {name: round(value, 1) for name, value in found.items()}
+    return {name: round(value, 1) for name, value in ceilings.items()}
 
 
 def compute_floor(workload: str, measured: dict[str, float]) -> dict[str, float]:

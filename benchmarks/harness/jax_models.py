@@ -17,10 +17,10 @@ _IMAGES = ("NCHW", "OIHW", "NCHW")
 
 def split_weights(workload: str, flat: Array) -> list[Array]:
     """A flat vector as the list of parameters, in torch's shapes and order."""
-    parts, place = [], 0
+    parts, offset = [], 0
     for shape in SHAPES[workload]:
-        parts.append(flat[place : place + prod(shape)].reshape(shape))
-        place += prod(shape)
+        parts.append(flat[offset : offset + prod(shape)].reshape(shape))
+        offset += prod(shape)
     return parts
 
 

@@ -19,11 +19,11 @@ import numpy as np
 from harness.environments import HERE
 
 
-class Failed(Exception):
+class WorkerFailed(Exception):
     """A worker died, hung or answered nonsense; the message says which."""
 
 
-class Place(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Where a contender works: its interpreter, the work file, a folder for its log and result, and its threads."""
 
     python: str
@@ -35,9 +35,9 @@ class Place(NamedTuple):
 class Worker:
     """One contender on one workload."""
 
-    def __init__(self, contender: str, place: Place) -> None:
-        self._log, self._result = place.folder / f"{contender}.log", place.folder / f"{contender}.npy"
-        command = [place.python, "-u", str(HERE / "worker.py"), contender, str(place.work), str(self._result)]
+    def __init__(self, contender: str, setup: WorkerSetup) -> None:
+        self._log, self._result = setup.folder / f"{contender}.log", setup.folder / f"{contender}.npy"
+        command = [setup.python, "-u", str(HERE / "worker.py"), contender, str(setup.work), str(self._result)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command,
@@ -45,25 +45,25 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=_make_environment(place.threads),
+                env=_make_environment(setup.threads),
                 start_new_session=True,
             )
         self._answers: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._queue_answers, daemon=True).start()
 
-    def ready(self, seconds: float) -> dict[str, Any]:
+    def wait_until_ready(self, seconds: float) -> dict[str, Any]:
         """Wait until it has imported and built everything; its versions and what it says of itself."""
-        return self._receive(seconds)
+        return self._receive_answer(seconds)
 
-    def go(self, rounds: int, seconds: float) -> tuple[float, np.ndarray]:
+    def run_rounds(self, rounds: int, seconds: float) -> tuple[float, np.ndarray]:
         """Run so many rounds from the start: seconds by the worker's own clock, and the final weights."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"go {rounds}\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise Failed(self._reason()) from error
-        answer = self._receive(seconds)
+            raise WorkerFailed(self._explain_failure()) from error
+        answer = self._receive_answer(seconds)
         return float(answer["seconds"]), np.load(self._result)
 
     def close(self) -> None:
@@ -78,23 +78,23 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _listen(self) -> None:
+    def _queue_answers(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._answers.put(line)
         self._answers.put("")
 
-    def _receive(self, seconds: float) -> dict[str, Any]:
+    def _receive_answer(self, seconds: float) -> dict[str, Any]:
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty as error:
-            raise Failed(f"no answer in {seconds:.0f} s") from error
+            raise WorkerFailed(f"no answer in {seconds:.0f} s") from error
         if not line:
-            raise Failed(self._reason())
+            raise WorkerFailed(self._explain_failure())
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _reason(self) -> str:
+    def _explain_failure(self) -> str:
         """What the log says last, the exception if there is one."""
         time.sleep(0.2)
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

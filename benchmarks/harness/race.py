@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.environments import NotInstalled, python_of
-from harness.process import Failed, Place, Worker
+from harness.process import Worker, WorkerFailed, WorkerSetup
 
 TOLERANCE = 5e-4
 """How far the final weights may be from the plain loop's, in norm, relative to how far training moved them.
@@ -93,13 +93,13 @@ def race_contenders(contenders: Sequence[str], work: Path, start: np.ndarray, li
 def _start_contender(lane: _Lane, work: Path, limits: Limits) -> None:
     contender = lane.outcome.contender
     try:
-        place = Place(python_of(contender), work, work.parent, limits.threads)
-        lane.worker = Worker(contender, place)
-        said = lane.worker.ready(seconds=180)
+        setup = WorkerSetup(python_of(contender), work, work.parent, limits.threads)
+        lane.worker = Worker(contender, setup)
+        said = lane.worker.wait_until_ready(seconds=180)
         lane.outcome = lane.outcome._replace(versions=said["versions"], about=said["about"])
     except NotInstalled as error:
         lane.fail(f"not installed: {error}")
-    except Failed as error:
+    except WorkerFailed as error:
         lane.fail(f"failed: {error}")
 
 
@@ -107,7 +107,7 @@ def _reference_weights(lanes: list[_Lane], limits: Limits) -> np.ndarray:
     """The hand-written loop's weights, which depend on nothing of fedauc but the draws."""
     for lane in lanes:
         if lane.outcome.contender == "torch-loop" and lane.worker is not None:
-            return lane.worker.go(limits.rounds, seconds=600)[1]
+            return lane.worker.run_rounds(limits.rounds, seconds=600)[1]
     raise SystemExit("the plain loop did not start, so there is nothing to compare with; see benchmarks/out/logs")
 
 
@@ -117,8 +117,8 @@ def _measure_contender(lane: _Lane, limits: Limits, reference: np.ndarray, start
         return
     begun = time.monotonic()
     try:
-        seconds, weights = lane.worker.go(limits.rounds, seconds=900)
-    except Failed as error:
+        seconds, weights = lane.worker.run_rounds(limits.rounds, seconds=900)
+    except WorkerFailed as error:
         lane.fail(f"failed: {error}")
         return
     lane.spent += time.monotonic() - begun
@@ -134,5 +134,5 @@ def _measure_contender(lane: _Lane, limits: Limits, reference: np.ndarray, start
 def _relative_difference(weights: np.ndarray, reference: np.ndarray, start: np.ndarray) -> float:
     if weights.shape != reference.shape:
         return float("inf")
-    wide = [each.astype(np.float64) for each in (weights, reference, start)]
+    wide = [vector.astype(np.float64) for vector in (weights, reference, start)]
     return float(np.linalg.norm(wide[0] - wide[1]) / np.linalg.norm(wide[1] - wide[2]))

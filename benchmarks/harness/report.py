@@ -18,24 +18,24 @@ Outcomes = Mapping[str, Sequence[Outcome]]
 
 def make_rows(outcomes: Outcomes) -> list[dict[str, Any]]:
     """One entry per workload and contender that was measured; ratio = the contender's time over fedauc's."""
-    found = []
+    rows = []
     for workload, lanes in outcomes.items():
-        own = next((lane for lane in lanes if lane.contender == "fedauc" and lane.times), None)
+        fedauc_lane = next((lane for lane in lanes if lane.contender == "fedauc" and lane.times), None)
         for lane in (lane for lane in lanes if lane.times):
-            found.append(
+            rows.append(
                 {
                     "workload": workload,
                     "contender": lane.contender,
                     "ms_per_round": round(lane.best, 4),
                     "median_ms": round(lane.median, 4),
-                    "ratio": None if own is None else _round_digits(lane.best / own.best),
-                    "median_ratio": None if own is None else _round_digits(_paired_ratio(lane, own)),
+                    "ratio": None if fedauc_lane is None else _round_digits(lane.best / fedauc_lane.best),
+                    "median_ratio": None if fedauc_lane is None else _round_digits(_paired_ratio(lane, fedauc_lane)),
                     "repetitions": len(lane.times),
                     "difference": lane.difference,
                     **lane.about,
                 }
             )
-    return found
+    return rows
 
 
 def list_failures(outcomes: Outcomes) -> list[dict[str, Any]]:
@@ -64,10 +64,10 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def format_table(found: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> str:
+def format_table(rows: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: milliseconds per round and how many times fedauc's they are."""
     lines = ["| workload | contender | ms a round | median | x fedauc | x median |", "|---|---|---|---|---|---|"]
-    for row in found:
+    for row in rows:
         ratios = [_format_number(row[name]) for name in ("ms_per_round", "median_ms", "ratio", "median_ratio")]
         lines.append(f"| {row['workload']} | {row['contender']} | {' | '.join(ratios)} |")
     lines += [f"| {row['workload']} | {row['contender']} | {row['reason']} | | | |" for row in failed]
@@ -82,9 +82,9 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
     draft.replace(path)
 
 
-def _paired_ratio(lane: Outcome, own: Outcome) -> float:
+def _paired_ratio(lane: Outcome, fedauc_lane: Outcome) -> float:
     """The median of the ratios within a repetition, where both met the same noise."""
-    return median(time / base for time, base in zip(lane.times, own.times, strict=False))
+    return median(time / base for time, base in zip(lane.times, fedauc_lane.times, strict=False))
 
 
 def _round_digits(value: float) -> float:

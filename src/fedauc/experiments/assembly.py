@@ -38,8 +38,9 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     shape = tuple(clients.inputs.shape[1:])
     if recipe.augment != "none" and len(shape) != 3:
         raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
-    numbers = (recipe.seed, schedule.cycle_length, recipe.batch)
-    setting = Setting(*numbers, clients.census, recipe.weighting, recipe.augment)
+    setting = Setting(
+        recipe.seed, schedule.cycle_length, recipe.batch, clients.census, recipe.weighting, recipe.augment
+    )
     per_round = max(1, len(schedule.cohort(0).clients))
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.divide_budget(budget), recipe.algorithm
@@ -47,8 +48,8 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
         # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
         prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
         algorithm = dataclasses.replace(algorithm, **prox)
-    averaged = recipe.stage_output != "last"
-    scoring = [algorithm.scoring_pass and (index == 0 or averaged) for index in range(len(stages))]
+    outputs_mean = recipe.stage_output != "last"
+    scoring = [algorithm.scoring_pass and (index == 0 or outputs_mean) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
     # A recorded trace may end early; better to hear of it now than in its last round.
     schedule.cohort(plan.total_rounds - 1)
@@ -60,12 +61,14 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     uploads.mean.check_cohort_size(per_round)
     distributed = dist.is_available() and dist.is_initialized()
     rank_uploads = uploads.on_each_rank() if distributed else uploads
-    steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
-    engine: Engine = make_engine(recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, steps))
+    local_steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
+    engine: Engine = make_engine(
+        recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, local_steps)
+    )
     if isinstance(engine, GraphedEngine):
-        first = range(min(schedule.cycle_length, plan.total_rounds))
+        first_cycle = range(min(schedule.cycle_length, plan.total_rounds))
         # Nobody may come in a whole cycle.
-        engine.largest_cohort = max(1, *(len(schedule.cohort(number).clients) for number in first))
+        engine.largest_cohort = max(1, *(len(schedule.cohort(round).clients) for round in first_cycle))
     if distributed:
         engine = DistributedEngine(engine, uploads)
     training = Training(
@@ -85,13 +88,17 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
 
 def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:
     """Run two rows through the model, so that what does not fit is said before anything is written."""
-    rows, objective = clients.inputs[:2], algorithm.objective
+    two_rows, objective = clients.inputs[:2], algorithm.objective
     try:
-        outputs = network.predict(network.initial_model(), rows)
+        outputs = network.predict(network.initial_model(), two_rows)
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
-        shape, reason = tuple(rows.shape[1:]), " ".join(str(error).split())
-        raise ValueError(f"the model does not accept rows of shape {shape} and type {rows.dtype}: {reason}") from error
+        shape, reason = tuple(two_rows.shape[1:]), " ".join(str(error).split())
+        raise ValueError(
+            f"the model does not accept rows of shape {shape} and type {two_rows.dtype}: {reason}"
+        ) from error
     if (outputs.ndim == 2) != objective.takes_embeddings:
-        found = outputs.shape[1] if outputs.ndim == 2 else 1
+        numbers_per_row = outputs.shape[1] if outputs.ndim == 2 else 1
         needs = "at least 2 (an embedding)" if objective.takes_embeddings else "1 (a score), or objective 'contrastive'"
-        raise ValueError(f"the model gives {found} numbers per row; objective {objective.name!r} needs {needs}")
+        raise ValueError(
+            f"the model gives {numbers_per_row} numbers per row; objective {objective.name!r} needs {needs}"
+        )

@@ -103,14 +103,15 @@ def _group_by_label(clients: Roster, count: int | None) -> ClientLists:
     labels = group_labels(clients)
     if labels is None:
         raise ValueError("clients carry no group label; use assignment='random' with groups=K, or give a group column")
-    names, indices = labels
-    if count not in (None, len(names)):
+    distinct_labels, label_of_client = labels
+    group_count = len(distinct_labels)
+    if count not in (None, group_count):
         raise ValueError(
-            f"groups is {count}; the clients carry {len(names)} group labels: use groups={len(names)}, "
+            f"groups is {count}; the clients carry {group_count} group labels: use groups={group_count}, "
             f"or assignment='random' to ignore the labels"
         )
     nonempty = nonempty_clients(clients)
-    return _require_clients(ClientLists(indices[nonempty], nonempty, len(names)), names.tolist())
+    return _require_clients(ClientLists(label_of_client[nonempty], nonempty, group_count), distinct_labels.tolist())
 
 
 def _group_at_random(clients: Roster, count: int, seed: int) -> ClientLists:
@@ -118,19 +119,19 @@ def _group_at_random(clients: Roster, count: int, seed: int) -> ClientLists:
     nonempty = nonempty_clients(clients)
     if count > len(nonempty):
         raise ValueError(f"groups is {count}; it must be at most the {len(nonempty)} non-empty clients: lower groups")
-    order = keys.sample_indices(len(nonempty), len(nonempty), seed, "groups")
+    permutation = keys.sample_indices(len(nonempty), len(nonempty), seed, "groups")
     # Position i of the permutation goes to group floor(i * count / N), which gives parts of nearly equal size.
-    return ClientLists(np.arange(len(nonempty)) * count // len(nonempty), nonempty[order], count)
+    return ClientLists(np.arange(len(nonempty)) * count // len(nonempty), nonempty[permutation], count)
 
 
 def _group_as_given(clients: Roster, groups: Sequence[Sequence[int]]) -> ClientLists:
     """The groups that a user lists: they are disjoint, and every non-empty client is in one of them."""
-    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    group_of_listed = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     listed = np.array([client for group in groups for client in group], dtype=np.int64)
     total = len(clients.sizes)
-    wrong = listed[(listed < 0) | (listed >= total)]
-    if len(wrong):
-        raise ValueError(f"given lists client {wrong[0]}; clients run from 0 to {total - 1}: correct the index")
+    unknown = listed[(listed < 0) | (listed >= total)]
+    if len(unknown):
+        raise ValueError(f"given lists client {unknown[0]}; clients run from 0 to {total - 1}: correct the index")
     distinct, times = np.unique(listed, return_counts=True)
     if len(distinct) < len(listed):
         raise ValueError(
@@ -141,7 +142,9 @@ def _group_as_given(clients: Roster, groups: Sequence[Sequence[int]]) -> ClientL
     if len(missing):
         raise ValueError(f"given leaves out non-empty {_name_clients(missing)}: put each in a group")
     holds_data = np.isin(listed, nonempty)
-    return _require_clients(ClientLists(owners[holds_data], listed[holds_data], len(groups)), list(range(len(groups))))
+    return _require_clients(
+        ClientLists(group_of_listed[holds_data], listed[holds_data], len(groups)), list(range(len(groups)))
+    )
 
 
 def _require_clients(groups: ClientLists, names: list[object]) -> ClientLists:
