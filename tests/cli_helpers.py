@@ -39,5 +39,5 @@ def _run(start: Callable[[], None], capsys: pytest.CaptureFixture[str], *argumen
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     finally:
         sys.argv = before
-    found = capsys.readouterr()
-    return Outcome(code, found.out, found.err)
+    captured = capsys.readouterr()
+    return Outcome(code, captured.out, captured.err)

@@ -23,8 +23,8 @@ WAYS = ["stacked", "single"]
 
 def make_recipe(method: str, **changes: Any) -> Recipe:
     """Two clients a round, three steps, crops, in float64."""
-    own: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
-    return Recipe.of(method, **{**own, "dtype": "float64", "weight_decay": 1e-3, **changes})
+    defaults: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 2, "negatives": 3, "augment": "crop-flip"}
+    return Recipe.of(method, **{**defaults, "dtype": "float64", "weight_decay": 1e-3, **changes})
 
 
 def run_all_rounds(assembly: Assembly) -> list[Round]:

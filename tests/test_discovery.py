@@ -57,8 +57,8 @@ def test_modules_are_the_public_files_in_alphabetical_order(zoo: type) -> None:
 
 
 def test_members_are_the_concrete_named_classes_of_each_file(zoo: type) -> None:
-    found: dict[str, type] = find_members("zoo", zoo)
-    assert {name: kind.__name__ for name, kind in found.items()} == {"the-ant": "Ant", "zebra": "Zebra"}
+    members: dict[str, type] = find_members("zoo", zoo)
+    assert {name: kind.__name__ for name, kind in members.items()} == {"the-ant": "Ant", "zebra": "Zebra"}
 
 
 def test_a_new_file_is_a_new_member(zoo: type, tmp_path: Path) -> None:

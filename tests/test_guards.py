@@ -86,13 +86,13 @@ def test_an_enormous_learning_rate_stops_where_the_loss_saturates(method: str, h
 
 
 def test_the_rounds_before_the_stop_were_handed_out() -> None:
-    seen: list[int] = []
+    rounds: list[int] = []
     recipe = small_recipe("cycp-pairwise", objective=PairwiseSquare(), learning_rate=1e6, cycles=50)
     training, _, start = assemble_small(recipe)
     with pytest.raises(TrainingStopped) as caught:
-        seen.extend(finished.phase.round for finished in training.rounds(start))
-    assert seen == list(range(len(seen)))
-    assert f"stopped in round {len(seen)} " in str(caught.value)
+        rounds.extend(finished.phase.round for finished in training.rounds(start))
+    assert rounds == list(range(len(rounds)))
+    assert f"stopped in round {len(rounds)} " in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------------- the checks
@@ -106,9 +106,9 @@ def point(*values: float) -> Tree:
     return starting_point(shared(*values), Minimax())
 
 
-def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, vitals: dict[str, float]) -> None:
+def check_round(algorithm: Algorithm, phase: Phase, shared: Tree, diagnostics: dict[str, float]) -> None:
     DivergenceMonitor(algorithm).check_round(
-        phase, shared, {name: torch.tensor(value) for name, value in vitals.items()}
+        phase, shared, {name: torch.tensor(value) for name, value in diagnostics.items()}
     )
 
 

@@ -107,10 +107,10 @@ def test_generator_reads_the_stream_its_key_names() -> None:
 # (size, count): sparse is count * 8 <= size, so 16 of 128 is the last sparse case and 17 of 128 the first dense one.
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (10, 0), (10, 7), (10, 10), (128, 16), (128, 17), (10**9, 50)])
 def test_sample_is_distinct_and_in_range(size: int, count: int) -> None:
-    drawn = keys.sample_indices(size, count, "distinct", size, count)
-    assert drawn.dtype == np.int64
-    assert len(drawn) == len(set(drawn.tolist())) == count
-    assert ((drawn >= 0) & (drawn < size)).all()
+    indices = keys.sample_indices(size, count, "distinct", size, count)
+    assert indices.dtype == np.int64
+    assert len(indices) == len(set(indices.tolist())) == count
+    assert ((indices >= 0) & (indices < size)).all()
 
 
 def test_sparse_sample_survives_collisions() -> None:

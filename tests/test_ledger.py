@@ -61,8 +61,8 @@ def test_the_stage_reference_counts_once_per_stage_and_client(method: str, setti
 def download(stage: int = 0, anchor: bool = True) -> Download:
     """3 float32 shared, 2 float64 anchored, and 4 float16 of each client's own."""
     phase = Phase(0, 0, stage, 0.1, 1, BatchSize(1, 1))
-    own = torch.zeros(2, 4, dtype=torch.float16)
-    return Download(phase, (torch.zeros(3),), torch.zeros(2, dtype=torch.float64) if anchor else (), own)
+    per_client = torch.zeros(2, 4, dtype=torch.float16)
+    return Download(phase, (torch.zeros(3),), torch.zeros(2, dtype=torch.float64) if anchor else (), per_client)
 
 
 UPLOAD = Upload(mean=torch.zeros(3), pool=(torch.zeros(2, 5, dtype=torch.float64),))

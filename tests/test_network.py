@@ -170,8 +170,8 @@ class Counting(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         self.seen = self.seen + len(rows)
-        found: Tensor = self.layer(rows)
-        return found
+        outputs: Tensor = self.layer(rows)
+        return outputs
 
 
 def test_a_buffer_that_is_replaced_travels_too() -> None:
@@ -229,8 +229,8 @@ class OnlyFirst(nn.Module):
         self.spare = nn.Linear(2, 2)
 
     def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.used(rows)
-        return found
+        outputs: Tensor = self.used(rows)
+        return outputs
 
 
 def test_a_parameter_that_the_output_ignores_gets_no_gradient() -> None:
@@ -356,6 +356,6 @@ def test_every_prediction_is_the_models_own(module: nn.Module) -> None:
     with torch.inference_mode():
         network.predict(models[0], ROWS)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda model: network.predict(model, ROWS), models * 8))
-    for place, scores in enumerate(found):
-        torch.testing.assert_close(scores, wanted[place % 8])
+        predictions = list(pool.map(lambda model: network.predict(model, ROWS), models * 8))
+    for index, scores in enumerate(predictions):
+        torch.testing.assert_close(scores, wanted[index % 8])

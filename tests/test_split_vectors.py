@@ -42,8 +42,8 @@ def test_arithmetic_in_pieces_is_arithmetic_on_the_whole(act: Any) -> None:
     """`s` is a number on the device, `c` one number per client."""
     (a, b), s = vectors(), torch.tensor(0.3, dtype=torch.float64)
     c = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    found = SPLIT.join_tree(act(SPLIT.split_vector(a), SPLIT.split_vector(b), s, c))
-    torch.testing.assert_close(found, act(a, b, s, c), rtol=1e-15, atol=1e-15)
+    joined = SPLIT.join_tree(act(SPLIT.split_vector(a), SPLIT.split_vector(b), s, c))
+    torch.testing.assert_close(joined, act(a, b, s, c), rtol=1e-15, atol=1e-15)
 
 
 def test_large_parts_come_first_and_small_ones_together() -> None:

@@ -112,17 +112,17 @@ def test_the_mean_of_a_model_that_stands_still_is_the_model(stage_output: str, d
 
 def variate_of(method: str, shared: Tree) -> Tensor:
     """The server's control variate for the weights."""
-    found: Tensor = shared.variate.weights if method == "codasca" else shared.variate
-    return found
+    variate: Tensor = shared.variate.weights if method == "codasca" else shared.variate
+    return variate
 
 
 def own_variate(method: str, client_state: Tree) -> Tensor:
     """A client's variate for the weights, rolled over to the coming period where there are periods."""
     if method == "a-scaffold":
-        found: Tensor = client_state.next_variate()
+        variate: Tensor = client_state.next_variate()
     else:
-        found = client_state.weights if method == "codasca" else client_state
-    return found
+        variate = client_state.weights if method == "codasca" else client_state
+    return variate
 
 
 @pytest.mark.parametrize("method", ["scaffold", "a-scaffold", "codasca"])
@@ -134,8 +134,8 @@ def test_the_servers_variate_stays_the_mean_of_the_clients(method: str, stage_ou
             client_states = training.engine.client_states().values()
             # Clients that were never visited have the variate 0.
             total = torch.stack([own_variate(method, client_state) for client_state in client_states]).sum(0)
-            found = variate_of(method, finished.state.server.shared)
-            torch.testing.assert_close(found, total / HOLDING, rtol=0, atol=1e-12)
+            variate = variate_of(method, finished.state.server.shared)
+            torch.testing.assert_close(variate, total / HOLDING, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "a-scaffold"])
@@ -151,8 +151,8 @@ def test_a_clients_variate_is_the_raw_gradient_of_its_last_visit(method: str) ->
             rows, weights = draws.draw_visit(client, finished.phase)
             inputs = np.concatenate([clients.inputs.numpy()[rows[0]], np.ones((5, 1))], axis=1)
             slopes = weights * (1 / (1 + np.exp(-inputs @ sent)) - clients.labels.numpy()[rows[0]])
-            found = own_variate(method, training.engine.client_states()[client])
-            np.testing.assert_allclose(found, slopes @ inputs, rtol=0, atol=1e-12)
+            variate = own_variate(method, training.engine.client_states()[client])
+            np.testing.assert_allclose(variate, slopes @ inputs, rtol=0, atol=1e-12)
         model = finished.state.server.shared.model
 
 

@@ -128,8 +128,8 @@ class Drawn:
     def draw_positions(self, sizes: tuple[int, int], cohort: Cohort, phase: Phase) -> tuple[Array, Array]:
         # A pool whose scores are their own places shows which places are drawn.
         numbered = Passive(*(torch.arange(size, dtype=torch.float64) for size in sizes))
-        drawn = draw_passive_scores(self.setting, numbered, cohort, phase)
-        return drawn.positives.numpy().astype(int), drawn.negatives.numpy().astype(int)
+        passive = draw_passive_scores(self.setting, numbered, cohort, phase)
+        return passive.positives.numpy().astype(int), passive.negatives.numpy().astype(int)
 
     def resample_offset(self, phase: Phase, side: int) -> float | None:
         if self.setting.weighting != "pooled":
@@ -139,7 +139,7 @@ class Drawn:
 
 def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[Array, tuple[Array, Array], float]]:
     """Weights, pool and mean value after each of the rounds, whose phases and cohorts alone are used."""
-    drawn = Drawn(weighting)
+    algorithm = Drawn(weighting)
     counts = (np.array(POSITIVES), np.array(NEGATIVES))
     w = np.concatenate([p.detach().numpy().ravel() for p in linear_scorer().parameters()])
     pool = (np.zeros(0), np.zeros(0))
@@ -148,9 +148,9 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
     for phase, cohort in ((r.phase, r.cohort) for r in rounds):
         ends, values = [], []
         if not phase.scoring:
-            places = drawn.draw_positions((len(pool[0]), len(pool[1])), cohort, phase)
+            places = algorithm.draw_positions((len(pool[0]), len(pool[1])), cohort, phase)
         for m, client in enumerate(cohort.clients):
-            rows = drawn.draw_rows(client, phase)
+            rows = algorithm.draw_rows(client, phase)
             if phase.scoring:
                 scores = (rows[0] @ w, rows[1] @ w)
             else:
@@ -165,8 +165,8 @@ def run_twin(rounds: list[Round], psi: Surrogate, weighting: str) -> list[tuple[
             w = np.mean(ends, axis=0)
         if phase.round % 3 == 2:
             pool = (
-                pool_twin(collected[0], counts[0], drawn.resample_offset(phase, 0)),
-                pool_twin(collected[1], counts[1], drawn.resample_offset(phase, 1)),
+                pool_twin(collected[0], counts[0], algorithm.resample_offset(phase, 0)),
+                pool_twin(collected[1], counts[1], algorithm.resample_offset(phase, 1)),
             )
             collected = ([], [])
         result.append((w, pool, float(np.mean(values)) if values else np.nan))

@@ -104,10 +104,10 @@ def pool_of(size: int) -> Passive:
 def test_a_client_draws_without_replacement_until_the_pool_is_exhausted() -> None:
     cohort = Cohort(0, (0, 2), (0.5, 0.5))
     # 7 steps of 2 and 3: 14 positives and 21 negatives from 10 each: every entry once (twice), then a reshuffle.
-    drawn = draw_passive_scores(make_setting(), pool_of(10), cohort, make_phase(local_steps=7))
-    assert (drawn.positives.shape, drawn.negatives.shape) == ((2, 7, 2), (2, 7, 3))
+    passive = draw_passive_scores(make_setting(), pool_of(10), cohort, make_phase(local_steps=7))
+    assert (passive.positives.shape, passive.negatives.shape) == ((2, 7, 2), (2, 7, 3))
     for client in range(2):
-        first, second = drawn.positives[client].flatten().tolist(), drawn.negatives[client].flatten().tolist()
+        first, second = passive.positives[client].flatten().tolist(), passive.negatives[client].flatten().tolist()
         assert sorted(first[:10]) == list(range(10))
         assert len(set(first[10:])) == 4
         assert sorted(second[:10]) == sorted(second[10:20]) == list(range(1000, 1010))
@@ -137,6 +137,6 @@ def test_large_pools_are_drawn_from_for_one_client_at_a_time(monkeypatch: pytest
 @pytest.mark.parametrize("extra", [(), (3,)], ids=["scores", "embeddings"])
 def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> None:
     pool = Passive(torch.zeros(0, *extra), torch.ones(5, *extra))
-    drawn = draw_passive_scores(make_setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), make_phase())
-    assert drawn.positives.shape == (2, 2, 0, *extra)
-    assert drawn.negatives.shape == (2, 2, 3, *extra)
+    passive = draw_passive_scores(make_setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), make_phase())
+    assert passive.positives.shape == (2, 2, 0, *extra)
+    assert passive.negatives.shape == (2, 2, 3, *extra)

@@ -64,15 +64,15 @@ def level(name: str) -> int:
 
 def imports(path: Path) -> set[str]:
     """The rooms of fedauc that a file imports."""
-    found = set()
+    rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module == "fedauc":
             names = [f"fedauc.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("fedauc.")}
-    return found
+        rooms |= {name.split(".")[1] for name in names if name.startswith("fedauc.")}
+    return rooms
 
 
 FILES = sorted(path for path in SRC.rglob("*.py") if path != SRC / "__init__.py")
@@ -80,8 +80,8 @@ FILES = sorted(path for path in SRC.rglob("*.py") if path != SRC / "__init__.py"
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
 def test_a_file_imports_downwards_only(path: Path) -> None:
-    mine = room(path)
-    above = {name for name in imports(path) - {mine} if level(name) >= level(mine)}
+    own_room = room(path)
+    above = {name for name in imports(path) - {own_room} if level(name) >= level(own_room)}
     assert above == set()
 
 

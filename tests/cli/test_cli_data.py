@@ -205,7 +205,7 @@ def test_one_bad_dataset_does_not_silence_the_others(
     for release in ("R24", "R25"):
         (tmp_path / f"MUP_PHY_{release}_P07_V10_D17_Prov.csv").touch()
     where = ("medicare", "chestmnist", "--folder", str(tmp_path))
-    status, verified, counted = (fedauc(capsys, "data", each, *where) for each in ("status", "verify", "stats"))
+    status, verified, counted = (fedauc(capsys, "data", command, *where) for command in ("status", "verify", "stats"))
     assert [status.code, verified.code, counted.code] == [2, 2, 2]
     assert "medicare: " in status.out
     for result in (status.out, verified.out, counted.err):

@@ -50,15 +50,15 @@ def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str
     out = tmp_path / "run"
     ran = fedauc(capsys, "run", "--method", "cycp-minimax", *TINY, "--groups", "3", "--out", str(out))
     assert ran.code == 0, ran.err
-    found = json.loads(fedauc(capsys, "show", str(out), "--json").out)
+    summary = json.loads(fedauc(capsys, "show", str(out), "--json").out)
     # 2 cycles of 3 groups, 2 clients each: 6 rounds, 12 visits.
-    assert (found["status"], found["rounds"], found["visits"]) == ("done", 6, 12)
+    assert (summary["status"], summary["rounds"], summary["visits"]) == ("done", 6, 12)
     # 10 weights, a bias and (a, b, α): 14 float32 values each way per visit, and no proximal reference.
-    assert found["bytes_up"] == found["bytes_down"] == 12 * 14 * 4
-    assert found["final"]["low"] < found["final"]["auc"] < found["final"]["high"]
-    assert found["best"]["auc"] >= found["final"]["auc"] or found["best_by"] == "validation_auc"
+    assert summary["bytes_up"] == summary["bytes_down"] == 12 * 14 * 4
+    assert summary["final"]["low"] < summary["final"]["auc"] < summary["final"]["high"]
+    assert summary["best"]["auc"] >= summary["final"]["auc"] or summary["best_by"] == "validation_auc"
     text = fedauc(capsys, "show", str(out)).out
-    assert f"{found['final']['auc']:.4f}" in text
+    assert f"{summary['final']['auc']:.4f}" in text
     assert {"config.json", "environment.json", "records.jsonl", "model.pt"} <= files(out)
 
 
@@ -76,13 +76,13 @@ def test_compare_writes_a_table_and_curves(capsys: pytest.CaptureFixture[str], t
 def test_a_finished_comparison_resumes_to_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "both"
     fedauc(capsys, "compare", "--methods", "cycp-fedavg,fedavg", *TINY, "--out", str(out))
-    whole = (out / "fedavg/seed-0/records.jsonl").read_bytes()
+    uninterrupted = (out / "fedavg/seed-0/records.jsonl").read_bytes()
     # As if it had been stopped before the second run had started.
     for path in sorted((out / "fedavg").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     (out / "fedavg").rmdir()
     assert fedauc(capsys, "resume", str(out)).code == 0
-    assert (out / "fedavg/seed-0/records.jsonl").read_bytes() == whole
+    assert (out / "fedavg/seed-0/records.jsonl").read_bytes() == uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_every_field_is_an_option_or_nested(capsys: pytest.CaptureFixture[str]) 
     from fedauc.experiments.config import Config, to_plain
     from fedauc.experiments.recipe import Recipe
 
-    def leaves(tree: object, place: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    def leaves(tree: object, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
         if isinstance(tree, dict):
-            return {leaf for key, value in tree.items() for leaf in leaves(value, (*place, key))}
-        return {place}
+            return {leaf for key, value in tree.items() for leaf in leaves(value, (*path, key))}
+        return {path}
 
     known = {option.path for option in list_options()} | {("recipe", "method")}
-    found = leaves(to_plain(Config(recipe=Recipe.of("cycp-pairwise"))))
-    named = {place for place in found if place[-1] == "name"}
-    assert found - named - known == {("recipe", "participation", "given")}
+    paths = leaves(to_plain(Config(recipe=Recipe.of("cycp-pairwise"))))
+    named = {path for path in paths if path[-1] == "name"}
+    assert paths - named - known == {("recipe", "participation", "given")}
 
 
 def test_a_configuration_file_gives_the_same_records_as_options(
@@ -269,13 +269,13 @@ def test_bad_input_is_one_line_and_writes_nothing(
     arguments, expected = BAD_INPUT[case]
     before = files(tmp_path)
     out = tmp_path / "deep" / "out"
-    filled = [places.get(argument.strip("{}"), argument) if argument[0] == "{" else argument for argument in arguments]
-    filled = [argument.replace("{typo}", places["typo"]) for argument in filled]
-    found = fedauc(capsys, "run", "--out", str(out), *filled)
-    message = found.err.strip().splitlines()[-1]
-    assert found.code == 2
+    words = [places.get(argument.strip("{}"), argument) if argument[0] == "{" else argument for argument in arguments]
+    words = [argument.replace("{typo}", places["typo"]) for argument in words]
+    outcome = fedauc(capsys, "run", "--out", str(out), *words)
+    message = outcome.err.strip().splitlines()[-1]
+    assert outcome.code == 2
     assert message.startswith("error: ")
-    assert found.err.count("error: ") == 1
+    assert outcome.err.count("error: ") == 1
     assert all(word in message for word in expected), message
     assert files(tmp_path) == before
 
@@ -284,9 +284,9 @@ def test_an_existing_folder_is_never_written_over(capsys: pytest.CaptureFixture[
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
     for command in (["run"], ["compare", "--methods", "fedavg"], ["sweep", "--vary", "lr=0.1,1"]):
-        found = fedauc(capsys, *command, *TINY, "--out", str(tmp_path / "mine"))
-        assert found.code == 2
-        assert "exists already" in found.err
+        outcome = fedauc(capsys, *command, *TINY, "--out", str(tmp_path / "mine"))
+        assert outcome.code == 2
+        assert "exists already" in outcome.err
     assert files(tmp_path) == {"mine", "mine/thesis.txt"}
 
 
@@ -296,23 +296,23 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_it_works(
 ) -> None:
     out = tmp_path / "run"
     fedauc(capsys, "run", "--method", "a-scaffold", *TINY, "--out", str(out))
-    whole = (out / "records.jsonl").read_bytes()
+    uninterrupted = (out / "records.jsonl").read_bytes()
     (out / "result.json").unlink()
     last = sorted((out / "checkpoints").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:cut])
-    found = fedauc(capsys, "resume", str(out))
-    assert found.code == 2
-    assert last.name in found.err
-    assert (out / "records.jsonl").read_bytes() == whole
+    outcome = fedauc(capsys, "resume", str(out))
+    assert outcome.code == 2
+    assert last.name in outcome.err
+    assert (out / "records.jsonl").read_bytes() == uninterrupted
     last.unlink()
     assert fedauc(capsys, "resume", str(out)).code == 0
-    assert (out / "records.jsonl").read_bytes() == whole
+    assert (out / "records.jsonl").read_bytes() == uninterrupted
 
 
 def test_resume_and_show_refuse_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command in ("resume", "show"):
-        found = fedauc(capsys, command, str(tmp_path))
-        assert (found.code, "not a run folder" in found.err) == (2, True)
+        outcome = fedauc(capsys, command, str(tmp_path))
+        assert (outcome.code, "not a run folder" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,9 @@ def test_resume_and_show_refuse_a_folder_that_is_no_run(capsys: pytest.CaptureFi
 def test_a_run_that_cannot_go_on_says_where_and_what_to_try(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], expected: list[str]
 ) -> None:
-    found = fedauc(capsys, "run", *TINY, *arguments, "--out", str(tmp_path / "run"))
-    message = found.err.strip().splitlines()[-1]
-    assert found.code == 3
+    outcome = fedauc(capsys, "run", *TINY, *arguments, "--out", str(tmp_path / "run"))
+    message = outcome.err.strip().splitlines()[-1]
+    assert outcome.code == 3
     assert message.startswith("stopped in round ")
     assert all(word in message for word in expected), message
     shown = json.loads(fedauc(capsys, "show", str(tmp_path / "run"), "--json").out)
@@ -348,10 +348,10 @@ def test_a_method_over_a_file_keeps_what_the_file_says(capsys: pytest.CaptureFix
     named = ("--methods", "cycp-pairwise,cycp-fedavg,cycp-minimax")
     assert fedauc(capsys, "compare", "--config", str(tmp_path / "mine.json"), *named, "--out", str(out)).code == 0
     for method, learning_rate in (("cycp-pairwise", 0.003), ("cycp-fedavg", 0.003), ("cycp-minimax", 0.01)):
-        found = json.loads((out / method / "seed-0" / "config.json").read_text())["recipe"]
-        assert found["participation"]["given"] == groups["given"]
+        stored_recipe = json.loads((out / method / "seed-0" / "config.json").read_text())["recipe"]
+        assert stored_recipe["participation"]["given"] == groups["given"]
         # FedAvg and Pairwise have the same default, so the file's step stays; Minimax brings its own.
-        assert found["learning_rate"] == learning_rate
+        assert stored_recipe["learning_rate"] == learning_rate
 
 
 def test_a_comparison_gives_options_to_the_methods_that_have_them(
@@ -377,10 +377,10 @@ def test_a_comparison_survives_a_run_that_cannot_go_on(capsys: pytest.CaptureFix
     out = tmp_path / "both"
     arguments = ("--methods", "cycp-minimax,cycp-pairwise", "--score", "identity", "--lr", "50")
     for command in (["compare", *TINY, *arguments, "--out", str(out)], ["resume", str(out)]):
-        found = fedauc(capsys, *command)
-        assert found.code == 3
-        assert "cycp-minimax/seed-0: stopped in round" in found.err
-        assert "cycp-pairwise" in found.out
+        outcome = fedauc(capsys, *command)
+        assert outcome.code == 3
+        assert "cycp-minimax/seed-0: stopped in round" in outcome.err
+        assert "cycp-pairwise" in outcome.out
     assert (out / "curves.png").is_file()
 
 
@@ -398,8 +398,8 @@ def test_resume_refuses_other_data(capsys: pytest.CaptureFixture[str], tmp_path:
     data = ("--data", "table", "--data.path", str(path))
     assert fedauc(capsys, "run", *data, "--cycles", "2", "--local-steps", "2", "--out", str(out)).code == 0
     table(path, x=np.linspace(-1, 1, 80).reshape(40, 2) ** 3, y=np.arange(40) % 3 == 0)
-    found = fedauc(capsys, "resume", str(out))
-    assert (found.code, "fingerprint" in found.err) == (2, True)
+    outcome = fedauc(capsys, "resume", str(out))
+    assert (outcome.code, "fingerprint" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-fedavg"])
@@ -418,8 +418,8 @@ def test_a_short_configuration_file_is_enough(capsys: pytest.CaptureFixture[str]
     (tmp_path / "mine.json").write_text(
         json.dumps({"recipe": {"method": "rs-minimax", "participation": {"groups": 3}}})
     )
-    found = fedauc(capsys, "run", "--config", str(tmp_path / "mine.json"), *TINY, "--out", str(tmp_path / "run"))
-    assert found.code == 0, found.err
+    outcome = fedauc(capsys, "run", "--config", str(tmp_path / "mine.json"), *TINY, "--out", str(tmp_path / "run"))
+    assert outcome.code == 0, outcome.err
     recipe = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
     assert (recipe["participation"]["name"], recipe["participation"]["groups"]) == ("uniform", 3)
 
@@ -436,9 +436,9 @@ def test_the_theorys_schedule_brings_its_proximal_weight(capsys: pytest.CaptureF
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_profile_says_where_the_time_went(capsys: pytest.CaptureFixture[str], tmp_path: Path, engine: str) -> None:
     chosen = ("--method", "cycp-pairwise", "--engine", engine, "--profile")
-    found = fedauc(capsys, "run", *TINY, *chosen, "--out", str(tmp_path / "run"))
-    assert found.code == 0
-    lines = found.out[found.out.index("where the time went") :].splitlines()
+    outcome = fedauc(capsys, "run", *TINY, *chosen, "--out", str(tmp_path / "run"))
+    assert outcome.code == 0
+    lines = outcome.out[outcome.out.index("where the time went") :].splitlines()
     calls = {line[:20].strip(): int(line.split()[-1]) for line in lines[1:] if line.strip()}
     # 2 learning cycles and a scoring cycle of 6 rounds with one client each, 2 steps a visit.
     assert calls["local steps"] == 3 * 6 * 2
@@ -458,14 +458,14 @@ def test_why_a_model_runs_in_the_plain_loop_is_said_once(
     images = np.zeros((40, 1, 8, 8), dtype=np.uint8) + np.arange(40, dtype=np.uint8)[:, None, None, None]
     data = ("--data", "table", "--data.path", table(tmp_path / "images.npz", x=images), "--data.standardize", "false")
     steps = ("--model", "small-cnn", "--cycles", "1", "--local-steps", "1")
-    found = fedauc(capsys, *command, *data, *steps, "--out", str(tmp_path / "out"))
-    assert found.code == 0, found.err
-    said = " ".join(found.err.split())
+    outcome = fedauc(capsys, *command, *data, *steps, "--out", str(tmp_path / "out"))
+    assert outcome.code == 0, outcome.err
+    said = " ".join(outcome.err.split())
     assert said.count("runs in the plain loop") == 1
     assert said.startswith("note: ")
     assert "which stacking on a CPU does not speed up" in said
-    assert max(map(len, found.err.splitlines())) <= 80
-    assert "plain loop" not in found.out
+    assert max(map(len, outcome.err.splitlines())) <= 80
+    assert "plain loop" not in outcome.out
     shown = fedauc(capsys, "show", str(tmp_path / "out"), "--json")
     assert json.loads(shown.out)
     assert shown.err == ""

@@ -75,8 +75,8 @@ def logistic_twin(x: Array) -> Array:
 
 
 def barrier_twin(t: Array, m: float, tau: float) -> tuple[Array, Array]:
-    pieces = np.stack([m - t, m - tau * (m + t), tau * (t - m)])
-    return pieces.max(0), np.array([-1.0, -tau, tau])[pieces.argmax(0)]
+    branches = np.stack([m - t, m - tau * (m + t), tau * (t - m)])
+    return branches.max(0), np.array([-1.0, -tau, tau])[branches.argmax(0)]
 
 
 GAP_TWINS: dict[str, Callable[..., tuple[Array, Array]]] = {
@@ -304,15 +304,15 @@ def test_a_compiler_sees_all_pairs_at_once() -> None:
     """It fuses them away, and unrolled blocks would only be more to compile."""
     scores, weights = random_normal(2, 600), torch.ones(2, 600)
     active, passive = Active(scores, scores, weights, weights), Passive(scores, scores)
-    pieces: list[int] = []
+    block_sizes: list[int] = []
 
     def count(module: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        pieces.append(sum("cat" in str(node.target) for node in module.graph.nodes))
+        block_sizes.append(sum("cat" in str(node.target) for node in module.graph.nodes))
         return module.forward
 
     compiled = torch.compile(functools.partial(loss_and_slopes, PairwiseSigmoid()), fullgraph=True, backend=count)
     torch.testing.assert_close(compiled(active, passive), loss_and_slopes(PairwiseSigmoid(), active, passive))
-    assert pieces == [0]
+    assert block_sizes == [0]
 
 
 @every_pair

@@ -17,7 +17,7 @@ def rows(positives: int, negatives: int) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("positives", "fraction", "left"),
+    ("positives", "fraction", "remaining"),
     [
         (4495, 0.95, 224),  # CIFAR-10
         (455, 0.5, 227),  # CIFAR-100
@@ -27,10 +27,10 @@ def rows(positives: int, negatives: int) -> Rows:
         (5, 0.0, 5),
     ],
 )
-def test_removal_keeps_the_rounded_down_rest(positives: int, fraction: float, left: int) -> None:
+def test_removal_keeps_the_rounded_down_rest(positives: int, fraction: float, remaining: int) -> None:
     original = rows(positives, 6000)
     reduced = remove_positives(original, fraction, 0)
-    assert reduced.labels.sum() == left
+    assert reduced.labels.sum() == remaining
     assert (reduced.labels == 0).sum() == 6000
     numbers = np.asarray(reduced.inputs)[:, 0].astype(int)
     assert (np.diff(numbers) > 0).all()
@@ -40,11 +40,11 @@ def test_removal_keeps_the_rounded_down_rest(positives: int, fraction: float, le
 
 
 @pytest.mark.parametrize(
-    ("rate", "left"),
+    ("rate", "remaining"),
     [(0.1, 100), (0.05, 47), (0.01, 9)],  # largest k with k / (k + 900) <= rate: 100, 47.4, 9.1
 )
-def test_rate_drops_no_more_than_needed(rate: float, left: int) -> None:
-    assert reduce_to_positive_rate(rows(100, 900), rate, 0).labels.sum() == left
+def test_rate_drops_no_more_than_needed(rate: float, remaining: int) -> None:
+    assert reduce_to_positive_rate(rows(100, 900), rate, 0).labels.sum() == remaining
 
 
 @pytest.mark.parametrize(("change", "amount"), [(remove_positives, 0.5), (reduce_to_positive_rate, 0.02)])

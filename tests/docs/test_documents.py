@@ -43,10 +43,10 @@ def test_every_file_a_document_names_exists(path: Path) -> None:
 def test_every_name_a_document_gives_of_a_file_exists(path: Path) -> None:
     """`file.py:Class.method` names something that is there."""
     for file, name in re.findall(r"`((?:\w+/)*\w+)\.py:([\w.]+)`", path.read_text()):
-        found: object = importlib.import_module("fedauc." + file.replace("/", "."))
+        value: object = importlib.import_module("fedauc." + file.replace("/", "."))
         for part in name.split("."):
-            assert hasattr(found, part) or part in getattr(found, "__annotations__", {}), f"{file}.py:{name}"
-            found = getattr(found, part, None)
+            assert hasattr(value, part) or part in getattr(value, "__annotations__", {}), f"{file}.py:{name}"
+            value = getattr(value, part, None)
 
 
 def test_the_readme_example_is_short() -> None:

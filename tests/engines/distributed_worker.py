@@ -48,9 +48,9 @@ def outcome(method: str, engine: str, settings: str = "{}") -> dict[str, Any]:
 
 def main(method: str, engine: str, path: str, settings: str = "{}") -> None:
     dist.init_process_group("gloo")
-    found = outcome(method, engine, settings)
+    result = outcome(method, engine, settings)
     everywhere: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, found)
+    dist.all_gather_object(everywhere, result)
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(everywhere))
     dist.destroy_process_group()

@@ -172,10 +172,10 @@ def test_embeddings_run_stacked() -> None:
 
 def test_rows_gathered_step_by_step_are_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     module = seed_module(CHAINS["mlp"])
-    whole = run_server_states("batched", module, "cycp-pairwise")
+    uninterrupted = run_server_states("batched", module, "cycp-pairwise")
     monkeypatch.setattr(batched, "GATHER_AT_ONCE", 0)
     parts = run_server_states("batched", module, "cycp-pairwise")
-    assert torch.equal(whole[-1].shared.weights, parts[-1].shared.weights)
+    assert torch.equal(uninterrupted[-1].shared.weights, parts[-1].shared.weights)
 
 
 def test_a_large_visits_steps_share_one_place_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +183,13 @@ def test_a_large_visits_steps_share_one_place_for_their_rows(monkeypatch: pytest
     for bound, places in ((1 << 24, 2), (0, 1)):
         monkeypatch.setattr(batched, "GATHER_AT_ONCE", bound)
         batches = VisitBatches(inputs, inputs[:, 0], CohortRows(index, torch.ones(2, 2), (), ()))
-        found = []
+        losses = []
         for step in range(2):
             batch = batches.select_steps(step, step + 1)
             # Client by client the rows of the step, in order.
             assert torch.equal(batch.inputs[0], inputs[index[:, step]])
-            found.append(batch.inputs.data_ptr())
-        assert len(set(found)) == places
+            losses.append(batch.inputs.data_ptr())
+        assert len(set(losses)) == places
 
 
 @pytest.mark.parametrize(

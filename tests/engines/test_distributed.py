@@ -43,11 +43,11 @@ def test_two_gloo_processes_give_the_single_processs_result(
     torchrun(ranks, str(HERE / "distributed_worker.py"), method, engine, str(path), text)
     alone, everywhere = outcome(method, engine, text), json.loads(path.read_text())
     assert len(everywhere) == ranks
-    for found in everywhere:
-        np.testing.assert_allclose(found["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
-        assert found["traffic"] == alone["traffic"]
-        assert found["remembering"] == alone["remembering"]
-        ours, theirs = ([np.nan if v is None else v for v in values] for values in (found["values"], alone["values"]))
+    for result in everywhere:
+        np.testing.assert_allclose(result["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
+        assert result["traffic"] == alone["traffic"]
+        assert result["remembering"] == alone["remembering"]
+        ours, theirs = ([np.nan if v is None else v for v in values] for values in (result["values"], alone["values"]))
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

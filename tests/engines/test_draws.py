@@ -60,8 +60,8 @@ def test_rows_are_the_clients_own_and_positives_come_first(client: int) -> None:
     index = draws().draw_visit(client, phase(local_steps=6)).rows
     assert index.shape == (6, 5)
     labels = CLIENTS.labels.numpy()[index]
-    own = np.concatenate([CLIENTS.positives(client), CLIENTS.negatives(client)])
-    assert np.isin(index, own).all()
+    client_rows = np.concatenate([CLIENTS.positives(client), CLIENTS.negatives(client)])
+    assert np.isin(index, client_rows).all()
     assert (labels[:, :2] == (POSITIVES[client] > 0)).all()
     assert (labels[:, 2:] == (NEGATIVES[client] == 0)).all()
 
@@ -107,12 +107,12 @@ def test_rows_are_a_function_of_seed_round_and_client(draw: BatchKind) -> None:
 
 def test_the_mean_over_clients_is_the_weightings_objective() -> None:
     # The mean over the 7 clients of scale times class mean, of row numbers, for `pooled`: the mean over all rows.
-    found = [
+    weighted_means = [
         sum(draws(weighting="pooled").draw_visit(client, phase()).weights[:2]) * CLIENTS.positives(client).mean()
         for client in range(8)
         if POSITIVES[client]
     ]
-    assert sum(found) / HOLDING == pytest.approx(np.flatnonzero(CLIENTS.labels.numpy()).mean(), rel=1e-12)
+    assert sum(weighted_means) / HOLDING == pytest.approx(np.flatnonzero(CLIENTS.labels.numpy()).mean(), rel=1e-12)
 
 
 @pytest.mark.parametrize("draw", ["classes", "rows"])

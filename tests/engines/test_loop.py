@@ -17,7 +17,7 @@ from fedauc.experiments.assembly import assemble_training
 from fedauc.trees import Tree, tree_leaves
 
 FEATURES = 4
-seen: set[int] = set()
+thread_ids: set[int] = set()
 """The threads in which a model ran."""
 
 
@@ -33,7 +33,7 @@ class Noting(nn.Module):
         self.busy = True
         time.sleep(0.001)
         self.busy = False
-        seen.add(threading.get_ident())
+        thread_ids.add(threading.get_ident())
         return inputs
 
 
@@ -52,7 +52,7 @@ def six_clients() -> Clients:
 
 def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], dict[int, Tree]]:
     """Every round's state and loss, and the memories at the end."""
-    seen.clear()
+    thread_ids.clear()
     recipe = Recipe.of(method, engine="loop", cycles=2, local_steps=3, positives=2, negatives=3)
     training, _, start = assemble_training(recipe, model(dropout), six_clients())
     assert isinstance(training.engine, LoopEngine)
@@ -65,7 +65,7 @@ def run(method: str, threads: int, dropout: float = 0.0) -> tuple[list[Tree], di
 def test_threads_give_the_same_bits(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
     one = run(method, 1)
-    assert seen == {threading.get_ident()}
+    assert thread_ids == {threading.get_ident()}
     for _ in range(3):
         two = run(method, 2)
         assert list(two[1]) == list(one[1])
@@ -74,20 +74,20 @@ def test_threads_give_the_same_bits(method: str, monkeypatch: pytest.MonkeyPatch
         )
         assert all(torch.equal(left, right) for left, right in pairs)
     # The first client is visited in this thread, to see whether sharing pays.
-    assert threading.get_ident() in seen
-    assert len(seen) > 1
+    assert threading.get_ident() in thread_ids
+    assert len(thread_ids) > 1
 
 
 def test_a_module_that_draws_random_numbers_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "USE_THREADS_FROM", 0.0)
     run("codasca", 2, dropout=0.5)
-    assert seen == {threading.get_ident()}
+    assert thread_ids == {threading.get_ident()}
 
 
 def test_fast_models_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "USE_THREADS_FROM", 60.0)
     run("codasca", 2)
-    assert seen == {threading.get_ident()}
+    assert thread_ids == {threading.get_ident()}
 
 
 # Cores, torch's threads, processes of a torchrun, and the threads left for visits: never fewer than one.

@@ -36,11 +36,11 @@ def model() -> nn.Module:
 def test_cuda_equals_cpu_in_float64(method: str) -> None:
     """Two cycles; 1e-9 leaves room for sums in another order."""
     settings: dict[str, Any] = {"cycles": 2, "local_steps": 3, "positives": 4, "negatives": 4, "dtype": "float64"}
-    found = {device: fit(model(), federation(), method, device=device, **settings) for device in ("cpu", "cuda")}
-    pairs = zip(found["cpu"].module.state_dict().values(), found["cuda"].module.state_dict().values(), strict=True)
+    fitted = {device: fit(model(), federation(), method, device=device, **settings) for device in ("cpu", "cuda")}
+    pairs = zip(fitted["cpu"].module.state_dict().values(), fitted["cuda"].module.state_dict().values(), strict=True)
     for expected, value in pairs:
         torch.testing.assert_close(value.cpu(), expected, rtol=1e-9, atol=1e-9)
-    assert found["cpu"].traffic == found["cuda"].traffic
+    assert fitted["cpu"].traffic == fitted["cuda"].traffic
 
 
 def test_dropout_on_cuda_is_keyed_and_leaves_the_generators_alone() -> None:
@@ -56,7 +56,7 @@ def test_dropout_on_cuda_is_keyed_and_leaves_the_generators_alone() -> None:
 def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """Stopping after every round and going on from the file gives the uninterrupted run's weights."""
     recipe = Recipe.of("a-scaffold", cycles=2, local_steps=2, device="cuda", dtype="float64")
-    whole = fit(model(), federation(), recipe)
+    uninterrupted = fit(model(), federation(), recipe)
     path, assembly = tmp_path / "state.pt", assemble_training(recipe, model(), federation())
     state = assembly.start
     for _ in range(assembly.training.plan.total_rounds):
@@ -70,5 +70,5 @@ def test_a_checkpoint_of_a_cuda_run_resumes_to_the_same_bits(tmp_path: Path) -> 
         assembly.training.ledger.restore_from(loaded.ledger)
         state = loaded.state
     again = assembly.network.build_module(recipe.algorithm.extract_model(state.server.shared))
-    for one, two in zip(whole.module.state_dict().values(), again.state_dict().values(), strict=True):
+    for one, two in zip(uninterrupted.module.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two)

@@ -66,7 +66,7 @@ def settings(name: str) -> dict[str, Any]:
 
 def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any) -> dict[str, Digest]:
     """Runs into folders, with one engine."""
-    found = {}
+    digests = {}
     for name in names:
         recipe = Recipe.of(engine=engine, device=device, **settings(name), **changes)
         config = Config(recipe=recipe, data=Synthetic(clients=12, rows_per_client=40), model=MLP())
@@ -75,13 +75,13 @@ def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any)
             Run.create(config, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
             weights = torch.load(path / "model.pt", weights_only=True, map_location="cpu")
-            found[name] = digest(lines, {key: value.numpy() for key, value in weights.items()})
-    return found
+            digests[name] = digest(lines, {key: value.numpy() for key, value in weights.items()})
+    return digests
 
 
 def federate(names: list[str]) -> dict[str, Digest]:
     """Runs across sites in memory, with the server's folder."""
-    found = {}
+    digests = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
@@ -89,8 +89,8 @@ def federate(names: list[str]) -> dict[str, Digest]:
             grid = make_grid(Path(folder) / "sites", test=held_out())
             create_run(agreement, grid, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
-            found[name] = digest(lines, dict(np.load(path / "model.npz")))
-    return found
+            digests[name] = digest(lines, dict(np.load(path / "model.npz")))
+    return digests
 
 
 def distribute(names: list[str]) -> dict[str, Digest]:
@@ -102,23 +102,23 @@ def distribute(names: list[str]) -> dict[str, Digest]:
         done = subprocess.run([*launch, str(path), *names], env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
-        found: dict[str, Digest] = json.loads(path.read_text())
-    return found
+        digests: dict[str, Digest] = json.loads(path.read_text())
+    return digests
 
 
 def run_rank(path: str, names: list[str]) -> None:
     """What each of the two processes does; rank 0 writes."""
     dist.init_process_group("gloo")
-    found = {}
+    digests = {}
     for name in names:
         recipe = Recipe.of(name, cycles=2, local_steps=3, positives=3, negatives=3, dtype="float64", engine="batched")
         assembly = assemble_training(recipe, linear_scorer(), small_federation())
         rounds = list(assembly.training.rounds(assembly.start))
         lines = [{"value": done.loss_value, **done.traffic._asdict()} for done in rounds]
         model = recipe.algorithm.extract_model(rounds[-1].state.server.shared)
-        found[name] = digest(lines, {"weights": model.weights.numpy()})
+        digests[name] = digest(lines, {"weights": model.weights.numpy()})
     if dist.get_rank() == 0:
-        Path(path).write_text(json.dumps(found))
+        Path(path).write_text(json.dumps(digests))
     dist.destroy_process_group()
 
 
@@ -140,10 +140,10 @@ def digest(records: list[dict[str, Any]], model: dict[str, np.ndarray]) -> Diges
 
 def environment() -> dict[str, str]:
     """What the last bits of a result depend on."""
-    found = {"torch": torch.__version__, "numpy": np.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    versions = {"torch": torch.__version__, "numpy": np.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        versions["gpu"] = torch.cuda.get_device_name()
+    return versions
 
 
 def method_names() -> list[str]:
@@ -166,10 +166,10 @@ def run_suite(name: str) -> dict[str, Digest]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found: dict[str, Digest] = SUITES[name]()
+        digests: dict[str, Digest] = SUITES[name]()
     finally:
         torch.set_num_threads(threads)
-    return found
+    return digests
 
 
 def differences(name: str) -> Iterator[str]:
@@ -198,8 +198,8 @@ def main(verb: str, *names: str) -> None:
             target = Path(os.environ.get("OUT", HERE)) / f"{name}.json"
             target.write_text(json.dumps({"environment": environment(), "runs": run_suite(name)}, indent=1) + "\n")
             continue
-        found = list(differences(name))
-        print(f"{name}: {len(found)} differences", *found, sep="\n  ")
+        differing = list(differences(name))
+        print(f"{name}: {len(differing)} differences", *differing, sep="\n  ")
 
 
 if __name__ == "__main__":

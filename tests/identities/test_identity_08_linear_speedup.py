@@ -67,11 +67,11 @@ def sampled_walks() -> dict[int, np.ndarray]:
 
 def simulate_autoregression(start: float, batches: np.ndarray) -> np.ndarray:
     """The twin: w ← mean over clients of w - ηh (w - batch mean); `batches` are rows' values `[rounds, M, B]`."""
-    w, found = start, []
+    w, path = start, []
     for batch in batches:
         w = float(np.mean([w - STEP * CURVATURE * (w - mean) for mean in batch.mean(axis=1)]))
-        found.append(w)
-    return np.array(found)
+        path.append(w)
+    return np.array(path)
 
 
 @pytest.mark.parametrize("clients", COHORTS)
@@ -89,9 +89,9 @@ def test_the_run_is_its_twin_on_the_rows_it_drew(sampled_walks: dict[int, np.nda
 
 @pytest.mark.parametrize("clients", COHORTS)
 def test_stationary_variance_falls_as_one_over_the_cohort(sampled_walks: dict[int, np.ndarray], clients: int) -> None:
-    found = np.square(sampled_walks[clients][WARM:] - CENTRE).mean()
+    measured = np.square(sampled_walks[clients][WARM:] - CENTRE).mean()
     # Four standard errors, 26 %: a cohort of half the size would be 100 % off, one of twice the size 50 %.
-    assert found == pytest.approx(stationary_variance(clients), rel=4 * STANDARD_ERROR)
+    assert measured == pytest.approx(stationary_variance(clients), rel=4 * STANDARD_ERROR)
 
 
 def test_the_speed_up_is_linear(sampled_walks: dict[int, np.ndarray]) -> None:

@@ -66,10 +66,10 @@ def test_a_title_ends_at_the_first_comma_or_semicolon_outside_a_number() -> None
 def test_run_show_and_resume_begin_with_the_note(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     for arguments in (("run", *DRAWN, "--out", out), ("show", out), ("resume", out)):
-        told = fedauc(capsys, *arguments)
-        assert told.code == 0, told.err
-        assert begins_with_the_note(told.out), told.out
-        assert told.out.splitlines()[2].startswith("method ")
+        outcome = fedauc(capsys, *arguments)
+        assert outcome.code == 0, outcome.err
+        assert begins_with_the_note(outcome.out), outcome.out
+        assert outcome.out.splitlines()[2].startswith("method ")
     assert json.loads(fedauc(capsys, "show", out, "--json").out)["data"] == NOTE
 
 
@@ -78,9 +78,9 @@ def test_an_unfinished_run_is_labelled_too(capsys: pytest.CaptureFixture[str], t
     fedauc(capsys, "run", *DRAWN, "--out", str(out))
     # As if it had been killed before its end.
     (out / "result.json").unlink()
-    told = fedauc(capsys, "show", str(out)).out
-    assert "unfinished" in told
-    assert begins_with_the_note(told), told
+    shown = fedauc(capsys, "show", str(out)).out
+    assert "unfinished" in shown
+    assert begins_with_the_note(shown), shown
 
 
 def test_a_finished_older_run_is_left_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_comparisons_and_sweeps_begin_with_the_note(
 ) -> None:
     out = tmp_path / "several"
     for arguments in ((*command, *DRAWN, "--out", str(out)), ("show", str(out)), ("resume", str(out))):
-        told = fedauc(capsys, *arguments)
-        assert told.code == 0, told.err
-        assert begins_with_the_note(told.out), told.out
+        outcome = fedauc(capsys, *arguments)
+        assert outcome.code == 0, outcome.err
+        assert begins_with_the_note(outcome.out), outcome.out
     # A blank line between: otherwise Markdown takes the table for a part of the sentence.
     assert (out / "table.md").read_text().startswith(f"{NOTE}\n\n| ")
     assert [run["data"] for run in json.loads(fedauc(capsys, "show", str(out), "--json").out)] == [NOTE] * 2
@@ -142,6 +142,6 @@ def test_each_kind_of_rows_has_its_label(capsys: pytest.CaptureFixture[str], tmp
 
 def test_runs_that_differ_in_their_counts_share_a_label(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    told = fedauc(capsys, "sweep", "--vary", "flip-negatives=0,0.1", *DRAWN, "--out", str(out))
-    assert told.out.splitlines()[0] == KIND
-    assert told.out.count("SYNTHETIC") == 1
+    outcome = fedauc(capsys, "sweep", "--vary", "flip-negatives=0,0.1", *DRAWN, "--out", str(out))
+    assert outcome.out.splitlines()[0] == KIND
+    assert outcome.out.count("SYNTHETIC") == 1

@@ -45,21 +45,21 @@ def test_every_option_has_a_help_text_of_its_own() -> None:
 
 def test_no_command_at_all_shows_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ((), ("data",)):
-        told = fedauc(capsys, *arguments)
-        assert "Usage: fedauc" in told.out
-        assert (told.code, told.err) == (2, "")
+        outcome = fedauc(capsys, *arguments)
+        assert "Usage: fedauc" in outcome.out
+        assert (outcome.code, outcome.err) == (2, "")
 
 
 def test_a_usage_error_names_the_command_whose_help_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    told = fedauc(capsys, "run", "--bogus", "1")
-    assert told.code == 2
-    assert told.err.startswith("error: No such option")
-    assert told.err.endswith(". See `fedauc run --help`.\n")
+    outcome = fedauc(capsys, "run", "--bogus", "1")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: No such option")
+    assert outcome.err.endswith(". See `fedauc run --help`.\n")
 
 
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
-    told = fedauc(capsys, "--version")
-    assert (told.code, told.out) == (0, f"{VERSION}\n")
+    outcome = fedauc(capsys, "--version")
+    assert (outcome.code, outcome.out) == (0, f"{VERSION}\n")
 
 
 def test_of_many_bars_the_run_under_way_stays_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,8 +144,8 @@ def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
 
 
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    told = fedauc(capsys, "data", "status", "--folder", str(tmp_path))
-    assert told.out.splitlines()[-1] == "need no files here: creditcard, medicare-like, synthetic, table"
+    outcome = fedauc(capsys, "data", "status", "--folder", str(tmp_path))
+    assert outcome.out.splitlines()[-1] == "need no files here: creditcard, medicare-like, synthetic, table"
 
 
 # --------------------------------------------------------------------------------------------------- the paper's tables
@@ -170,27 +170,27 @@ def test_a_table_wider_than_the_terminal_comes_in_pieces(
     """Seven columns of a table, and a figure's columns, which go down, beside its rows."""
     monkeypatch.setenv("COLUMNS", str(width))
     for name in ("table1", "figure1"):
-        sheet = build_tables(PAPER)[name]
-        columns, rows = [each.name for each in sheet.columns], [each.name for each in sheet.rows]
+        spec = build_tables(PAPER)[name]
+        columns, rows = [entry.name for entry in spec.columns], [entry.name for entry in spec.rows]
         across, down = (rows, columns) if name == "figure1" else (columns, rows)
-        print_frame(make_frame(Table(sheet, {(row, column): DONE for row in rows for column in columns})))
+        print_frame(make_frame(Table(spec, {(row, column): DONE for row in rows for column in columns})))
         pieces = [piece.splitlines() for piece in capsys.readouterr().out.split("\n\n")]
         assert [header for head, *_ in pieces for header in head.split()] == across
         for head, *lines in pieces:
-            told = [line.split(maxsplit=1) for line in lines]
-            assert [row for row, _ in told] == down
-            assert {cells.count(".9110 ± .0012") for _, cells in told} == {len(head.split())}
+            row_cells = [line.split(maxsplit=1) for line in lines]
+            assert [row for row, _ in row_cells] == down
+            assert {cells.count(".9110 ± .0012") for _, cells in row_cells} == {len(head.split())}
             # One column is never divided, even where it does not fit.
             assert max(map(len, [head, *lines])) <= width or len(head.split()) == 1
-        wide = max(map(len, down)) + sum(2 + max(13, len(each)) for each in across) > width
+        wide = max(map(len, down)) + sum(2 + max(13, len(entry)) for entry in across) > width
         assert (len(pieces) > 1) == wide
 
 
 def test_no_piece_has_room_for_the_next_column(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names take 13 places and a number with the two before it 15: 80 hold four numbers, and not a fifth."""
     first, last = ["cifar10", "cifar100", "chestmnist", "insurance"], ["insurance-synthetic"]
-    sheet = build_tables(PAPER)["table1"].select([*first, *last], [])
-    print_frame(make_frame(Table(sheet, {(row, column.name): DONE for row in METHODS for column in sheet.columns})))
+    spec = build_tables(PAPER)["table1"].select([*first, *last], [])
+    print_frame(make_frame(Table(spec, {(row, column.name): DONE for row in METHODS for column in spec.columns})))
     heads = [piece.splitlines()[0].split() for piece in capsys.readouterr().out.split("\n\n")]
     assert heads == [first, last]
 
@@ -204,17 +204,17 @@ def test_the_table_has_the_same_caveat_as_the_page(
         ["cifar10", "insurance-synthetic"],
     )
     labels = labelled(7, 30)
-    sheet = build_tables(PAPER)["table1"].select(columns, rows)
-    for cell in list_cells(sheet):
+    spec = build_tables(PAPER)["table1"].select(columns, rows)
+    for cell in list_cells(spec):
         note = "SYNTHETIC others: rows; and more" if "synthetic" in cell.column.name else "photographs"
         for config in by_default(store, cell, [0])[0]:
             keep(store, config, [0.5], (labels, scored(labels, 1.0, 0)), note)
     asked = ("--columns", ",".join(columns), "--methods", ",".join(rows), "--seeds", "0")
-    told = paper_command(capsys, "table1", *asked)
-    assert told.code == 0, told.err
+    outcome = paper_command(capsys, "table1", *asked)
+    assert outcome.code == 0, outcome.err
     caveat = "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows, 7 positives to test on."
     assert caveat in Report(store, PAPER, [0], ["table1"]).text
-    text = " ".join(told.out.split())
+    text = " ".join(outcome.out.split())
     assert text.index("insurance-synthetic") < text.index(caveat) < text.index("Test AUC after")
     assert text.count("is not the paper's data") == 1
     monkeypatch.setenv("COLUMNS", "40")
@@ -225,7 +225,7 @@ def test_the_table_has_the_same_caveat_as_the_page(
     for file in (inside / "paper" / "records").glob("*-ranks.npz"):
         file.unlink()
     store = RecordStore(inside / "paper" / "records")
-    (less,) = list_data_caveats(TableBuilder(store, PAPER, [0]).build(sheet), store)
+    (less,) = list_data_caveats(TableBuilder(store, PAPER, [0]).build(spec), store)
     assert less == "`insurance-synthetic` is not the paper's data: SYNTHETIC others: rows."
 
 
@@ -234,9 +234,9 @@ def test_counts_say_whose_they_are_not(
 ) -> None:
     data_files.make_chest_stand_in(inside, monkeypatch)
     monkeypatch.setenv("FEDAUC_DATA", str(inside))
-    told = " ".join(paper_command(capsys, "table7", "--columns", "chest-stand-in").out.split())
+    text = " ".join(paper_command(capsys, "table7", "--columns", "chest-stand-in").out.split())
     note = "STAND-IN for ChestMNIST: 4,999 NIH chest X-rays, mass or none"
-    assert told.endswith(f"- `chest-stand-in` is not the paper's data: {note}.")
+    assert text.endswith(f"- `chest-stand-in` is not the paper's data: {note}.")
     assert " ".join(paper_command(capsys, "table7", "--scale", "smoke").out.split()).endswith(f"- {SMOKE_CAVEAT}")
 
 
@@ -262,6 +262,6 @@ def test_datasets_that_stand_in_are_those_whose_notes_say_so(inside: Path, monke
 def test_a_budget_that_cannot_be_says_what_to_write(
     inside: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    told = paper_command(capsys, "table1", "--scale", "smoke", "--columns", "cifar10", *words)
-    assert (told.code, told.err) == (2, f"error: {message}\n")
+    outcome = paper_command(capsys, "table1", "--scale", "smoke", "--columns", "cifar10", *words)
+    assert (outcome.code, outcome.err) == (2, f"error: {message}\n")
     assert list(inside.iterdir()) == []

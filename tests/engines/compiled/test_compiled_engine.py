@@ -69,11 +69,11 @@ def assemble_run(engine: str, method: str, **settings: Any) -> Assembly:
 
 def compare_with_loop(method: str, **settings: Any) -> CompiledEngine:
     """Run the loop and the compiled engine, compare every round, and return the latter."""
-    found = []
+    outcomes = []
     for name in ("loop", "compiled"):
         training, _, start = assemble_run(name, method, **settings)
-        found.append([(finished.state.server, finished.loss_value) for finished in training.rounds(start)])
-    for (loop, loss), (other, other_loss) in zip(*found, strict=True):
+        outcomes.append([(finished.state.server, finished.loss_value) for finished in training.rounds(start)])
+    for (loop, loss), (other, other_loss) in zip(*outcomes, strict=True):
         assert other_loss == (None if loss is None else pytest.approx(loss, rel=1e-9))
         for left, right in zip(tree_leaves(loop), tree_leaves(other), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
@@ -173,10 +173,10 @@ def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
 def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, draw = [], StackedEngine._draw_rows
+    drawn_rounds, draw = [], StackedEngine._draw_rows
 
     def watch_draws(self: StackedEngine, download: Download, cohort: Cohort) -> CohortRows:
-        seen.append(torch.get_num_threads())
+        drawn_rounds.append(torch.get_num_threads())
         return draw(self, download, cohort)
 
     monkeypatch.setattr(StackedEngine, "_draw_rows", watch_draws)
@@ -190,4 +190,4 @@ def test_small_visits_take_one_thread_and_leave_torchs_threads_as_they_were(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1, 2]
+    assert drawn_rounds == [1, 2]

@@ -49,8 +49,8 @@ def test_the_norms_are_torchs_norms(affine: bool) -> None:
 def test_images_without_contrast_stay_finite() -> None:
     """In float32 the mean square less the squared mean of level images is rounding alone, below nothing for some."""
     level = torch.linspace(5, 20, 64)[:, None, None, None].expand(64, 8, 4, 4)
-    found = make_stackable(nn.GroupNorm(2, 8))(level)
-    assert torch.isfinite(found).all()
+    stacked = make_stackable(nn.GroupNorm(2, 8))(level)
+    assert torch.isfinite(stacked).all()
 
 
 def test_what_has_no_stacked_form_stays_as_it_is() -> None:
@@ -69,30 +69,30 @@ def _generator() -> torch.Generator:
 
 def _same(layer: nn.Module, made: nn.Module, inputs: Tensor) -> None:
     """Mapped over three clients with weights of their own, against one client after another."""
-    own = {n: torch.stack([(k + 1) * p.detach() for k in range(3)]) for n, p in layer.named_parameters()}
+    stacked_parameters = {n: torch.stack([(k + 1) * p.detach() for k in range(3)]) for n, p in layer.named_parameters()}
 
     def one(module: nn.Module) -> Callable[..., Any]:
         def call(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Any:
-            kept = {name: value.clone() for name, value in buffers.items()}
-            return functional_call(module, {**parameters, **kept}, (rows,)), kept
+            client_buffers = {name: value.clone() for name, value in buffers.items()}
+            return functional_call(module, {**parameters, **client_buffers}, (rows,)), client_buffers
 
         return call
 
     buffers = {n: torch.stack([b.clone() for _ in range(3)]) for n, b in layer.named_buffers()}
     made.train()
-    found: Any = vjp(lambda p, x: vmap(one(made))(p, buffers, x), own, inputs, has_aux=True)
-    outputs, pull, after = found
+    stacked: Any = vjp(lambda p, x: vmap(one(made))(p, buffers, x), stacked_parameters, inputs, has_aux=True)
+    outputs, pull, after = stacked
     slopes = torch.randn(outputs.shape, dtype=outputs.dtype, generator=_generator())
     gradients, left = pull(slopes)
-    for place in range(3):
-        alone = {name: value[place] for name, value in own.items()}
-        kept = {name: value[place] for name, value in buffers.items()}
-        single: Any = vjp(lambda p, x, k=kept: one(layer)(p, k, x), alone, inputs[place], has_aux=True)
+    for client in range(3):
+        alone = {name: value[client] for name, value in stacked_parameters.items()}
+        client_buffers = {name: value[client] for name, value in buffers.items()}
+        single: Any = vjp(lambda p, x, k=client_buffers: one(layer)(p, k, x), alone, inputs[client], has_aux=True)
         wanted, back, state = single
-        expected, right = back(slopes[place])
-        torch.testing.assert_close(outputs[place], wanted, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(left[place], right, rtol=1e-9, atol=1e-9)
+        expected, right = back(slopes[client])
+        torch.testing.assert_close(outputs[client], wanted, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(left[client], right, rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
-            torch.testing.assert_close(gradients[name][place], value, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(gradients[name][client], value, rtol=1e-9, atol=1e-9)
         for name, value in state.items():
-            torch.testing.assert_close(after[name][place], value, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(after[name][client], value, rtol=1e-10, atol=1e-10)

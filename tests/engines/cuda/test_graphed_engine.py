@@ -87,14 +87,14 @@ def test_every_way_gives_the_loops_result(
         "fedauc.experiments.assembly.Compute", lambda device, mixed, channels_last: Compute(device, mixed, last)
     )
     assembly = assemble_training(recipe, network(norm), image_clients())
-    mine = run_all_rounds(assembly)
-    found = _read_state(mine, recipe, assembly.network)
+    graphed = run_all_rounds(assembly)
+    final_state = _read_state(graphed, recipe, assembly.network)
     wanted = _read_state(loop, recipe, ModuleNetwork(network(norm), torch.float64))
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
-    for one, two in zip(mine, loop, strict=True):
+    np.testing.assert_allclose(final_state, wanted, rtol=1e-9, atol=1e-11)
+    for one, two in zip(graphed, loop, strict=True):
         assert (one.loss_value is None) == (two.loss_value is None)
         assert one.loss_value is None or one.loss_value == pytest.approx(two.loss_value, rel=1e-9)
-    assert mine[-1].traffic == loop[-1].traffic
+    assert graphed[-1].traffic == loop[-1].traffic
 
 
 def _read_state(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.ndarray:
@@ -108,11 +108,11 @@ def _read_state(rounds: list[Round], recipe: Recipe, made: ModuleNetwork) -> np.
 def test_a_compiled_step_gives_the_loops_result(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Duals have no dimension of their own in one lane, which compiled code once lost."""
     force_step_variant(monkeypatch, way, compiled=True)
-    loop, mine = (
+    loop, graphed = (
         run_all_rounds(assemble_training(make_plain_recipe("cycp-minimax", engine=e), tiny_network(), small_table()))
         for e in ("loop", "graphed")
     )
-    assert largest_difference(loop[-1], mine[-1]) < 1e-11
+    assert largest_difference(loop[-1], graphed[-1]) < 1e-11
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -131,8 +131,8 @@ def test_rules_and_data_that_differ_in_numbers_alone_compile_once(monkeypatch: p
     for decay, rule, clients in zip((1e-3, 3e-2), rules, (7, 8), strict=True):
         change = {"objective": rule, "weight_decay": decay}
         runs = (make_plain_recipe("cycp-pairwise", engine=engine, **change) for engine in ("loop", "graphed"))
-        loop, mine = (run_all_rounds(assemble_training(run, tiny_network(), small_table(clients))) for run in runs)
-        assert largest_difference(loop[-1], mine[-1]) < 1e-11
+        loop, graphed = (run_all_rounds(assemble_training(run, tiny_network(), small_table(clients))) for run in runs)
+        assert largest_difference(loop[-1], graphed[-1]) < 1e-11
     assert len(compiled) == 1
 
 
@@ -142,19 +142,19 @@ def test_weights_kept_in_bfloat16_are_the_weights_that_casting_gives(way: str, m
     force_step_variant(monkeypatch, way)
     monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 20)
     recipe = make_recipe("scaffold", engine="graphed", dtype="float32", precision="mixed")
-    seen: list[int] = []
+    capture_sizes: list[int] = []
 
     def count_bf16_copies(made: lanes.Lanes, kind: ModuleNetwork) -> lanes.Lanes:
-        seen.append(len(plain(made, kind).bf16_copies))
+        capture_sizes.append(len(plain(made, kind).bf16_copies))
         return plain(made, kind)
 
     plain = lanes._add_bf16_copies
     monkeypatch.setattr(lanes, "_add_bf16_copies", count_bf16_copies)
-    mine = run_all_rounds(assemble_training(recipe, network(group_norm), image_clients()))
+    graphed = run_all_rounds(assemble_training(recipe, network(group_norm), image_clients()))
     monkeypatch.setattr(lanes, "_add_bf16_copies", lambda made, kind: made)
     other = run_all_rounds(assemble_training(recipe, network(group_norm), image_clients()))
-    assert largest_difference(mine[-1], other[-1]) == 0
-    assert seen[0] > 1
+    assert largest_difference(graphed[-1], other[-1]) == 0
+    assert capture_sizes[0] > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +170,8 @@ class Clipped(FedAvg):
 def test_a_rule_that_needs_the_whole_vector_gets_it() -> None:
     recipes = [make_plain_recipe("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
     clipped = [replace(recipe, algorithm=Clipped(weight_decay=1e-3)) for recipe in recipes]
-    loop, mine = (run_all_rounds(assemble_training(recipe, tiny_network(), small_table())) for recipe in clipped)
-    assert largest_difference(loop[-1], mine[-1]) < 1e-11
+    loop, graphed = (run_all_rounds(assemble_training(recipe, tiny_network(), small_table())) for recipe in clipped)
+    assert largest_difference(loop[-1], graphed[-1]) < 1e-11
     plain = run_all_rounds(assemble_training(recipes[0], tiny_network(), small_table()))
     assert largest_difference(loop[-1], plain[-1]) > 1e-3
 
@@ -184,10 +184,10 @@ def test_cohorts_larger_than_the_lanes_come_in_waves(monkeypatch: pytest.MonkeyP
         loop = run_all_rounds(
             assemble_training(make_plain_recipe(method, engine="loop", **changes), tiny_network(), small_table())
         )
-        mine = run_all_rounds(
+        graphed_rounds = run_all_rounds(
             assemble_training(make_plain_recipe(method, engine="graphed", **changes), tiny_network(), small_table())
         )
-        assert largest_difference(loop[-1], mine[-1]) < 1e-11
+        assert largest_difference(loop[-1], graphed_rounds[-1]) < 1e-11
 
 
 def test_an_interrupted_first_visit_leaves_nothing_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +228,12 @@ def test_lanes_are_as_wide_as_the_largest_cohort_of_a_cycle() -> None:
 def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds, data, learning rates and schedules differ; one run waits for a round. Clipped runs get their own lanes."""
     force_step_variant(monkeypatch, way)
-    own: list[dict[str, Any]] = [
+    settings: list[dict[str, Any]] = [
         {"learning_rate": 0.1},
         {"learning_rate": 0.02, "per_round": 1},
         {"learning_rate": 0.3},
     ]
-    recipes = [_make_named_recipe(method, seed=seed, **change) for seed, change in enumerate(own)]
+    recipes = [_make_named_recipe(method, seed=seed, **change) for seed, change in enumerate(settings)]
     alone = [
         run_all_rounds(assemble_training(recipe, tiny_network(), small_table(7 + run)))[-1]
         for run, recipe in enumerate(recipes)
@@ -254,9 +254,9 @@ def test_runs_together_give_each_runs_own_result(way: str, method: str, monkeypa
             [None if o is None or o.download is None else (o.download, o.cohort) for o in opened]
         )
         assert len(shared_graph._lane_stacks) == (3 if method == "clipped" else 1)
-        for run, (part, mine, visit) in enumerate(zip(parts, opened, visits, strict=True)):
-            if mine is not None:
-                last[run] = finished = part.training.close_round(mine, visit)
+        for run, (part, pending, visit) in enumerate(zip(parts, opened, visits, strict=True)):
+            if pending is not None:
+                last[run] = finished = part.training.close_round(pending, visit)
                 states[run] = finished.state
     for one, other in zip(alone, last, strict=True):
         assert other is not None
@@ -294,11 +294,11 @@ def test_the_papers_networks_give_the_loops_result(name: str, norm: str, monkeyp
     kind: Any = find_models()[name]
     module = kind(norm=norm).build((3, 32, 32), 0)
     size: dict[str, Any] = {"positives": 2, "negatives": 2, "local_steps": 1, "cycles": 1, "groups": 1, "per_round": 2}
-    loop, mine = (
+    loop, graphed = (
         assemble_training(make_recipe("cycp-fedavg", engine=e, **size), module, data) for e in ("loop", "graphed")
     )
     # A BatchNorm over four images of one pixel magnifies rounding a thousandfold.
-    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(mine)[-1]) < 1e-10
+    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(graphed)[-1]) < 1e-10
 
 
 def test_compiled_steps_are_shared_by_modules_that_compute_the_same() -> None:

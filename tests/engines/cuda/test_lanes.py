@@ -58,11 +58,11 @@ def test_a_state_may_move_leaves_about_and_a_step_may_emit_vectors(way: str, mon
     force_step_variant(monkeypatch, way)
     monkeypatch.setattr(split_vectors, "OWN_PART_FROM", 10)
     recipes = [make_plain_recipe("cycp-fedavg", engine=engine) for engine in ("loop", "graphed")]
-    loop, mine = (
+    loop, graphed = (
         run_all_rounds(assemble_training(replace(recipe, algorithm=Heavy()), tiny_network(), small_table()))
         for recipe in recipes
     )
-    assert largest_difference(loop[-1], mine[-1]) < 1e-11
+    assert largest_difference(loop[-1], graphed[-1]) < 1e-11
 
 
 def test_a_parameter_without_dimensions_trains() -> None:
@@ -77,16 +77,16 @@ def test_a_parameter_without_dimensions_trains() -> None:
 
     torch.default_generator.manual_seed(0)
     module = Tempered()
-    loop, mine = (
+    loop, graphed = (
         run_all_rounds(assemble_training(make_plain_recipe("cycp-fedavg", engine=e), module, small_table()))
         for e in ("loop", "graphed")
     )
-    assert largest_difference(loop[-1], mine[-1]) < 1e-11
+    assert largest_difference(loop[-1], graphed[-1]) < 1e-11
 
 
 def test_a_learning_rate_for_each_lane_meets_numbers_for_each_lane_alone() -> None:
     """A batch of as many rows as there are lanes would be scaled in silence, row by row instead of lane by lane."""
-    each = split_vectors.PerClientScalar(torch.tensor([0.1, 0.2]))
+    scalar = split_vectors.PerClientScalar(torch.tensor([0.1, 0.2]))
     with pytest.raises(TypeError, match=r"a per-client scalar \(2,\) meets something"):
-        each * torch.ones(2, 2)
-    assert torch.equal(each * torch.ones(2), torch.tensor([0.1, 0.2]))
+        scalar * torch.ones(2, 2)
+    assert torch.equal(scalar * torch.ones(2), torch.tensor([0.1, 0.2]))

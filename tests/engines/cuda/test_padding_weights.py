@@ -74,11 +74,13 @@ def test_kernels_with_windows_give_the_loops_result(
     method: str, way: str, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force_step_variant(monkeypatch, way)
-    loop, mine = (assemble_with_layout(method, engine, last, monkeypatch) for engine in ("loop", "graphed"))
-    found, wanted = (values(each, run_all_rounds(each)[-1].state.server.shared) for each in (mine, loop))
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    assert isinstance(mine.training.engine, GraphedEngine)
-    windows = dict(mine.training.engine._own_graph._lane_stacks[0].split.windows)
+    loop, graphed = (assemble_with_layout(method, engine, last, monkeypatch) for engine in ("loop", "graphed"))
+    actual, wanted = (
+        values(assembly, run_all_rounds(assembly)[-1].state.server.shared) for assembly in (graphed, loop)
+    )
+    np.testing.assert_allclose(actual, wanted, rtol=1e-9, atol=1e-12)
+    assert isinstance(graphed.training.engine, GraphedEngine)
+    windows = dict(graphed.training.engine._own_graph._lane_stacks[0].split.windows)
     assert [(w.rows, w.columns) for w in windows.values()] == [((1, 1), (0, 3)), ((1, 1), (1, 1))]
 
 
@@ -87,29 +89,29 @@ def test_kernels_with_windows_give_the_loops_result(
 def test_what_no_pixel_meets_is_moved_once_a_visit(method: str, apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs with their own learning rates share the lanes; each has the loop's result."""
     force_step_variant(monkeypatch, "stacked", compiled=True)
-    found = list[int]()
+    sizes = list[int]()
 
     def record_updates(*given: Any) -> Any:
         aside = extract_padding_updates(*given)
-        found.append(0 if aside is None else len([n for n in aside.module.graph.nodes if "copy_" in str(n.target)]))
+        sizes.append(0 if aside is None else len([n for n in aside.module.graph.nodes if "copy_" in str(n.target)]))
         return aside
 
     monkeypatch.setattr(capture, "extract_padding_updates", record_updates)
     monkeypatch.setattr(capture, "MAX_STEPS_AT_ONCE", 2)
     more = [{"learning_rate": 0.1, "seed": 0, "local_steps": 4}, {"learning_rate": 0.02, "seed": 1, "local_steps": 4}]
-    loops = [assemble_with_layout(method, "loop", True, monkeypatch, **each) for each in more]
-    mine = [assemble_with_layout(method, "graphed", True, monkeypatch, **each) for each in more]
-    shared_graph = SharedGraph([each.training.engine for each in mine])  # type: ignore[misc]
-    states = [each.start for each in mine]
-    for _ in range(mine[0].training.plan.total_rounds):
-        opened = [each.training.open_round(state) for each, state in zip(mine, states, strict=True)]
+    loops = [assemble_with_layout(method, "loop", True, monkeypatch, **assembly) for assembly in more]
+    graphed = [assemble_with_layout(method, "graphed", True, monkeypatch, **assembly) for assembly in more]
+    shared_graph = SharedGraph([assembly.training.engine for assembly in graphed])  # type: ignore[misc]
+    states = [assembly.start for assembly in graphed]
+    for _ in range(graphed[0].training.plan.total_rounds):
+        opened = [assembly.training.open_round(state) for assembly, state in zip(graphed, states, strict=True)]
         visits = shared_graph.visit([None if o.download is None else (o.download, o.cohort) for o in opened])
-        closed = zip(mine, opened, visits, strict=True)
-        states = [each.training.close_round(one, visit).state for each, one, visit in closed]
-    for each, loop, state in zip(mine, loops, states, strict=True):
+        closed = zip(graphed, opened, visits, strict=True)
+        states = [assembly.training.close_round(one, visit).state for assembly, one, visit in closed]
+    for assembly, loop, state in zip(graphed, loops, states, strict=True):
         wanted = values(loop, run_all_rounds(loop)[-1].state.server.shared)
-        np.testing.assert_allclose(values(each, state.server.shared), wanted, rtol=1e-9, atol=1e-12)
-    assert found == [apart]
+        np.testing.assert_allclose(values(assembly, state.server.shared), wanted, rtol=1e-9, atol=1e-12)
+    assert sizes == [apart]
 
 
 @pytest.mark.gpu
@@ -118,13 +120,13 @@ def test_kernels_with_windows_on_cuda_give_the_cpus_result(monkeypatch: pytest.M
     """Compiled and captured, with the updates that are set aside."""
     force_step_variant(monkeypatch, "stacked", compiled=True)
     loop = assemble_with_layout("a-scaffold", "loop", False, monkeypatch)
-    mine = assemble_with_layout("a-scaffold", "graphed", True, monkeypatch, device="cuda")
-    wanted, state = values(loop, run_all_rounds(loop)[-1].state.server.shared), run_all_rounds(mine)[-1].state
-    module = mine.network.build_module(mine.training.algorithm.extract_model(state.server.shared)).cpu()
-    found = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
-    assert isinstance(mine.training.engine, GraphedEngine)
-    assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == 2
+    graphed = assemble_with_layout("a-scaffold", "graphed", True, monkeypatch, device="cuda")
+    wanted, state = values(loop, run_all_rounds(loop)[-1].state.server.shared), run_all_rounds(graphed)[-1].state
+    module = graphed.network.build_module(graphed.training.algorithm.extract_model(state.server.shared)).cpu()
+    trained = np.concatenate([value.detach().double().flatten().numpy() for value in module.state_dict().values()])
+    np.testing.assert_allclose(trained, wanted, rtol=1e-9, atol=1e-9)
+    assert isinstance(graphed.training.engine, GraphedEngine)
+    assert len(graphed.training.engine._own_graph._lane_stacks[0].split.windows) == 2
 
 
 def trace_step(step: Any, *given: Tensor) -> torch.fx.GraphModule:
@@ -144,12 +146,12 @@ def test_only_what_stands_alone_is_set_aside() -> None:
     aside = extract_padding_updates(graph, [5], 4)
     assert aside is not None
     assert aside.inputs == [0, 1]
-    plain, mine = [[tensor.clone() for tensor in given] for _ in range(2)]
-    aside.module(*mine[:2])
+    plain, skipping = [[tensor.clone() for tensor in given] for _ in range(2)]
+    aside.module(*skipping[:2])
     for _ in range(4):
         step(*plain)
-        graph(*mine)
-    for one, two in zip(mine, plain, strict=True):
+        graph(*skipping)
+    for one, two in zip(skipping, plain, strict=True):
         torch.testing.assert_close(one, two)
     assert extract_padding_updates(graph, [5], 4) is None
 
@@ -185,16 +187,16 @@ class Base(nn.Module):
             return self.head(self.convolve(image_clients).mean((2, 3)))  # type: ignore[no-any-return]
         pixel = image_clients.mean((2, 3), keepdim=True)
         once = self.convolve(input=pixel) if self.kind == "by name" else self.convolve(pixel)
-        found: Tensor = once.flatten(1)
+        outputs: Tensor = once.flatten(1)
         if self.kind == "twice":
-            found = found + self.convolve(image_clients).mean((2, 3))
+            outputs = outputs + self.convolve(image_clients).mean((2, 3))
         if self.kind == "tied":
-            found = found + self.same(image_clients).mean((2, 3))
+            outputs = outputs + self.same(image_clients).mean((2, 3))
         if self.kind == "past the hooks":
-            found = found + self.convolve.forward(image_clients).mean((2, 3))
+            outputs = outputs + self.convolve.forward(image_clients).mean((2, 3))
         if self.kind == "a norm of vectors":
-            found = self.norm(found)
-        scores: Tensor = self.head(found)
+            outputs = self.norm(outputs)
+        scores: Tensor = self.head(outputs)
         return scores * self.convolve.weight.square().mean() if self.kind == "read" else scores
 
 
@@ -210,10 +212,10 @@ def test_a_weight_that_anything_else_reads_has_no_window(
     torch.default_generator.manual_seed(0)
     module = Base(kind)
     recipes = [make_recipe("cycp-fedavg", engine=engine, augment="none") for engine in ("loop", "graphed")]
-    loop, mine = (assemble_training(recipe, module, image_clients()) for recipe in recipes)
-    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(mine)[-1]) < 1e-11
-    assert isinstance(mine.training.engine, GraphedEngine)
-    assert len(mine.training.engine._own_graph._lane_stacks[0].split.windows) == count
+    loop, graphed = (assemble_training(recipe, module, image_clients()) for recipe in recipes)
+    assert largest_difference(run_all_rounds(loop)[-1], run_all_rounds(graphed)[-1]) < 1e-11
+    assert isinstance(graphed.training.engine, GraphedEngine)
+    assert len(graphed.training.engine._own_graph._lane_stacks[0].split.windows) == count
 
 
 def test_writes_into_views_and_lost_digits_stay_in_the_step() -> None:
