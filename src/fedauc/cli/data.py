@@ -83,9 +83,12 @@ def fetch_datasets(names: Annotated[list[str], typer.Argument(help="Datasets.")]
     Example: [bold]fedauc data fetch cifar10 cifar100[/bold]
     """
     for dataset in _stored_datasets(names, folder):
-        for source in _missing_sources(dataset):
-            _download_source(dataset, source)
-        files = dataset.find_files()
+        try:
+            files = dataset.find_files()
+        except MissingFiles as missing:
+            for source in missing.sources:
+                _download_source(dataset, source)
+            files = dataset.find_files()
         for file in files:
             check_file(file)
         outcome = "complete"
@@ -203,15 +206,6 @@ def _verify_file(dataset: StoredDataset, source: Source, file: File, checksums: 
         remedy = "fetch it again, or delete the parsed folder"
         raise ValueError(f"{file.path} is not what was parsed: its {actual}; {remedy}")
     return f"{file.path} has no published checksum; its {actual}"
-
-
-def _missing_sources(dataset: StoredDataset) -> list[Source]:
-    """What to download: nothing if the dataset is complete in some form, else the sources that do not exist."""
-    try:
-        dataset.find_files()
-    except MissingFiles as missing:
-        return list(missing.sources)
-    return []
 
 
 def _download_source(dataset: StoredDataset, source: Source) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,16 @@ BLOCK = 1 << 18
 
 MIN_ROWS_PER_CLASS = 2
 """How many rows of each class an evaluation needs: DeLong's interval computes a variance over each."""
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Make every ValueError say where its values come from, in one line."""
+    try:
+        yield
+    except ValueError as error:
+        # Column names and messages of other libraries may contain line breaks.
+        raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
 
 
 def as_array(values: Any, name: str) -> np.ndarray:

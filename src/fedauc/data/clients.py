@@ -220,22 +220,17 @@ def stack_items(dataset: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[An
     """Inputs `[n, ...]` and labels `[n]` of a map-style dataset, each item read once."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ValueError(f"{type(dataset).__name__} has no length or items; give a map-style dataset, or arrays")
-    size = len(dataset)
-    if size == 0:
+    items = [_read_item(dataset, row) for row in range(len(dataset))]
+    if not items:
         raise ValueError(f"{type(dataset).__name__} has no rows; give at least one positive and one negative")
-    first, label = _read_item(dataset, 0)
-    inputs, labels = first.new_empty((size, *first.shape)), [label]
-    inputs[0] = first
-    for row in range(1, size):
-        value, label = _read_item(dataset, row)
-        if value.shape != first.shape:
-            shapes = f"shape {tuple(value.shape)} and item 0 has {tuple(first.shape)}"
+    inputs, labels = zip(*items, strict=True)
+    for row, value in enumerate(inputs):
+        if value.shape != inputs[0].shape:
+            shapes = f"shape {tuple(value.shape)} and item 0 has {tuple(inputs[0].shape)}"
             raise ValueError(
                 f"dataset item {row} has {shapes}; make them the same, for example with a resize transform"
             )
-        inputs[row] = value
-        labels.append(label)
-    return inputs, labels
+    return torch.stack(inputs), list(labels)
 
 
 def _read_item(dataset: torch.utils.data.Dataset[Any], row: int) -> tuple[Tensor, Any]:

@@ -57,10 +57,8 @@ class Natural(Partition):
         if rows.client is None:
             raise ValueError("partition 'natural' needs a client column and the data has none: use dirichlet or iid")
         names, client = enumerate_names(as_names(rows.client, "client", len(rows.labels)))
-        if rows.group is None:
-            return Assignment(client, names)
-        group = as_names(rows.group, "group", len(rows.labels))
-        return Assignment(client, names, find_client_groups(client, names, group))
+        group = None if rows.group is None else as_names(rows.group, "group", len(rows.labels))
+        return Assignment(client, names, None if group is None else find_client_groups(client, names, group))
 
     def client_names(self, rows: Rows) -> np.ndarray | None:
         """The client column."""

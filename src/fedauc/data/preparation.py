@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -11,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedauc import keys
-from fedauc.data.checks import as_labels
+from fedauc.data.checks import as_labels, naming_source
 from fedauc.data.clients import Clients, Examples, examples
 from fedauc.data.dataset import Rows, Table
 from fedauc.data.partitions import Natural, Partition
@@ -46,7 +44,7 @@ class Split(NamedTuple):
 def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
     """Apply a preparation to the training part; validation and test stay as they were loaded."""
     partition = preparation.partition
-    with _naming_part("train"):
+    with naming_source("train part"):
         rows = table.train._replace(labels=as_labels(table.train.labels, len(table.train.inputs)))
         if preparation.remove_positives:
             rows = remove_positives(rows, preparation.remove_positives, seed)
@@ -57,10 +55,10 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
         clients = Clients.from_assignment(rows.inputs, rows.labels, *partition.assign(rows, seed))
     validation = None
     if table.validation is not None:
-        with _naming_part("validation"):
+        with naming_source("validation part"):
             names = partition.client_names(table.validation)
             validation = examples(table.validation.inputs, table.validation.labels, names)
-    with _naming_part("test"):
+    with naming_source("test part"):
         test = examples(table.test.inputs, table.test.labels, partition.client_names(table.test))
     empty = int((np.diff(clients.offsets) == 0).sum())
     note = (
@@ -68,14 +66,6 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
         f"{clients.census.positives.sum()} labelled positive, over {len(clients)} clients ({empty} empty)"
     )
     return Split(clients, validation, test, note)
-
-
-@contextmanager
-def _naming_part(part: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{part} part: {error}") from error
 
 
 def remove_positives(rows: Rows, fraction: float, seed: int) -> Rows:

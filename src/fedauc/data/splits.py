@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedauc import keys
@@ -27,20 +29,27 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int, purpose: str) -> tuple
     The fraction is rounded to the nearest row, and of each class enough rows are held out to evaluate on.
     """
     check_classes(rows.labels)
-    is_held = np.zeros(len(rows.labels), dtype=bool)
-    needed = MIN_ROWS_PER_CLASS + 1
+    needed, counts = MIN_ROWS_PER_CLASS + 1, dict[int, int]()
     for label in (0, 1):
+        members = int((rows.labels == label).sum())
+        if members < needed:
+            raise ValueError(
+                f"{members} of the at least {needed} needed rows labelled {label} are there to split: "
+                f"{MIN_ROWS_PER_CLASS} for the {purpose} part and 1 to train on; add {needed - members} or more"
+            )
+        counts[label] = max(MIN_ROWS_PER_CLASS, round(fraction * members))
+        if counts[label] >= members:
+            raise ValueError(
+                f"{purpose}_fraction is {fraction}; it takes all {members} rows labelled {label} and leaves none to "
+                "train on: lower it"
+            )
+    return sample_rows(rows, counts, seed, purpose)
+
+
+def sample_rows(rows: Rows, counts: Mapping[int, int], seed: int, purpose: str) -> tuple[Rows, Rows]:
+    """The remaining rows, and so many random rows of each label, both in their original order."""
+    is_sampled = np.zeros(len(rows.labels), dtype=bool)
+    for label, count in counts.items():
         members = np.flatnonzero(rows.labels == label)
-        if len(members) < needed:
-            raise ValueError(
-                f"{len(members)} of the at least {needed} needed rows labelled {label} are there to split: "
-                f"{MIN_ROWS_PER_CLASS} for the {purpose} part and 1 to train on; add {needed - len(members)} or more"
-            )
-        count = max(MIN_ROWS_PER_CLASS, round(fraction * len(members)))
-        if count >= len(members):
-            raise ValueError(
-                f"{purpose}_fraction is {fraction}; it takes all {len(members)} rows labelled {label} and leaves none "
-                "to train on: lower it"
-            )
-        is_held[members[keys.sample_indices(len(members), count, seed, purpose, label)]] = True
-    return rows.take(np.flatnonzero(~is_held)), rows.take(np.flatnonzero(is_held))
+        is_sampled[members[keys.sample_indices(len(members), count, seed, purpose, label)]] = True
+    return rows.take(np.flatnonzero(~is_sampled)), rows.take(np.flatnonzero(is_sampled))

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedauc import keys
 from fedauc.data.dataset import Rows, Table
 from fedauc.data.io.stored import File, MissingFiles, Source, StoredDataset, save_array
+from fedauc.data.splits import sample_rows
 from fedauc.discovery import lookup
 from fedauc.fields import check_fields, option
 
@@ -113,31 +113,25 @@ class Cifar(StoredDataset):
 
     def load(self, seed: int) -> Table:
         """The official test images, and the official training images split by the seed."""
-        arrays, counts = self.load_parsed()
-        positive = self._positive_class()
+        arrays, parsed_counts = self.load_parsed()
+        positive, train_rows = self._positive_class(), parsed_counts["train"]
         rows = Rows(arrays["images"], (arrays["labels"] == positive).astype(np.int8))
-        train, test = rows.take(slice(0, counts["train"])), rows.take(slice(counts["train"], None))
+        train, test = rows.take(slice(train_rows)), rows.take(slice(train_rows, None))
         note = f"{self.name}, {self.classes[positive]!r} against the rest"
         if not self.validation_rows:
             return Table(train, None, test, note)
-        is_held = self._choose_validation(train.labels, seed)
-        return Table(train.take(np.flatnonzero(~is_held)), train.take(np.flatnonzero(is_held)), test, note)
+        counts = {1: self.validation_positives, 0: self.validation_rows - self.validation_positives}
+        for label, count in counts.items():
+            members = int((train.labels == label).sum())
+            if count >= members:
+                name = "validation_positives" if label else "validation_rows"
+                raise ValueError(f"{name} asks for {count} of {members} rows labelled {label}: lower it")
+        return Table(*sample_rows(train, counts, seed, "validation"), test, note)
 
     def _positive_class(self) -> int:
         numbers = {name: number for number, name in enumerate(self.classes)}
         numbers |= {str(number): number for number in numbers.values()}
         return lookup("class", str(self.positive), numbers)
-
-    def _choose_validation(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        is_held = np.zeros(len(labels), dtype=bool)
-        counts = {1: self.validation_positives, 0: self.validation_rows - self.validation_positives}
-        for label, count in counts.items():
-            members = np.flatnonzero(labels == label)
-            if count >= len(members):
-                name = "validation_positives" if label else "validation_rows"
-                raise ValueError(f"{name} asks for {count} of {len(members)} rows labelled {label}: lower it")
-            is_held[members[keys.sample_indices(len(members), count, seed, "validation", label)]] = True
-        return is_held
 
 
 def _describe_archive(name: str, checksum: str) -> Source:

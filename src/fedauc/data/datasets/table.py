@@ -61,15 +61,13 @@ class TableFile(Dataset):
 
     def _load_into_memory(self, seed: int) -> Table:
         rows, columns = read_table(self.path, self._columns)
+        parts = self._split_rows(rows, seed)
         if self.test:
-            test, _ = read_table(self.test, columns)
-            if test.inputs.shape[1:] != rows.inputs.shape[1:]:
-                shapes = f"{tuple(test.inputs.shape[1:])} and path has {tuple(rows.inputs.shape[1:])}"
+            parts["test"], _ = read_table(self.test, columns)
+            if parts["test"].inputs.shape[1:] != rows.inputs.shape[1:]:
+                shapes = f"{tuple(parts['test'].inputs.shape[1:])} and path has {tuple(rows.inputs.shape[1:])}"
                 raise ValueError(f"test has inputs of shape {shapes}; give both files the same features")
-            train, validation = hold_out_validation(rows, self.validation_fraction, seed)
-            table = Table(train, validation, test, "")
-        else:
-            table = split_table(rows, self.test_fraction, self.validation_fraction, seed)
+        table = Table(parts["train"], parts.get("validation"), parts["test"], "")
         return standardize_table(table) if self.standardize else table
 
     def _load_from_disk(self, paths: tuple[str, ...], seed: int) -> Table:

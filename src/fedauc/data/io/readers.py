@@ -7,13 +7,13 @@ import logging
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedauc.data.checks import as_float32, as_inputs, as_labels
+from fedauc.data.checks import as_float32, as_inputs, as_labels, naming_source
 from fedauc.data.dataset import Rows
 from fedauc.discovery import lookup
 
@@ -96,14 +96,9 @@ def _refuse_directory(file: Path) -> None:
         raise ValueError(f"path is {str(file)!r}; it is a directory: name one file in it")
 
 
-@contextmanager
-def naming_file(file: Path) -> Iterator[None]:
+def naming_file(file: Path) -> AbstractContextManager[None]:
     """Make every ValueError name the file, in one line."""
-    try:
-        yield
-    except ValueError as error:
-        # Column names and messages of other libraries may contain line breaks.
-        raise ValueError(f"file {str(file)!r}: {' '.join(str(error).split())}") from error
+    return naming_source(f"file {str(file)!r}")
 
 
 @contextmanager
