@@ -118,6 +118,36 @@ def write_report(
     print(f"wrote {out}" + (f" and {figures} beside it" if report.figures else ""))
 
 
+@app.command("table7")
+def count_positives(columns: Columns = "", scale: ScaleName = "paper") -> None:
+    """Count positives and negatives beside the paper's Table 7; nothing runs.
+
+    Example: [bold]python -m paper table7 --columns cifar10[/bold]
+    """
+    chosen_scale = lookup("scale", scale, SCALES)
+    datasets = _split_names("columns", columns) or list(PUBLISHED)
+    table = _make_rich_table("dataset", "part", "here", "paper")
+    caveats, missing = list[str](), list[str]()
+    for name in datasets:
+        dataset = find_datasets()[lookup("column of table7", name, chosen_scale.datasets)["data"]]
+        caveats += [caveat_sentence(name, dataset.caveat)] if dataset.caveat else []
+        try:
+            counts = count_classes(dataset(), 0)
+        except MissingFiles as absent:
+            table.add_row(name, "-", "missing", "")
+            missing.append(str(absent))
+            continue
+        for part, count in counts.items():
+            paper = getattr(PAPER_COUNTS[dataset.name], part) if dataset.name in PAPER_COUNTS else None
+            published = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
+            table.add_row(name, part, f"{count.positives:,} / {count.negatives:,}", published)
+    Console().print(table)
+    for line in [*caveats, *([] if chosen_scale.published else [SMOKE_CAVEAT])]:
+        _print_line(line)
+    # A long address must not be broken: it is to be copied.
+    print("\n".join(missing), end="\n" * bool(missing))
+
+
 @app.command("run")
 def run_tables(
     names: Names,
@@ -162,20 +192,6 @@ def run_tables(
         print(f"stopped after {budget_minutes:g} minutes; go on by the same command")
 
 
-def _table_command(name: str) -> Callable[..., None]:
-    """`python -m paper table1` for `python -m paper run table1`."""
-
-    def command(**options: Any) -> None:
-        run_tables([name], **options)
-
-    signature = inspect.signature(run_tables, eval_str=True)
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "names"]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = f"{describe_table(name)}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
-    return command
-
-
 @app.command("show")
 def show_tables(
     names: Names,
@@ -194,34 +210,18 @@ def show_tables(
     print_tables(specs, TableBuilder(store, chosen_scale, read_seeds(seeds)))
 
 
-@app.command("table7")
-def count_positives(columns: Columns = "", scale: ScaleName = "paper") -> None:
-    """Count positives and negatives beside the paper's Table 7; nothing runs.
+def _table_command(name: str) -> Callable[..., None]:
+    """`python -m paper table1` for `python -m paper run table1`."""
 
-    Example: [bold]python -m paper table7 --columns cifar10[/bold]
-    """
-    chosen_scale = lookup("scale", scale, SCALES)
-    datasets = _split_names("columns", columns) or list(PUBLISHED)
-    table = _make_rich_table("dataset", "part", "here", "paper")
-    caveats, missing = list[str](), list[str]()
-    for name in datasets:
-        dataset = find_datasets()[lookup("column of table7", name, chosen_scale.datasets)["data"]]
-        caveats += [caveat_sentence(name, dataset.caveat)] if dataset.caveat else []
-        try:
-            counts = count_classes(dataset(), 0)
-        except MissingFiles as absent:
-            table.add_row(name, "-", "missing", "")
-            missing.append(str(absent))
-            continue
-        for part, count in counts.items():
-            paper = getattr(PAPER_COUNTS[dataset.name], part) if dataset.name in PAPER_COUNTS else None
-            published = f"{paper.positives:,} / {paper.negatives:,}" if paper else "-"
-            table.add_row(name, part, f"{count.positives:,} / {count.negatives:,}", published)
-    Console().print(table)
-    for line in [*caveats, *([] if chosen_scale.published else [SMOKE_CAVEAT])]:
-        _print_line(line)
-    # A long address must not be broken: it is to be copied.
-    print("\n".join(missing), end="\n" * bool(missing))
+    def command(**options: Any) -> None:
+        run_tables([name], **options)
+
+    signature = inspect.signature(run_tables, eval_str=True)
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "names"]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = f"{describe_table(name)}\n\nExample: [bold]python -m paper {name} --scale smoke[/bold]"
+    return command
 
 
 for _name in TABLES:
@@ -297,22 +297,15 @@ def print_frame(frame: pd.DataFrame) -> None:
         stop = start + 1
         while stop < frame.shape[1] and _measure_width(console, frame.iloc[:, start : stop + 1]) <= console.width:
             stop += 1
-        part = frame.iloc[:, start:stop]
         if start:
             console.print()
+        part = frame.iloc[:, start:stop]
         # A single column that is wider than the terminal is left to the terminal to wrap.
-        Console(width=max(console.width, _measure_width(console, part))).print(_fill_rich_table(part))
+        Console(width=max(console.width, _measure_width(console, part))).print(_to_rich_table(part))
         start = stop
 
 
-def _make_rich_table(*headers: str) -> RichTable:
-    table = RichTable(box=None, padding=(0, 1), pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
-
-
-def _fill_rich_table(frame: pd.DataFrame) -> RichTable:
+def _to_rich_table(frame: pd.DataFrame) -> RichTable:
     table = _make_rich_table("", *frame.columns)
     for row in frame.itertuples(name=None):
         table.add_row(*(text.replace("[", "\\[") for text in row))
@@ -321,7 +314,14 @@ def _fill_rich_table(frame: pd.DataFrame) -> RichTable:
 
 def _measure_width(console: Console, frame: pd.DataFrame) -> int:
     """The width that a table takes with nothing folded, whatever the width of the terminal."""
-    return _fill_rich_table(frame).__rich_measure__(console, console.options.update(max_width=1 << 16)).maximum
+    return _to_rich_table(frame).__rich_measure__(console, console.options.update(max_width=1 << 16)).maximum
+
+
+def _make_rich_table(*headers: str) -> RichTable:
+    table = RichTable(box=None, padding=(0, 1), pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
 
 
 def _print_line(line: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,28 +32,25 @@ OUTSIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
 """A legend beside an axis."""
 
 
-class Panel(NamedTuple):
-    """A title, and learning curves by label."""
-
-    title: str
-    curves: Mapping[str, Sequence[Point]]
+Curves = Mapping[str, Sequence[Point]]
+"""Learning curves by label."""
 
 
-def collect_panels(table: Table) -> list[Panel]:
-    """A figure has a panel per dataset and row, with a curve per column; a table has one per column."""
-    spec, panels = table.spec, list[Panel]()
+def collect_panels(table: Table) -> dict[str, Curves]:
+    """By title, a panel per column of a table; a figure has one per dataset and row, with a curve per column."""
+    spec, panels = table.spec, dict[str, Curves]()
     if spec.kind != "figure":
         for column in spec.columns:
-            curves = {row.name: table.cells[row.name, column.name].curve for row in spec.rows}
-            panels.append(Panel(column.name, curves))
-        return [panel for panel in panels if any(panel.curves.values())]
+            panels[column.name] = {row.name: table.cells[row.name, column.name].curve for row in spec.rows}
+        return {title: curves for title, curves in panels.items() if any(curves.values())}
     for dataset in dict.fromkeys(column.dataset for column in spec.columns):
         columns = [column.name for column in spec.columns if column.dataset == dataset]
         for row in spec.rows:
             curves = {name.removeprefix(f"{dataset}-"): table.cells[row.name, name].curve for name in columns}
-            panels.append(Panel(f"{row.name}, {dataset}", curves))
-    # A single curve says nothing about what is varied.
-    return [panel for panel in panels if sum(map(bool, panel.curves.values())) > 1]
+            # A single curve says nothing about what is varied.
+            if sum(map(bool, curves.values())) > 1:
+                panels[f"{row.name}, {dataset}"] = curves
+    return panels
 
 
 def write_figure(figure: Figure, path: Path) -> None:
@@ -63,20 +61,20 @@ def write_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def draw_curves(panels: Sequence[Panel]) -> Figure:
+def draw_curves(panels: Mapping[str, Curves]) -> Figure:
     """Panels in rows of two. Each row has a legend where values of a number are varied; otherwise the first has one."""
     rows = math.ceil(len(panels) / PANELS_PER_ROW)
     figure = _make_figure(3.4 * rows)
     axes = figure.subplots(rows, PANELS_PER_ROW, squeeze=False)
-    styles = choose_styles(panels)
-    numeric = all(map(_is_number, styles))
+    styles = choose_styles(panels.values())
     lines_by_row: list[dict[str, Any]] = [{} for _ in range(rows)]
-    for position, axis in enumerate(axes.flat):
-        if position < len(panels):
-            lines_by_row[position // PANELS_PER_ROW] |= _draw_panel(panels[position], axis, styles)
-        else:
+    for position, (axis, title) in enumerate(zip_longest(axes.flat, panels)):
+        if title is None:
             axis.set_visible(False)
-    if not numeric:
+        else:
+            axis.set_title(title)
+            lines_by_row[position // PANELS_PER_ROW] |= _draw_panel(panels[title], axis, styles)
+    if not all(map(_is_number, styles)):
         lines_by_row = [{label: line for lines in lines_by_row for label, line in lines.items()}]
     for row, lines in enumerate(lines_by_row):
         last = min(PANELS_PER_ROW, len(panels) - row * PANELS_PER_ROW) - 1
@@ -124,12 +122,12 @@ def _make_figure(height: float) -> Figure:
     return figure
 
 
-def _draw_panel(panel: Panel, axis: Any, styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Draw a panel's curves; return the lines by label."""
-    axis.set(title=panel.title, xlabel="rounds", ylabel="test AUC")
+def _draw_panel(curves: Curves, axis: Any, styles: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Draw the curves that have points; return the lines by label."""
+    axis.set(xlabel="rounds", ylabel="test AUC")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    curves = {label: curve for label, curve in panel.curves.items() if curve}
+    curves = {label: curve for label, curve in curves.items() if curve}
     lines, shown = {}, []
     for label, curve in curves.items():
         aucs = np.array([point.auc for point in curve])
@@ -147,7 +145,7 @@ def _draw_panel(panel: Panel, axis: Any, styles: Mapping[str, Mapping[str, Any]]
     return lines
 
 
-def choose_styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
+def choose_styles(panels: Iterable[Curves]) -> dict[str, dict[str, Any]]:
     """A colour for each label; some lines are dashed, so that lines that coincide can be seen.
 
     Values of a number are in their order and go from dark to light, and their size decides whether they are dashed, so
@@ -155,7 +153,7 @@ def choose_styles(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
     """
     from matplotlib import colormaps
 
-    labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
+    labels = list(dict.fromkeys(label for curves in panels for label in curves))
     if not all(map(_is_number, labels)):
         return {
             label: {"color": COLOURS[position % (len(COLOURS) - 1)], "linestyle": STYLES[position % 2]}

@@ -165,8 +165,8 @@ def make_finding_frame(findings: Sequence[Finding]) -> pd.DataFrame:
     labels = [finding.label for finding in findings for _ in finding.lines]
     names = dict.fromkeys(name for line in lines for name in line)
     # Values of M and K in their order, between the target and the verdict.
-    ordered = sorted(names, key=lambda name: int(name.split(" = ")[1]) if " = " in name else -1)
-    columns = [*(name for name in ordered if name != "rounds"), *(["rounds"] if "rounds" in names else [])]
+    places = {name: int(name.split(" = ")[1]) for name in names if " = " in name} | {"rounds": math.inf}
+    columns = sorted(names, key=lambda name: places.get(name, -1))
     return pd.DataFrame(lines, index=labels, columns=columns).fillna("-")
 
 

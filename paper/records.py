@@ -297,6 +297,8 @@ def _decode_record(content: dict[str, Any]) -> tuple[str, Record]:
     if unknown := content.keys() - FIELD_TYPES.keys():
         raise ValueError(f"it has an unknown {', '.join(sorted(unknown))}")
     results = {name: convert_value(FIELD_TYPES[name], value, name) for name, value in content.items()}
+    # Earlier versions of fedauc called synthetic rows drawn.
+    results["data"] = results["data"].replace(" drawn rows ", " synthetic rows ")
     if not (results["auc"] is None or _is_auc(results["auc"])):
         raise ValueError(f"auc is {results['auc']}; it must be from 0 to 1")
     points = tuple(Point(*row) for row in curve)

@@ -248,14 +248,16 @@ ROUNDS_LEGEND = (
     "Rounds until the mean test AUC first reaches a common target, in brackets as a multiple of the first row's, and "
     "the bytes sent in both directions. The target is the lowest AUC that the first row and the CyCp rows end with; "
     f"the second table is for {format_share(NEARLY, 2)} less. Rounds in which the pairwise methods only score are "
-    "counted. ≤ marks a target that was reached at the first evaluation."
+    "counted. ≤ marks a target that was reached at the first evaluation. - means that there is no target yet, because "
+    "some of these rows have not finished."
 )
 
 
 def describe_aucs(published: bool = True, tested: bool = True) -> str:
     """What a table of AUCs shows: the paper's numbers only at its scale, marks only where something is tested."""
     text = "Test AUC after the last cycle: mean ± standard deviation over runs"
-    text += "; the paper's number is in brackets." if published else "."
+    text += "; the paper's number is in brackets" if published else ""
+    text += ". - means that no run has finished."
     if not tested:
         return text
     return text + (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedauc.metrics import auc
-from paper.figures import Panel, choose_styles, collect_panels, draw_curves, draw_differences, write_figure
+from paper.figures import choose_styles, collect_panels, draw_curves, draw_differences, write_figure
 from paper.findings import (
     Comparison,
     Finding,
@@ -537,11 +537,11 @@ def test_a_picture_has_a_panel_for_each_column_or_dataset_and_row(tmp_path: Path
     columns = ["cifar10-M10", "cifar10-M2", "cifar100-M5", "creditcard-M1", "creditcard-M2"]
     store = fill_store(tmp_path, "figure2", columns, lambda cell, _: HIGH)
     panels = collect_panels(build_table(store, "figure2", columns))
-    assert [panel.title for panel in panels] == [
+    assert list(panels) == [
         f"{row}, {dataset}" for dataset in ("cifar10", "creditcard") for row in ("cycp-minimax", "cycp-pairwise")
     ]
-    assert [list(panel.curves) for panel in panels] == [["M10", "M2"]] * 2 + [["M1", "M2"]] * 2
-    assert list(choose_styles(panels)) == ["M1", "M2", "M10"]
+    assert [list(curves) for curves in panels.values()] == [["M10", "M2"]] * 2 + [["M1", "M2"]] * 2
+    assert list(choose_styles(panels.values())) == ["M1", "M2", "M10"]
     write_figure(draw_curves(panels), tmp_path / "made" / "picture.png")
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
     # A legend beside each line of panels; a value has one colour in all of them, and no other value has it.
@@ -570,14 +570,10 @@ def test_a_single_collapse_leaves_the_other_curves_room(tmp_path: Path) -> None:
 
     steady = [0.9 + 0.001 * place for place in range(20)]
     collapsed = [*steady[:10], 0.5, *steady[11:]]
-    (alone,) = [
-        axis for axis in draw_curves([Panel("", {"M1": curve(steady), "M2": curve(collapsed)})]).axes if axis.lines
-    ]
+    (alone,) = [axis for axis in draw_curves({"": {"M1": curve(steady), "M2": curve(collapsed)}}).axes if axis.lines]
     assert 0.89 < alone.get_ylim()[0] < 0.902
     assert 0.919 < alone.get_ylim()[1] < 0.921
-    (low,) = [
-        axis for axis in draw_curves([Panel("", {"M1": curve(steady), "M2": curve([0.5] * 20)})]).axes if axis.lines
-    ]
+    (low,) = [axis for axis in draw_curves({"": {"M1": curve(steady), "M2": curve([0.5] * 20)}}).axes if axis.lines]
     assert low.get_ylim()[0] < 0.5
 
 
@@ -586,7 +582,7 @@ def test_a_value_is_dashed_in_every_figure_or_in_none() -> None:
     points = [Point(0, 10, 10, 0.7, None), Point(1, 20, 20, 0.8, None)]
     styles = []
     for values in ((4, 8, 16, 32, 64), (4, 16, 64)):
-        axis = draw_curves([Panel("", {f"I{value}": points for value in values})]).axes[0]
+        axis = draw_curves({"": {f"I{value}": points for value in values}}).axes[0]
         styles.append(axis.lines[values.index(16)].get_linestyle())
     assert styles[0] == styles[1]
 
@@ -594,8 +590,8 @@ def test_a_value_is_dashed_in_every_figure_or_in_none() -> None:
 def test_a_tables_picture_has_one_legend_for_all_panels(tmp_path: Path) -> None:
     """A row that only the second line of panels has is in it too."""
     curve = [Point(0, 10, 10, 0.7, None), Point(1, 20, 20, 0.8, None)]
-    some = [Panel(str(place), {"cycp-fedavg": curve}) for place in range(2)]
-    first, *rest = [axis.get_legend() for axis in draw_curves([*some, Panel("2", {"central": curve})]).axes][1:]
+    some = {str(place): {"cycp-fedavg": curve} for place in range(2)}
+    first, *rest = [axis.get_legend() for axis in draw_curves({**some, "2": {"central": curve}}).axes][1:]
     assert first is not None
     assert [text.get_text() for text in first.get_texts()] == ["cycp-fedavg", "central"]
     assert rest == [None, None]
