@@ -117,17 +117,11 @@ def run_name(config: Config) -> str:
 # ---------------------------------------------------------------------------------------------------------- JSON lines
 
 
-class NewerFormat(Exception):
-    """A line that a later version wrote: it is not damaged, but this version cannot read it."""
-
-
 @contextmanager
 def name_damage(what: str, remedy: str) -> Iterator[None]:
     """Raise a ValueError that says what cannot be read, why, and what to do."""
     try:
         yield
-    except NewerFormat as newer:
-        raise ValueError(f"{what} has {newer}") from None
     except OSError:
         raise
     except Exception as error:
@@ -137,17 +131,21 @@ def name_damage(what: str, remedy: str) -> Iterator[None]:
 
 def read_json_lines(path: Path, decode: Callable[[dict[str, Any]], T]) -> list[T]:
     """What `decode` makes of every object in a file of JSON lines. A last line that a crash cut off is left out."""
+    remedy = "delete that line, and what it records is done again"
     content, decoded = path.read_bytes() if path.is_file() else b"", list[T]()
     for number, line in enumerate(content[: _complete_length(content)].split(b"\n"), start=1):
         if line.strip():
-            with name_damage(f"line {number} of {path}", "delete that line, and what it records is done again"):
+            position = f"line {number} of {path}"
+            with name_damage(position, remedy):
                 parsed = json.loads(line.decode())
                 if not isinstance(parsed, dict):
                     raise ValueError(f"it is a {type(parsed).__name__}, not an object")
                 if "format" not in parsed:
                     raise ValueError("it lacks format")
-                if convert_value(int, parsed.pop("format"), "format") > FORMAT:
-                    raise NewerFormat(f"a newer format than {FORMAT}: upgrade fedauc")
+                line_format = convert_value(int, parsed.pop("format"), "format")
+            if line_format > FORMAT:
+                raise ValueError(f"{position} has a newer format than {FORMAT}: upgrade fedauc")
+            with name_damage(position, remedy):
                 decoded.append(decode(parsed))
     return decoded
 

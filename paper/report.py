@@ -166,10 +166,8 @@ class Report:
         for table in [table for table in self.every_table if table.spec.kind != "traffic"]:
             for column in [column.name for column in table.spec.columns]:
                 cells = table.column_cells(column).values()
-                done, expected = (
-                    sum(cell.finished + cell.stopped for cell in cells),
-                    sum(cell.expected for cell in cells),
-                )
+                done = sum(cell.finished + cell.stopped for cell in cells)
+                expected = sum(cell.expected for cell in cells)
                 tuning = ", to be tuned" if any(cell.borrowed_settings for cell in cells) else ""
                 if done < expected or tuning:
                     count = f" ({done} of {expected}{tuning})" if done else ""

@@ -205,7 +205,7 @@ def mark_rows(tests: Mapping[str, Difference | None], best: str) -> dict[str, st
     """
     if not any(tests.values()):
         return {}
-    marks = {row: "~" if test and test.p_value >= SIGNIFICANCE_LEVEL else "" for row, test in tests.items() if test}
+    marks = {row: "~" if test.p_value >= SIGNIFICANCE_LEVEL else "" for row, test in tests.items() if test}
     return dict.fromkeys(tests, "?") | marks | {best: "*"}
 
 
@@ -235,7 +235,7 @@ def average_curves(records: Sequence[Record]) -> tuple[Point, ...]:
         return ()
     curve = []
     for points in zip(*(record.curve for record in records), strict=True):
-        sent, auc = (float(np.mean(values)) for values in list(zip(*points, strict=True))[2:4])
+        sent, auc = (float(np.mean([getattr(point, name) for point in points])) for name in ("bytes", "auc"))
         curve.append(points[0]._replace(bytes=round(sent), auc=auc, validation_auc=None))
     return tuple(curve)
 

@@ -30,7 +30,6 @@ LOG = logging.getLogger("fedauc")
 REDUCTION = 3
 """One candidate in so many reaches the next rung."""
 
-
 Trial = dict[str, Any]
 """A candidate's `settings` and `cycles` in a rung, and its `validation_auc` afterwards, which is None if it stopped."""
 

@@ -193,7 +193,7 @@ def test_a_row_of_one_name_is_one_row_everywhere() -> None:
 
 
 def test_every_cell_fits_its_data() -> None:
-    """Groups, cohorts and models agree with the drawn rows of the smoke scale; every seed makes other groups."""
+    """Groups, cohorts and models agree with the synthetic rows of the smoke scale; every seed makes other groups."""
     load, seen = DataCache(), set[Config]()
     for table in build_tables(SMOKE).values():
         for cell in list_cells(table):
