@@ -275,7 +275,7 @@ def print_tables(specs: Sequence[TableSpec], builder: TableBuilder) -> None:
             print_frame(make_number_frame(table, number))
         for line in (*list_data_caveats(table, builder.store), *list_borrowed(table), *_list_tunings(table, builder)):
             _print_line(line)
-        panels = collect_panels(table) if table.spec.kind == "figure" else []
+        panels = collect_panels(table) if table.spec.kind == "figure" else {}
         if panels and is_writable(builder.store.path):
             path = builder.store.path / "figures" / f"{builder.scale.name}-{table.name}.png"
             write_figure(draw_curves(panels), path)
