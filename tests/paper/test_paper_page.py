@@ -24,6 +24,7 @@ from paper.findings import (
 from paper.records import Point, RecordStore
 from paper.report import Report
 from paper.scales import PAPER, SMOKE
+from paper.significance import Difference
 from paper.table_specs import METHODS, TABLES, CellSpec, Row, build_tables, cell_configs, list_cells
 from paper.tables import Table, TableBuilder, make_case_frame, make_frame
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
@@ -204,6 +205,20 @@ def test_without_ranks_nothing_is_tested() -> None:
     column = build_tables(PAPER)["table1"].columns[0]
     comparison = Comparison("table1", column, "cycp-minimax", "fedavg", 0.1, None, None)
     assert (comparison.outcome, str(comparison)) == ("not tested", "+.1000, not tested")
+
+
+@pytest.mark.parametrize(
+    ("p_value", "text"),
+    [
+        (0.0004, "**+.1000 ± .0500, p < .001**"),
+        (0.0312, "**+.1000 ± .0500, p = .031**"),
+        (0.05, "+.1000 ± .0500, p = .050"),
+    ],
+)
+def test_a_comparison_is_bold_where_it_is_significant(p_value: float, text: str) -> None:
+    column = build_tables(PAPER)["table1"].columns[0]
+    difference = Difference(0.1, 0.05, p_value)
+    assert str(Comparison("table1", column, "cycp-minimax", "fedavg", 0.1, difference, None)) == text
 
 
 # ------------------------------------------------------------------------------------------------------------- claims
