@@ -15,6 +15,7 @@ import pytest
 from cli_helpers import fedauc
 from every_cycle import every_cycle  # noqa: F401
 from fedauc.experiments.folder import RunFolder
+from fedauc.locks import LockBusy
 
 METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
 
@@ -112,3 +113,16 @@ def test_a_folder_in_use_by_another_process_is_refused(capsys: pytest.CaptureFix
     assert f"is in use by process {os.getpid()}" in refused.err
     assert fedauc(capsys, "resume", str(out)).code == 0
     assert not (out / ".lock").exists()
+
+
+def test_a_folder_is_read_and_trained_under_one_lock(tmp_path: Path) -> None:
+    """A federation's server holds the lock while it reads the state, and the run loop inside asks for it again."""
+    folder = RunFolder(tmp_path)
+    with folder.lock():
+        with folder.lock():
+            assert (tmp_path / ".lock").exists()
+        with pytest.raises(LockBusy, match=f"is in use by process {os.getpid()}"), RunFolder(tmp_path).lock():
+            pass
+    assert not (tmp_path / ".lock").exists()
+    with RunFolder(tmp_path).lock():
+        pass
