@@ -339,6 +339,13 @@ class Algorithm(ABC):
     def extract_model(self, shared: Tree) -> Model:
         """The model that `shared` contains."""
 
+    def personal_model(self, shared: Tree, client_state: Tree) -> Model:
+        """The model that scores the rows of a client: the shared one, unless clients keep a part of it.
+
+        The state of a client that has not been visited is `()`.
+        """
+        return self.extract_model(shared)
+
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """`shared` with another model, and everything else (duals, control variates) as it was."""
         return replace_only_model(shared, model)
@@ -440,6 +447,10 @@ class Wrapper(ABC):
     ) -> tuple[Upload, Tree]:
         """The upload, and what the wrapper remembers until the client's next visit."""
         return upload, client_state
+
+    def personal_model(self, model: Model, client_state: Tree) -> Model:
+        """The model that scores the rows of a client that has been visited."""
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,12 @@ class WrappedAlgorithm(Algorithm):
         """As the inner algorithm."""
         return self.inner.extract_model(shared)
 
+    def personal_model(self, shared: Tree, client_state: Tree) -> Model:
+        """The inner algorithm's, then the wrapper's."""
+        if is_empty(client_state):
+            return self.inner.extract_model(shared)
+        return self.wrapper.personal_model(self.inner.personal_model(shared, client_state.inner), client_state.wrapper)
+
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """As the inner algorithm."""
         return self.inner.replace_model(shared, model)
