@@ -175,12 +175,16 @@ class Batch(NamedTuple):
 
     In a batch of `classes` the first `phase.batch.positives` rows are the positives. A class that the client does not
     hold keeps its rows, which are filled from the other class and have weight zero.
+
+    For an algorithm with `needs_places`, `places` `[..., B]` numbers each row among the rows of its client from 0,
+    positives first, so that a client state can hold a value per row; for others it is `()`.
     """
 
     inputs: Tensor
     labels: Tensor
     weights: Tensor
     per_client: Tree = ()
+    places: Tree = ()
 
 
 class Visits(NamedTuple):
@@ -292,6 +296,9 @@ class Algorithm(ABC):
     name: ClassVar[str]
     scoring_pass: ClassVar[bool] = False
     """Whether the first stage, and every stage that starts from an averaged model, begins with a scoring cycle."""
+
+    needs_places: ClassVar[bool] = False
+    """Whether local steps use `batch.places`."""
 
     objective: Objective
     weight_decay: float = option(0.0, "Weight decay of the local steps.", at_least=0)

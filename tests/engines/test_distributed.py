@@ -33,6 +33,8 @@ def torchrun(ranks: int, *command: str) -> None:
         ("rs-pairwise", "loop", 3, {}),
         ("cycp-minimax", "loop", 2, {"transforms": ["clip", "quantize"], "server_optimizer": "momentum"}),
         ("cycp-pairwise", "batched", 2, {"mean": "median", "groups": 2, "transforms": ["top-k"]}),
+        ("scaffold", "batched", 2, {"wrappers": ["personal-head", "momentum"]}),
+        ("cycp-minimax", "loop", 2, {"wrappers": ["fedprox", "adam"]}),
     ],
 )
 def test_two_gloo_processes_give_the_single_processs_result(

@@ -71,7 +71,8 @@ def run_visit(
 def compute_loss(outputs: Tensor, rows: Rows, duals: Tensor | None) -> Tensor:
     """The logistic loss, the saddle of the square loss (with duals), or the pairwise sigmoid loss (with passive)."""
     if duals is not None:
-        scores, (a, b, alpha) = torch.sigmoid(outputs), duals
+        scores = torch.sigmoid(outputs)
+        a, b, alpha = duals.unbind()
         positive = (scores - a) ** 2 - 2 * (1 + alpha) * scores
         negative = (scores - b) ** 2 + 2 * (1 + alpha) * scores
         return (rows.weights * (rows.labels * positive + (1 - rows.labels) * negative)).sum() - alpha**2

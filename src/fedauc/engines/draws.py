@@ -23,18 +23,22 @@ class VisitRows(NamedTuple):
 
 
 class CohortDraws(NamedTuple):
-    """A cohort's batches: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any."""
+    """A cohort's batches: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any.
+
+    `places` `[M, I, B]` number the rows among those of their client, for algorithms that need it.
+    """
 
     rows: np.ndarray
     weights: np.ndarray
     moves: np.ndarray | None
+    places: np.ndarray | None = None
 
 
 class Draws:
     """Draws batches without replacement inside a visit; a small client's rows are reshuffled when they run out."""
 
-    def __init__(self, clients: Clients, setting: Setting, draw: BatchKind) -> None:
-        self._clients, self._setting, self._draw = clients, setting, draw
+    def __init__(self, clients: Clients, setting: Setting, draw: BatchKind, needs_places: bool = False) -> None:
+        self._clients, self._setting, self._draw, self._needs_places = clients, setting, draw, needs_places
         self._largest = int(np.diff(clients.offsets).max())
         scales = class_scales if draw == "classes" else row_scales
         self._scales = scales(setting.census, setting.weighting)
@@ -42,12 +46,16 @@ class Draws:
     def draw_cohort(self, clients: Sequence[int], phase: Phase) -> CohortDraws:
         """The batches of every client; no client's batches depend on who else takes part."""
         draw_rows = self._draw_by_class if self._draw == "classes" else self._draw_any_class
-        rows, weights = draw_rows(np.asarray(clients), phase)
+        numbers = np.asarray(clients)
+        positions, weights = draw_rows(numbers, phase)
+        draws = CohortDraws(self._clients.rows.take(positions), weights, None)
+        if self._needs_places:
+            draws = draws._replace(places=positions - self._clients.offsets[numbers, None, None])
         if self._setting.augment == "none":
-            return CohortDraws(rows, weights, None)
-        count = rows[0].size
+            return draws
+        count = draws.rows[0].size
         moves = [draw_crops(count, self._setting.seed, phase.round, client) for client in clients]
-        return CohortDraws(rows, weights, np.stack(moves).reshape(*rows.shape, 3))
+        return draws._replace(moves=np.stack(moves).reshape(*draws.rows.shape, 3))
 
     def draw_visit(self, client: int, phase: Phase) -> VisitRows:
         """The batches of one client."""
@@ -65,18 +73,18 @@ class Draws:
 
     def _draw_any_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         size, offsets = phase.batch.total_rows, self._clients.offsets
-        rows = self._draw_side(offsets[clients], offsets[clients + 1], clients, phase, 2)
-        return rows, np.repeat(self._scales[clients, None] / size, size, axis=1)
+        positions = self._draw_side(offsets[clients], offsets[clients + 1], clients, phase, 2)
+        return positions, np.repeat(self._scales[clients, None] / size, size, axis=1)
 
     def _draw_side(
         self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int
     ) -> np.ndarray:
-        """Rows `[M, I, B]` out of each client's range `start` to `end`; sides are positives 0, negatives 1, any 2."""
+        """Positions `[M, I, B]` in each client's range `start` to `end`; sides are positives 0, negatives 1, any 2."""
         size = phase.batch.total_rows if side == 2 else phase.batch[side]
         sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
         parts = []
         for block in row_blocks((len(clients), max(count, self._largest)), WORDS_PER_BLOCK):
             chosen = keys.sample_client_indices(sizes[block], count, clients[block], *key)
-            parts.append(self._clients.rows.take(chosen + start[block, None]))
-        rows: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return rows.reshape(len(clients), phase.local_steps, size)
+            parts.append(chosen + start[block, None])
+        positions: np.ndarray = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return positions.reshape(len(clients), phase.local_steps, size)

@@ -127,10 +127,12 @@ class LoopEngine(Simulator):
         draws, device = self._draws.draw_cohort((client,), download.phase), self._inputs.device
         weights = send_to_device(draws.weights[0], device).to(self._labels)
         moves = None if draws.moves is None else send_to_device(draws.moves[0], device)
+        places = () if draws.places is None else send_to_device(draws.places[0], device)
         batches = []
         for step, rows in enumerate(send_to_device(draws.rows[0], device)):
             inputs = self._inputs[rows] if moves is None else apply_crops(self._inputs[rows], moves[step])
-            batches.append(Batch(inputs, self._labels[rows], weights, tree_at(download.per_client, step)))
+            per_client, step_places = tree_at((download.per_client, places), step)
+            batches.append(Batch(inputs, self._labels[rows], weights, per_client, step_places))
         return batches
 
 

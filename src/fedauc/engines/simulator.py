@@ -32,7 +32,7 @@ class Simulator(Engine):
         self._uploads = uploads or UploadPipeline()
         self._inputs = network.cast_inputs(clients.inputs)
         self._labels = clients.labels.to(network.device, network.dtype)
-        self._draws = Draws(clients, setting, algorithm.objective.batch_kind)
+        self._draws = Draws(clients, setting, algorithm.objective.batch_kind, algorithm.needs_places)
         self._client_states: dict[int, Tree] = {}
 
     def client_states(self) -> dict[int, Tree]:

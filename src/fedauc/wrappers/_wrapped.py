@@ -40,6 +40,11 @@ class WrappedAlgorithm(Algorithm):
     inner: Algorithm
     wrapper: Wrapper
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("scoring_pass", "needs_places"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
     def without_server_settings(self) -> WrappedAlgorithm:
         """The same wrapper around the inner algorithm without its server's settings."""
         return replace(self, inner=self.inner.without_server_settings())

@@ -180,8 +180,10 @@ class LaneStep:
     def compute_step(self, lanes: Lanes, step_number: Tensor, rows: LabeledRows) -> tuple[Tree, Tree, Tensor]:
         """The local states after a step, what the step emits, and the losses before it."""
         inputs, labels = rows
-        moves, per_client = (_select_step(tree, step_number) for tree in (lanes.rows.moves, lanes.rows.per_client))
-        batch = Batch(inputs if is_empty(moves) else apply_crops(inputs, moves), labels, lanes.rows.weights, per_client)
+        trees = (lanes.rows.moves, lanes.rows.per_client, lanes.rows.places)
+        moves, per_client, places = _select_step(trees, step_number)
+        inputs = inputs if is_empty(moves) else apply_crops(inputs, moves)
+        batch = Batch(inputs, labels, lanes.rows.weights, per_client, places)
         download, network = lanes.expand_download(), CachedForward(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
         if not download.phase.scoring:
