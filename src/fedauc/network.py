@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ class ModuleNetwork(Network):
         self.device = torch.device(device)
         self.parameter_names = tuple(self._parameters)
         self._scoring_copies: list[nn.Module] = []
+        self._accepts_integers: bool | None = None
 
     @property
     def vector_split(self) -> VectorSplit:
@@ -145,8 +147,29 @@ class ModuleNetwork(Network):
         return torch.cat(parts).cpu()
 
     def cast_inputs(self, inputs: Tensor) -> Tensor:
-        """Inputs on the model's device; floats in the model's dtype, integers (uint8 images) as they are."""
-        return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+        """Inputs on the model's device: floats in the model's dtype, uint8 images as they are.
+
+        Other integers, such as token ids, stay too if the model accepts them, and become floats otherwise.
+        """
+        integers = not inputs.is_floating_point()
+        if integers and inputs.dtype != torch.uint8 and self._accepts_integers is None:
+            self._accepts_integers = self._try_integers(inputs[:1].to(self.device))
+        keep = integers and (inputs.dtype == torch.uint8 or self._accepts_integers)
+        return inputs.to(self.device, inputs.dtype if keep else self.dtype)
+
+    @torch.no_grad()
+    def _try_integers(self, row: Tensor) -> bool:
+        """Whether the model runs on integers; an error about anything but their type is for the caller to see later."""
+        module = copy.deepcopy(self.plain_module).eval()
+        try:
+            module(row)
+        except (RuntimeError, NotImplementedError):
+            logging.getLogger("fedauc").info("integer inputs become %s: the model accepts no integers", self.dtype)
+            return False
+        except IndexError:
+            # The model looks them up in a table, which is too short.
+            pass
+        return True
 
     def _take_scoring_copy(self, model: Model) -> tuple[nn.Module, object]:
         """A copy of the module to score with, and its signature if the copy is new.

@@ -73,7 +73,8 @@ def test_arrays_tensors_and_lists_give_the_same_clients(convert: Any) -> None:
         (np.float32, torch.float32),
         (np.float16, torch.float16),
         (np.uint8, torch.uint8),
-        (np.int64, torch.float32),
+        (np.int64, torch.int64),
+        (np.int32, torch.int32),
         (np.int16, torch.float32),
         (np.bool_, torch.float32),
         (">f4", torch.float32),
@@ -85,7 +86,7 @@ def test_floats_and_bytes_keep_their_type(dtype: Any, expected: torch.dtype) -> 
         clients = Clients.from_arrays(values, [0, 1], [7, 7])
         assert clients.inputs.dtype == expected
         assert clients.inputs.tolist() == [[1], [0]]
-        assert clients.labels.dtype == (torch.float32 if expected == torch.uint8 else expected)
+        assert clients.labels.dtype == (expected if expected.is_floating_point else torch.float32)
 
 
 def test_read_only_memory_is_copied() -> None:

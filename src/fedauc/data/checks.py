@@ -20,6 +20,9 @@ SHOWN = 5
 BLOCK = 1 << 18
 """How many values are checked at once, so that a check needs little memory."""
 
+INTEGERS = (np.uint8, np.int32, np.int64)
+"""Types of integers that stay as they are: images, and numbers that stand for something, such as words."""
+
 MIN_ROWS_PER_CLASS = 2
 """How many rows of each class an evaluation needs: DeLong's interval computes a variance over each."""
 
@@ -47,8 +50,9 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
-    """Inputs `[n, ...]` as a tensor: floats keep their type, uint8 stays, other integers become float32, all finite.
+    """Inputs `[n, ...]` as a tensor: floats, uint8, int32 and int64 keep their type, the rest becomes float32.
 
+    Integers are token ids, say; a network whose model accepts no integers converts them to floats. Floats are finite.
     Tensors, writable arrays and memory-mapped files of floats or bytes are not copied, if their rows are contiguous.
     `columns` are the names that an error message uses.
     """
@@ -60,8 +64,9 @@ def as_inputs(values: Any, columns: Sequence[str] = ()) -> Tensor:
     if array.dtype.kind == "f":
         # Torch has no long double and refuses non-native byte orders.
         array = array.astype(f"=f{min(array.dtype.itemsize, 8)}", copy=False)
-    elif array.dtype != np.uint8:
-        array = array.astype(np.float32)
+    else:
+        native = array.dtype.newbyteorder("=")
+        array = array.astype(native if native in INTEGERS else np.float32, copy=False)
     rows = make_writable(array)
     tensor = _check_tensor(_share_memory(rows), columns)
     # The check has read every page of a mapped file; a second mapping starts with none of them in memory.
@@ -135,7 +140,7 @@ def label_tensor(labels: np.ndarray, inputs: Tensor) -> Tensor:
 
 
 def _check_tensor(tensor: Tensor, columns: Sequence[str]) -> Tensor:
-    if not tensor.is_floating_point() and tensor.dtype != torch.uint8:
+    if not tensor.is_floating_point() and tensor.dtype not in (torch.uint8, torch.int32, torch.int64):
         tensor = tensor.to(torch.float32)
     if tensor.ndim < 2 or 0 in tensor.shape[1:]:
         shape = tuple(tensor.shape)

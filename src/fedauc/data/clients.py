@@ -32,7 +32,7 @@ class Examples(NamedTuple):
     clients: np.ndarray | None = None
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Examples:
-        """The same rows in another float type (uint8 inputs stay) or on another device."""
+        """The same rows in another float type (integers stay) or on another device."""
         return self._replace(
             inputs=_move_tensor(self.inputs, dtype, device), labels=_move_tensor(self.labels, dtype, device)
         )
@@ -144,7 +144,7 @@ class Clients:
         return self.rows[self.offsets[client] + self.census.positives[client] : self.offsets[client + 1]]
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Clients:
-        """The same clients with data in another float type (uint8 inputs stay) or on another device."""
+        """The same clients with data in another float type (integers stay) or on another device."""
         return replace(
             self, inputs=_move_tensor(self.inputs, dtype, device), labels=_move_tensor(self.labels, dtype, device)
         )

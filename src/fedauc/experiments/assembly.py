@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
 from fedauc.engines import EngineParts, make_engine
@@ -87,14 +87,14 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
 
 
 def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:
-    """Run two rows through the model, so that what does not fit is said before anything is written."""
-    two_rows, objective = clients.inputs[:2], algorithm.objective
+    """Run a few rows through the model, so that what does not fit is said before anything is written."""
+    tried_rows, objective = _choose_rows_to_try(clients.inputs), algorithm.objective
     try:
-        outputs = network.predict(network.initial_model(), two_rows)
+        outputs = network.predict(network.initial_model(), tried_rows)
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
-        shape, reason = tuple(two_rows.shape[1:]), " ".join(str(error).split())
+        shape, reason = tuple(tried_rows.shape[1:]), " ".join(str(error).split())
         raise ValueError(
-            f"the model does not accept rows of shape {shape} and type {two_rows.dtype}: {reason}"
+            f"the model does not accept rows of shape {shape} and type {tried_rows.dtype}: {reason}"
         ) from error
     if (outputs.ndim == 2) != objective.takes_embeddings:
         numbers_per_row = outputs.shape[1] if outputs.ndim == 2 else 1
@@ -102,3 +102,12 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
         raise ValueError(
             f"the model gives {numbers_per_row} numbers per row; objective {objective.name!r} needs {needs}"
         )
+
+
+def _choose_rows_to_try(inputs: Tensor) -> Tensor:
+    """Two rows; of integers also those with the smallest and the largest, which a table of embeddings may not have."""
+    if inputs.is_floating_point() or inputs.dtype == torch.uint8:
+        return inputs[:2]
+    flat = inputs.flatten(1)
+    extremes = [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())]
+    return inputs[[0, min(1, len(inputs) - 1), *extremes]]

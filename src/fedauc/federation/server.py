@@ -42,6 +42,7 @@ from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, read_answer
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
+from fedauc.federation.site_data import ROW_TYPES
 from fedauc.federation.visit_messages import ClassTotals
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census
@@ -76,8 +77,7 @@ class RegisteredSites(NamedTuple):
 
     def placeholder_clients(self, census: Census, groups: np.ndarray | None = None) -> Clients:
         """Clients with these class counts and two rows of zeros, a positive and a negative, to try the model on."""
-        dtype = torch.uint8 if self.dtype == "uint8" else torch.float32
-        inputs = torch.zeros((2, *self.shape), dtype=dtype)
+        inputs = torch.zeros((2, *self.shape), dtype=ROW_TYPES[self.dtype])
         names = np.arange(len(census.positives))
         offsets = np.concatenate([[0], np.full(len(names), 2)])
         return Clients(inputs, torch.tensor([1.0, 0.0]), np.arange(2), offsets, census, names, groups)
@@ -105,13 +105,13 @@ def register_sites(exchange: Exchange) -> RegisteredSites:
 
 
 def _read_registration(payload: Payload) -> tuple[list[int], tuple[int, ...], str]:
-    """A site's number of rows of each class, the shape of a row, and whether rows are bytes or floats."""
+    """A site's number of rows of each class, the shape of a row, and the type of rows."""
     header = read_answer(payload, "register")
     counts, shape, dtype = (header.get(key) for key in ("class_counts", "shape", "dtype"))
     if not _are_integers(counts, minimum=0) or len(counts) != 2:
         raise ValueError(f"class_counts is {counts!r}; it must be two counts")
-    if not _are_integers(shape, minimum=1) or not shape or dtype not in ("uint8", "float"):
-        raise ValueError(f"a row is {dtype!r} {shape!r}; it must be uint8 or float, with sizes of at least 1")
+    if not _are_integers(shape, minimum=1) or not shape or dtype not in ROW_TYPES:
+        raise ValueError(f"a row is {dtype!r} {shape!r}; it must be {' or '.join(ROW_TYPES)}, with sizes of at least 1")
     return counts, tuple(shape), str(dtype)
 
 

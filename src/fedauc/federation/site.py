@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import nn
 
 from fedauc.data.checks import as_inputs
@@ -22,7 +21,7 @@ from fedauc.experiments.config import from_plain
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.evaluation import count_score_bins
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.federation.site_data import SiteData, SiteDataLoader
+from fedauc.federation.site_data import SiteData, SiteDataLoader, describe_row_type
 from fedauc.federation.site_state import MissingSiteState, SiteState, load_client_state, save_client_state
 from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
 from fedauc.metrics import auc
@@ -90,7 +89,7 @@ class Site:
     def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
         data = self._load_data()
         as_inputs(data.inputs)
-        dtype = "uint8" if data.inputs.dtype == torch.uint8 else "float"
+        dtype = describe_row_type(data.inputs.dtype)
         shape = list(data.inputs.shape[1:])
         return pack_payload({"kind": "register", "class_counts": data.class_counts, "shape": shape, "dtype": dtype})
 

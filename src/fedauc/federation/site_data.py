@@ -22,8 +22,17 @@ from fedauc.interfaces import Census
 
 ARRAY_NAMES = ("x", "y", "test_x", "test_y")
 
-MAPPED_DTYPES = (np.float32, np.float64, np.uint8)
+MAPPED_DTYPES = (np.float32, np.float64, np.uint8, np.int32, np.int64)
 """Types whose files are mapped without conversion."""
+
+
+ROW_TYPES = {"uint8": torch.uint8, "integer": torch.int64, "float": torch.float32}
+"""What a site says about its rows, and the type of the server's placeholders for them."""
+
+
+def describe_row_type(dtype: torch.dtype) -> str:
+    """The name in ROW_TYPES of a site's rows, whatever their width."""
+    return "float" if dtype.is_floating_point else "uint8" if dtype == torch.uint8 else "integer"
 
 
 class SiteData(NamedTuple):

@@ -107,3 +107,43 @@ def stem_layers(stem: str, channels: int, out: int, norm: NormFactory) -> nn.Seq
         return nn.Sequential(unbiased_convolution(channels, out, 3), norm(out), nn.ReLU())
     pool = nn.MaxPool2d(3, stride=2, padding=1)
     return nn.Sequential(unbiased_convolution(channels, out, 7, stride=2), norm(out), nn.ReLU(), pool)
+
+
+class AttentionBlock(nn.Module):
+    """Self-attention and a layer of two linear maps, each after a norm and added to its input.
+
+    Attention is written as matrix products, which torch can map over clients.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.mixing_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.projections, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mixing = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[B, T, width]` to the same shape."""
+        projected = self.projections(self.attention_norm(states)).unflatten(-1, (3, self.heads, -1))
+        queries, keys, values = projected.movedim(-2, -4).unbind(-2)
+        scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
+        attended = (scores.softmax(-1) @ values).movedim(-3, -2).flatten(-2)
+        states = states + self.output(attended)
+        mixed: Tensor = states + self.mixing(self.mixing_norm(states))
+        return mixed
+
+
+class TokenTransformer(nn.Module):
+    """Embeddings of tokens and of their positions, blocks of attention, the mean over the positions, and a head."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(AttentionBlock(width, heads) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), Head(width, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids `[B, T]` to scores `[B, 1]`."""
+        states = self.tokens(tokens) + self.positions.weight
+        scores: Tensor = self.head(self.norm(self.blocks(states)).mean(-2))
+        return scores

@@ -51,7 +51,8 @@ class Columns(NamedTuple):
 def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
     """The rows of a file, and the columns with the features listed (for a second file of the same layout).
 
-    Inputs are finite float32, labels are zeros and ones; every error names the file.
+    Inputs are finite float32 (an .npz file may also hold int32 or int64), labels are zeros and ones; every error names
+    the file.
     """
     file = Path(path)
     check_exists(file)
@@ -67,8 +68,10 @@ def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
 
 
 def check_rows(rows: Rows, columns: Columns) -> Rows:
-    """Rows as read from a file, with inputs converted to float32 and labels to 0 and 1."""
-    inputs = as_float32(np.asarray(rows.inputs), columns.features)
+    """Rows as read from a file, with labels 0 and 1, and inputs in float32 unless they are int32 or int64."""
+    inputs = np.asarray(rows.inputs)
+    if inputs.dtype not in (np.int32, np.int64):
+        inputs = as_float32(inputs, columns.features)
     return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs), columns.label))
 
 
