@@ -32,6 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -265,10 +266,14 @@ class Participation(ABC):
 
 
 class Roster(NamedTuple):
-    """What a participation knows about the clients: the number of rows of each, and optionally its group label."""
+    """What a participation knows about the clients: the number of rows of each, and optionally its group label.
+
+    `columns` holds what else is known of them, such as a time zone or a region: arrays `[N]` by name.
+    """
 
     sizes: np.ndarray
     groups: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Schedule(ABC):

@@ -29,6 +29,7 @@ from fedauc.federation.server import FederatedRun, register_sites
 from fedauc.federation.site import Site
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
+from fedauc.models._layers import AttentionBlock
 from fedauc.models.transformer import Transformer
 from federation.memory_grid import MemoryGrid, make_exchange, make_policy
 from small_federations import same_bits
@@ -138,7 +139,7 @@ def test_a_width_that_the_heads_do_not_divide_and_images_are_refused() -> None:
 
 def test_attention_is_torchs_own() -> None:
     """The block against torch's encoder layer with the same weights."""
-    block = MODEL.build((TOKENS.length,), 0).body.blocks[0].double()  # type: ignore[union-attr, index, operator]
+    block = AttentionBlock(8, 2).double()
     layer = nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True).double()
     names = {
         "self_attn.in_proj_weight": "projections.weight",

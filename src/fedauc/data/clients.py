@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ import torch
 from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
 from fedauc.data.io.disk_tables import read_rows
 from fedauc.data.io.memory import index_type, release_freed_memory, row_blocks
-from fedauc.data.io.readers import Columns, check_suffix, read_frame, resolve_columns
-from fedauc.data.names import as_names, enumerate_names, find_client_groups
+from fedauc.data.io.readers import Columns, check_suffix, read_client_columns, read_frame, resolve_columns
+from fedauc.data.names import as_names, enumerate_names, find_client_groups, find_client_values, select_values
 from fedauc.interfaces import Census, Roster
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Clients:
     """The training rows of N clients.
 
     `rows` lists row numbers client by client, positives first; client m's are `rows[offsets[m]:offsets[m + 1]]`.
-    They are int32 where that is enough. Memory is O(rows + clients); `names` and `groups` are arrays `[N]`.
+    They are int32 where that is enough. Memory is O(rows + clients); `names`, `groups` and each
+    of `columns` (what else schedules may use) are arrays `[N]`.
 
     >>> clients = Clients.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], ["ann", "ann", "bob"])
     >>> len(clients), clients.positives(0).tolist(), clients.negatives(0).tolist()
@@ -70,19 +71,34 @@ class Clients:
     census: Census
     names: np.ndarray
     groups: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def from_arrays(cls, inputs: Any, labels: Any, client: Any, group: Any = None) -> Clients:
+    def from_arrays(
+        cls, inputs: Any, labels: Any, client: Any, group: Any = None, columns: Mapping[str, Any] | None = None
+    ) -> Clients:
         """Clients from one client name per row, and optionally one group label, the same for all rows of a client.
 
+        `columns` are what else a schedule may use, such as a time zone: one value per row, by the column's name.
         Clients are numbered in the sorted order of their names. Inputs of floats or bytes are shared, not copied; for a
         table larger than memory give `np.load(path, mmap_mode="r")`.
         """
-        return _compact_memory(_build_by_name(as_inputs(inputs), labels, client, group))
+        return _compact_memory(_build_by_name(as_inputs(inputs), labels, client, group, columns or {}))
 
     @classmethod
-    def from_assignment(cls, inputs: Any, labels: Any, assignment: Any, names: Any, groups: Any = None) -> Clients:
-        """Clients from one client number per row; a client in `names` without rows is empty."""
+    def from_assignment(
+        cls,
+        inputs: Any,
+        labels: Any,
+        assignment: Any,
+        names: Any,
+        groups: Any = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> Clients:
+        """Clients from one client number per row; a client in `names` without rows is empty.
+
+        `names`, `groups` and `columns` have one entry per client.
+        """
         rows = as_inputs(inputs)
         client_names = np.asarray(names)
         client = _check_assignment(assignment, len(rows), len(client_names))
@@ -91,7 +107,12 @@ class Clients:
             raise ValueError(
                 f"groups has {len(client_groups)} labels; give one for each of the {len(client_names)} clients"
             )
-        return _compact_memory(_build_clients(rows, as_labels(labels, len(rows)), client, client_names, client_groups))
+        client_columns = {name: np.asarray(values) for name, values in (columns or {}).items()}
+        for name, values in client_columns.items():
+            if values.shape != client_names.shape:
+                raise ValueError(f"column {name!r} has shape {values.shape}; give it one value per client")
+        clients = _build_clients(rows, as_labels(labels, len(rows)), client, client_names, client_groups)
+        return _compact_memory(replace(clients, columns=client_columns))
 
     @classmethod
     def from_dataset(cls, dataset: torch.utils.data.Dataset[Any], client: Any, group: Any = None) -> Clients:
@@ -107,21 +128,34 @@ class Clients:
         client: str,
         features: Sequence[str] | None = None,
         group: str | None = None,
+        columns: Sequence[str] = (),
     ) -> Clients:
-        """Clients from the columns of a frame; `features` defaults to every other numeric column."""
-        columns = Columns(label, client, group or "", tuple(features or ()))
-        return cls.from_arrays(*read_frame(frame, resolve_columns(frame, columns)))
+        """Clients from the columns of a frame; `features` defaults to every other numeric column.
+
+        `columns` are those that a schedule may use: one value for all rows of a client.
+        """
+        roles = resolve_columns(frame, Columns(label, client, group or "", tuple(features or ()), tuple(columns)))
+        return cls.from_arrays(*read_frame(frame, roles), {name: frame[name] for name in columns})
 
     @classmethod
     def from_file(
-        cls, path: str, label: str, client: str, features: Sequence[str] | None = None, group: str | None = None
+        cls,
+        path: str,
+        label: str,
+        client: str,
+        features: Sequence[str] | None = None,
+        group: str | None = None,
+        columns: Sequence[str] = (),
     ) -> Clients:
         """Clients from a CSV, Parquet, Arrow or .npz file; `features` defaults to every other numeric column.
 
         A Parquet or Arrow file may be larger than memory: its rows are copied to disk once, and memory-mapped.
         """
         check_suffix(path)
-        return cls.from_arrays(*read_rows(path, Columns(label, client, group or "", tuple(features or ()))))
+        roles = Columns(label, client, group or "", tuple(features or ()), tuple(columns))
+        clients = cls.from_arrays(*read_rows(path, roles))
+        values = read_client_columns(path, roles) if columns else {}
+        return replace(clients, columns={name: select_values(values[name], clients.names) for name in columns})
 
     def __len__(self) -> int:
         return len(self.names)
@@ -132,7 +166,7 @@ class Clients:
     @property
     def roster(self) -> Roster:
         """What a participation schedule may know about the clients."""
-        return Roster(self.census.positives + self.census.negatives, self.groups)
+        return Roster(self.census.positives + self.census.negatives, self.groups, self.columns)
 
     def positives(self, client: int) -> np.ndarray:
         """The row numbers of a client's positives, a view."""
@@ -150,11 +184,15 @@ class Clients:
         )
 
 
-def _build_by_name(rows: Tensor, labels: Any, client: Any, group: Any) -> Clients:
+def _build_by_name(rows: Tensor, labels: Any, client: Any, group: Any, columns: Mapping[str, Any]) -> Clients:
     names, client_number = enumerate_names(as_names(client, "client", len(rows)))
     row_groups = None if group is None else as_names(group, "group", len(rows))
     groups = None if row_groups is None else find_client_groups(client_number, names, row_groups)
-    return _build_clients(rows, as_labels(labels, len(rows)), client_number, names, groups)
+    client_columns = {
+        column: find_client_values(client_number, names, column, values) for column, values in columns.items()
+    }
+    clients = _build_clients(rows, as_labels(labels, len(rows)), client_number, names, groups)
+    return replace(clients, columns=client_columns)
 
 
 def _build_clients(

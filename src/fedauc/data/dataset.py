@@ -27,13 +27,18 @@ class Rows(NamedTuple):
         return Rows(self.inputs[rows], self.labels[rows], client, group)
 
 
+ClientColumns = dict[str, dict[int | str, int | float | str]]
+"""What a schedule may know about clients: by the column's name, its value for each client's name."""
+
+
 class Table(NamedTuple):
-    """What a dataset loads; `note` describes it in one line, for reports."""
+    """What a dataset loads; `note` describes it in one line, for reports. `client_columns` is for schedules."""
 
     train: Rows
     validation: Rows | None
     test: Rows
     note: str
+    client_columns: ClientColumns = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)

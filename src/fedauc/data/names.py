@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,38 @@ def find_client_groups(client: np.ndarray, names: np.ndarray, group: np.ndarray)
         name, expected, actual = names[client[row]].item(), groups[client[row]].item(), group[row].item()
         raise ValueError(f"client {name!r} has rows in groups {expected!r} and {actual!r}; give each client one group")
     return groups
+
+
+def find_client_values(client: np.ndarray, names: np.ndarray, column: str, values: Any) -> np.ndarray:
+    """The value of a column for each client `[N]`, numbers or text, from one value per row; refuses rows that disagree.
+
+    >>> find_client_values(np.array([1, 0, 1]), np.array(["ann", "bob"]), "zone", [3, 2, 3])
+    array([2, 3])
+    """
+    array = as_array(values, column)
+    if array.shape != client.shape:
+        raise ValueError(
+            f"column {column!r} has shape {array.shape}; give one value for each of the {len(client)} rows"
+        )
+    missing = _find_missing(array)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        raise ValueError(f"column {column!r} is missing in {missing.sum()} rows, the first row {row}; fill it in")
+    array = array if array.dtype.kind in "iufU" else array.astype(str)
+    client_values: np.ndarray = array[np.unique(client, return_index=True)[1]]
+    conflicts = np.flatnonzero(client_values[client] != array)
+    if len(conflicts):
+        row = conflicts[0]
+        name, expected, actual = names[client[row]].item(), client_values[client[row]].item(), array[row].item()
+        raise ValueError(
+            f"client {name!r} has {column} {expected!r} and {actual!r}; give all rows of a client the same {column}"
+        )
+    return client_values
+
+
+def select_values(values: Mapping[int | str, Any], names: np.ndarray) -> np.ndarray:
+    """The values of the clients of these names `[N]`."""
+    return np.array([values[name] for name in names.tolist()])
 
 
 def _find_missing(names: np.ndarray) -> np.ndarray:

@@ -11,8 +11,9 @@ import numpy as np
 from fedauc import keys
 from fedauc.data.checks import as_labels, naming_source
 from fedauc.data.clients import Clients, Examples, examples
-from fedauc.data.dataset import Rows, Table
-from fedauc.data.partitions import Natural, Partition
+from fedauc.data.dataset import ClientColumns, Rows, Table
+from fedauc.data.names import select_values
+from fedauc.data.partitions import Assignment, Natural, Partition
 from fedauc.fields import check_fields, option
 
 
@@ -52,7 +53,9 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
             rows = reduce_to_positive_rate(rows, preparation.positive_rate, seed)
         flipped = flip_labels(rows.labels, preparation.flip_positives, preparation.flip_negatives, seed)
         rows = rows._replace(labels=flipped)
-        clients = Clients.from_assignment(rows.inputs, rows.labels, *partition.assign(rows, seed))
+        assignment = partition.assign(rows, seed)
+        columns = _columns_of_clients(table.client_columns, partition, assignment)
+        clients = Clients.from_assignment(rows.inputs, rows.labels, *assignment, columns=columns)
     validation = None
     if table.validation is not None:
         with naming_source("validation part"):
@@ -66,6 +69,18 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
         f"{clients.census.positives.sum()} labelled positive, over {len(clients)} clients ({empty} empty)"
     )
     return Split(clients, validation, test, note)
+
+
+def _columns_of_clients(
+    client_columns: ClientColumns, partition: Partition, assignment: Assignment
+) -> dict[str, np.ndarray]:
+    """The columns as arrays `[N]`, for the dataset's own clients; the clients of other partitions have none."""
+    if client_columns and not isinstance(partition, Natural):
+        raise ValueError(
+            f"the data has the roster columns {', '.join(client_columns)}, which describe its own clients; partition "
+            f"{partition.name!r} makes others: use partition 'natural', or leave out roster_columns"
+        )
+    return {column: select_values(values, assignment.names) for column, values in client_columns.items()}
 
 
 def remove_positives(rows: Rows, fraction: float, seed: int) -> Rows:

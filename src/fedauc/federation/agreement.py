@@ -22,11 +22,15 @@ AGREEMENT_FORMAT = 1
 
 @dataclass(frozen=True)
 class SiteEntry:
-    """A row of the server's site table: registered name, group, and public key (empty: any key is accepted)."""
+    """A row of the server's site table: registered name, group, and public key (empty: any key is accepted).
+
+    `columns` are names and values that a schedule may use, such as a time zone; in the site table they are a table.
+    """
 
     name: str
     group: str = ""
     key: str = ""
+    columns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -76,6 +80,13 @@ class FederationAgreement:
         if len({site.group == "" for site in self.sites}) > 1:
             ungrouped = next(site.name for site in self.sites if not site.group)
             raise ValueError(f"site {ungrouped!r} has no group, but others have one: give every site a group, or none")
+        first = self.sites[0]
+        for site in self.sites:
+            if dict(site.columns).keys() != dict(first.columns).keys():
+                have = (
+                    f"has columns {sorted(dict(site.columns))}, site {first.name!r} has {sorted(dict(first.columns))}"
+                )
+                raise ValueError(f"site {site.name!r} {have}; give every site the same columns")
 
     def to_json(self) -> str:
         """The agreement as indented JSON, with the version of its format."""
@@ -107,4 +118,12 @@ def read_sites(path: Path) -> tuple[SiteEntry, ...]:
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) - set(keys):
             raise ValueError(f"{path}: site {name!r} is {entry!r}; it must be a section with {' and '.join(keys)}")
-    return tuple(SiteEntry(name, **entry) for name, entry in sorted(table.items()))
+    return tuple(_make_entry(name, dict(entry)) for name, entry in sorted(table.items()))
+
+
+def _make_entry(name: str, entry: dict[str, Any]) -> SiteEntry:
+    """A row of the table; the values of columns become text."""
+    columns = entry.pop("columns", {})
+    if not isinstance(columns, dict):
+        raise ValueError(f"site {name!r} has columns {columns!r}; they must be a table, such as {{timezone = 3}}")
+    return SiteEntry(name, **entry, columns=tuple((column, str(value)) for column, value in sorted(columns.items())))

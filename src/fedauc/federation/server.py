@@ -263,6 +263,9 @@ def _assemble_federation(
     module = (build_model or agreement.model.build)(registered.shape, recipe.seed)
     groups = np.array([site.group for site in agreement.sites])
     clients = registered.placeholder_clients(registered.census, groups if groups[0] else None)
+    columns = [dict(site.columns) for site in agreement.sites]
+    site_columns = {name: np.array([values[name] for values in columns]) for name in columns[0]}
+    clients = dataclasses.replace(clients, columns=site_columns)
     assembly = assemble_training(recipe, module, clients)
     training, one_client = assembly.training, Census(np.array([1]), np.array([1]))
     template_setting = dataclasses.replace(training.setting, census=one_client)

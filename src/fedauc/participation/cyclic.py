@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedauc import keys
+from fedauc.discovery import lookup
 from fedauc.fields import option
 from fedauc.interfaces import Participation, Roster, Schedule
 from fedauc.participation._common import (
@@ -32,6 +33,7 @@ class Cyclic(Participation):
     - "random": nearly equal parts of a keyed permutation (without `groups`: as many as labels, else min(10, N));
     - "given": the tuples in `given`, which are disjoint and contain every non-empty client.
 
+    With `group_column`, the values of that column are the labels, instead of the clients' own.
     With order "reshuffled" each cycle visits the groups in a new random order.
 
     >>> schedule = Cyclic(given=((0, 1), (2, 3))).bind(Roster(sizes=np.array([5, 5, 5, 5])), seed=0)
@@ -46,6 +48,7 @@ class Cyclic(Participation):
     assignment: Literal["auto", "metadata", "random", "given"] = option("auto", "How clients are put into groups.")
     order: Literal["fixed", "reshuffled"] = option("fixed", "Whether every cycle visits the groups in the same order.")
     given: tuple[tuple[int, ...], ...] = option((), "The clients of each group, for assignment='given'.")
+    group_column: str = option("", "Column of the clients that holds their groups, such as a time zone.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "given", to_integer_rows("given", self.given))
@@ -56,9 +59,14 @@ class Cyclic(Participation):
             raise ValueError("assignment is 'given' but given is empty: list each group's clients")
         if self.given and self.groups not in (None, len(self.given)):
             raise ValueError(f"groups is {self.groups} but given lists {len(self.given)} groups: drop groups")
+        if self.group_column and (self.given or self.assignment == "random"):
+            other = "given lists groups" if self.given else "assignment is 'random'"
+            raise ValueError(f"group_column is {self.group_column!r} but {other}: drop either")
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Put the clients into groups, and check M against the smallest group."""
+        if self.group_column:
+            clients = clients._replace(groups=lookup("column", self.group_column, clients.columns))
         groups = self._assign_groups(clients, seed)
         smallest = int(groups.count_clients().min())
         if self.per_round is not None and self.per_round > smallest:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fedauc.data.dataset import Dataset, Rows, Table
 from fedauc.data.io import disk_tables
-from fedauc.data.io.readers import Columns, check_suffix, read_table
+from fedauc.data.io.readers import Columns, check_suffix, read_client_columns, read_table
 from fedauc.data.splits import hold_out_validation, split_table
 from fedauc.data.standardization import standardize_table
 from fedauc.fields import check_fields, describe, option
@@ -30,6 +30,9 @@ class TableFile(Dataset):
     label: str = option("y", "Column with the labels 0 and 1.")
     client: str = option("client", "Column with the client of each row; empty if there is none.")
     group: str = option("", "Column with the group of each row's client.")
+    roster_columns: tuple[str, ...] = option(
+        (), "Columns that schedules may use, such as a time zone: one value for all rows of a client."
+    )
     features: tuple[str, ...] = option((), "Columns to use as inputs; every other numeric column by default.")
     test: str = option("", "A second file with the test rows.")
     test_fraction: float = option(0.3, "Fraction of each class held out for testing.", above=0, below=1)
@@ -44,6 +47,8 @@ class TableFile(Dataset):
             check_suffix(self.test)
         if not self.label:
             raise ValueError("label is empty; name the column that holds 0 and 1")
+        if self.roster_columns and not self.client:
+            raise ValueError(f"roster_columns is {self.roster_columns}, but client is empty; name the client column")
         check_fields(self)
 
     def load(self, seed: int) -> Table:
@@ -53,11 +58,13 @@ class TableFile(Dataset):
             table = self._load_from_disk(paths, seed)
         else:
             table = self._load_into_memory(seed)
-        return table._replace(note=f"{len(table.train.labels)} rows of {self.path} to train on")
+        client_columns = read_client_columns(self.path, self._columns) if self.roster_columns else {}
+        note = f"{len(table.train.labels)} rows of {self.path} to train on"
+        return table._replace(note=note, client_columns=client_columns)
 
     @property
     def _columns(self) -> Columns:
-        return Columns(self.label, self.client, self.group, self.features)
+        return Columns(self.label, self.client, self.group, self.features, self.roster_columns)
 
     def _load_into_memory(self, seed: int) -> Table:
         rows, columns = read_table(self.path, self._columns)
@@ -90,6 +97,6 @@ class TableFile(Dataset):
         if self.test:
             (train, validation), test = hold_out_validation(rows, self.validation_fraction, seed), None
         else:
-            train, validation, test, _ = split_table(rows, self.test_fraction, self.validation_fraction, seed)
+            train, validation, test, *_ = split_table(rows, self.test_fraction, self.validation_fraction, seed)
         parts = {"train": train, "validation": validation, "test": test}
         return {name: part for name, part in parts.items() if part is not None}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedauc.data.checks import as_float32, as_inputs, as_labels, naming_source
-from fedauc.data.dataset import Rows
+from fedauc.data.dataset import ClientColumns, Rows
+from fedauc.data.names import as_names, enumerate_names, find_client_values
 from fedauc.discovery import lookup
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ NPZ_ERRORS = (
 
 
 class Columns(NamedTuple):
-    """The roles of columns: an empty `client` or `group` means there is none, empty `features` all other numbers."""
+    """The roles of columns: an empty `client` or `group` means there is none, empty `features` all other numbers.
+
+    `roster` columns describe clients to schedules, so they are no features unless they are listed there.
+    """
 
     label: str
     client: str
     group: str = ""
     features: tuple[str, ...] = ()
+    roster: tuple[str, ...] = ()
 
 
 def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
@@ -65,6 +70,34 @@ def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
             resolved = resolve_columns(frame, columns)
             rows = read_frame(frame, resolved)
         return check_rows(rows, resolved), resolved
+
+
+def read_client_columns(path: str, columns: Columns) -> ClientColumns:
+    """The value of every roster column for every client; a client whose rows disagree is refused."""
+    file, values = Path(path), ClientColumns({name: {} for name in columns.roster})
+    with naming_file(file):
+        for block in _iterate_roster_blocks(file, columns):
+            names, client = enumerate_names(as_names(block[columns.client], "client", len(block[columns.client])))
+            for column, known in values.items():
+                found = find_client_values(client, names, column, block[column])
+                for name, value in zip(names.tolist(), found.tolist(), strict=True):
+                    if known.setdefault(name, value) != value:
+                        both = f"{column} {known[name]!r} and {value!r}"
+                        raise ValueError(f"client {name!r} has {both}; give all rows of a client the same {column}")
+    return values
+
+
+def _iterate_roster_blocks(file: Path, columns: Columns) -> Iterator[dict[str, np.ndarray]]:
+    """The client and the roster columns of a file, a block of rows at a time."""
+    needed = [columns.client, *columns.roster]
+    if file.suffix.lower() == ".npz":
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            yield {name: _read_array(arrays, name) for name in needed}
+        return
+    with requiring_frames():
+        frames = iterate_frames(file, needed) if is_columnar(file) else iter([_read_csv(file, columns)])
+        for frame in frames:
+            yield {name: _read_column(frame, name) for name in needed}
 
 
 def check_rows(rows: Rows, columns: Columns) -> Rows:
@@ -129,7 +162,7 @@ def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
     if len(frame) == 0:
         # An empty column has no type, so a later check would complain about that instead.
         raise ValueError("the table has no rows; give at least one positive and one negative")
-    roles = (columns.label, columns.client, columns.group)
+    roles = (columns.label, columns.client, columns.group, *columns.roster)
     for name in (*roles, *columns.features):
         if name:
             lookup("column", name, dict.fromkeys(frame.columns, True))
