@@ -305,6 +305,9 @@ class Algorithm(ABC):
     needs_places: ClassVar[bool] = False
     """Whether local steps use `batch.places`."""
 
+    has_personal_models: ClassVar[bool] = False
+    """Whether clients keep a part of the model, so that their rows are scored with `personal_model`."""
+
     objective: Objective
     weight_decay: float = option(0.0, "Weight decay of the local steps.", at_least=0)
 
@@ -351,12 +354,9 @@ class Algorithm(ABC):
     def extract_model(self, shared: Tree) -> Model:
         """The model that `shared` contains."""
 
-    def personal_model(self, shared: Tree, client_state: Tree) -> Model:
-        """The model that scores the rows of a client: the shared one, unless clients keep a part of it.
-
-        The state of a client that has not been visited is `()`.
-        """
-        return self.extract_model(shared)
+    def personal_model(self, model: Model, client_state: Tree) -> Model:
+        """The model that scores the rows of a client that has been visited, where clients keep a part of it."""
+        return model
 
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """`shared` with another model, and everything else (duals, control variates) as it was."""
@@ -431,6 +431,8 @@ class Wrapper(ABC):
     """
 
     name: ClassVar[str]
+    has_personal_models: ClassVar[bool] = False
+    """Whether clients keep a part of the model, so that their rows are scored with `personal_model`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -461,7 +463,7 @@ class Wrapper(ABC):
         return upload, client_state
 
     def personal_model(self, model: Model, client_state: Tree) -> Model:
-        """The model that scores the rows of a client that has been visited."""
+        """The model that scores the rows of a client that has been visited, where clients keep a part of it."""
         return model
 
 

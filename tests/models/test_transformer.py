@@ -205,3 +205,12 @@ def test_the_federation_trains_on_tokens(tmp_path: Path) -> None:
     training, _, start = assemble_training(recipe, MODEL.build((TOKENS.length,), recipe.seed), grouped)
     *_, last = training.rounds(start)
     assert same_bits(run.loop.state.server.shared, last.state.server.shared)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["auto", "graphed"])
+def test_a_gpu_gives_the_weights_of_the_loop(engine: str) -> None:
+    """Captured without compiling, and compiled."""
+    on_cpu = train(make_recipe(engine="loop", dtype="float64"))
+    on_gpu = train(make_recipe(engine=engine, dtype="float64", device="cuda"))
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-7, atol=1e-9)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from cli_helpers import fedauc
 from fedauc.algorithms import find_algorithms, find_methods
 from fedauc.engines import engines
 from fedauc.engines.draws import Draws
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedauc.experiments.fitting import fit
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.server import FederatedRun
 from fedauc.interfaces import Download, Upload, Wrapper
+from fedauc.metrics import auc
 from fedauc.models.mlp import MLP
 from fedauc.trees import tree_at, tree_leaves
 from fedauc.wrappers import find_wrappers
@@ -28,6 +33,7 @@ from federation.memory_grid import make_agreement, make_exchange, make_grid
 from small_federations import (
     FEATURES,
     assemble_small,
+    held_out,
     record_exchanges,
     run_rounds,
     same_bits,
@@ -278,10 +284,31 @@ def test_a_personal_head_never_leaves_its_client() -> None:
     assert torch.equal(shared.weights[-HEAD:], initial.weights[-HEAD:])
     assert not torch.equal(shared.weights[:-HEAD], initial.weights[:-HEAD])
     states = training.engine.client_states()
-    heads = {client: training.algorithm.personal_model(shared, state).weights for client, state in states.items()}
-    assert len({tuple(weights[-HEAD:].tolist()) for weights in heads.values()}) == len(states)
-    assert all(torch.equal(weights[:-HEAD], shared.weights[:-HEAD]) for weights in heads.values())
-    assert same_bits(training.algorithm.personal_model(shared, ()), shared)
+    models = [training.algorithm.personal_model(shared, state).weights for state in states.values()]
+    assert len({tuple(weights[-HEAD:].tolist()) for weights in models}) == len(states)
+    assert all(torch.equal(weights[:-HEAD], shared.weights[:-HEAD]) for weights in models)
+
+
+def test_rows_are_scored_with_the_head_of_their_client() -> None:
+    clients, recipe = small_federation(), make_recipe("cycp-fedavg", TWINS["personal-head"])
+    test = held_out()._replace(clients=np.arange(len(held_out().labels)) % (len(clients) + 1))
+    fitted = fit(two_layers(), clients, recipe, test=test)
+    scores = fitted.scores(test.inputs)
+    training = assemble_small(recipe, two_layers()).training
+    for client, state in fitted.client_states.items():
+        personal = training.algorithm.personal_model(fitted.state.server.shared, state)
+        rows = test.clients == client
+        own_scores = score_two_layers(personal.weights, test.inputs[rows])
+        assert not np.allclose(scores[rows], own_scores)
+        scores[rows] = own_scores
+    # Client 2 has no rows and number 8 is unknown: their rows are scored with the initial head.
+    assert fitted.history[-1][1].auc == pytest.approx(auc(test.labels.numpy(), scores), abs=1e-12)
+
+
+def test_a_federations_server_cannot_evaluate_personal_heads(tmp_path: Path) -> None:
+    agreement = replace(make_agreement("cycp-fedavg", wrappers="personal-head"), model=MLP(hidden=(HIDDEN,)))
+    with pytest.raises(ValueError, match="evaluation is 'histograms'; parts of the model stay at the sites"):
+        FederatedRun.create(agreement, make_exchange(make_grid(tmp_path / "sites"), agreement), tmp_path / "run")
 
 
 @pytest.mark.parametrize("wrapper", [FedProx(mu=0), Momentum(beta=0)], ids=["fedprox", "momentum"])
@@ -298,3 +325,40 @@ def test_wrapped_runs_with_equal_local_steps_may_share_a_graph() -> None:
     )
     assert first != second
     assert first.without_server_settings() == second.without_server_settings() != other.without_server_settings()
+
+
+@pytest.mark.gpu
+@every_twin
+@pytest.mark.parametrize("method", ["a-scaffold", "codasca", "cycp-pairwise"])
+def test_a_gpu_gives_the_result_of_the_loop(method: str, twin: Twin) -> None:
+    """In float64, so that only the order of sums differs; short runs are captured without compiling."""
+    on_cpu, on_gpu = (
+        run_rounds(make_recipe(method, twin, engine=engine, device=device), two_layers())[-1].state.server.shared
+        for engine, device in (("loop", "cpu"), ("auto", "cuda"))
+    )
+    for expected, found in zip(tree_leaves(on_cpu), tree_leaves(on_gpu), strict=True):
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrappers", ["fedprox,momentum", "adam"])
+def test_a_compiled_graph_gives_the_result_of_the_loop(wrappers: str) -> None:
+    """Momentum works on split vectors; Adam takes roots, so its vectors stay whole."""
+    on_cpu, on_gpu = (
+        run_rounds(small_recipe("cycp-fedavg", wrappers=wrappers, engine=engine, device=device), two_layers())[-1]
+        for engine, device in (("loop", "cpu"), ("graphed", "cuda"))
+    )
+    expected, found = (done.state.server.shared.weights.cpu() for done in (on_cpu, on_gpu))
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_the_command_line_wraps_and_resumes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ["--data", "synthetic", "--data.clients", "6", "--cycles", "2", "--local-steps", "2", "--model", "mlp"]
+    wrapped = ["--wrappers", "personal-head,momentum", "--wrappers.momentum.beta", "0.5"]
+    for name, chosen in (("plain", []), ("wrapped", wrapped)):
+        assert fedauc(capsys, "run", *options, *chosen, "--out", str(tmp_path / name)).code == 0
+    plain, records = ((tmp_path / name / "records.jsonl").read_text() for name in ("plain", "wrapped"))
+    assert plain != records
+    recipe = json.loads((tmp_path / "wrapped" / "config.json").read_text())["recipe"]
+    assert recipe["wrappers"] == [{"name": "personal-head", "layers": 1}, {"name": "momentum", "beta": 0.5}]
+    assert fedauc(capsys, "resume", str(tmp_path / "wrapped")).code == 0

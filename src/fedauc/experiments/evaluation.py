@@ -14,6 +14,8 @@ from fedauc.guards import check_scores
 from fedauc.interfaces import Algorithm, Metric, Model, Phase
 from fedauc.metrics import DEFAULT_METRICS
 from fedauc.network import ModuleNetwork
+from fedauc.training import Training
+from fedauc.uploads import algorithm_state
 
 
 class Quality(dict[str, Any]):
@@ -47,6 +49,25 @@ class RecordColumns(NamedTuple):
         return RecordColumns((*tested, *([decisive] if decisive else [])), decisive)
 
 
+class PersonalModels(NamedTuple):
+    """The clients' states and names, from which the models of clients come that keep a part of the model."""
+
+    training: Training
+    names: np.ndarray
+
+    @staticmethod
+    def of(training: Training, names: np.ndarray) -> PersonalModels | None:
+        """None where all clients share one model."""
+        return PersonalModels(training, names) if training.algorithm.has_personal_models else None
+
+    def build_models(self, model: Model) -> dict[str, Model]:
+        """The model of every client that has been visited, by the client's name."""
+        personal_model, states = self.training.algorithm.personal_model, self.training.engine.client_states()
+        return {
+            str(self.names[client]): personal_model(model, algorithm_state(state)) for client, state in states.items()
+        }
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Measures models of a run on held-out rows, and stops a run whose scores are all the same."""
@@ -54,6 +75,7 @@ class Evaluator:
     algorithm: Algorithm
     network: ModuleNetwork
     metrics: tuple[Metric, ...]
+    personal: PersonalModels | None = None
 
     def __post_init__(self) -> None:
         objective = self.algorithm.objective
@@ -82,9 +104,26 @@ class Evaluator:
             quality[f"validation_{self.metrics[0].columns[0]}"] = measured.value
         return quality
 
+    def score_examples(self, model: Model, examples: Examples) -> np.ndarray:
+        """Raw outputs in float64; those of clients that keep a part of the model come from their personal models."""
+        return _to_array(self._predict_examples(model, examples))
+
     def _score_examples(self, model: Model, examples: Examples, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
-        outputs = self.check_outputs(model, examples.inputs, phase)
+        outputs = self._predict_examples(model, examples)
+        check_scores(self.algorithm, phase, outputs)
         return examples.labels.cpu().numpy(), _to_array(outputs)
+
+    def _predict_examples(self, model: Model, examples: Examples) -> Tensor:
+        outputs = self.network.predict(model, examples.inputs)
+        if self.personal is None or examples.clients is None:
+            return outputs
+        models = self.personal.build_models(model)
+        names, owners = np.unique(examples.clients.astype(str), return_inverse=True)
+        for number, name in enumerate(names.tolist()):
+            if name in models:
+                rows = np.flatnonzero(owners == number)
+                outputs[rows] = self.network.predict(models[name], examples.inputs[rows])
+        return outputs
 
 
 def score_rows(network: ModuleNetwork, model: Model, inputs: Tensor) -> np.ndarray:

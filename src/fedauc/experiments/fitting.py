@@ -15,7 +15,7 @@ from fedauc.discovery import lookup
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.callbacks import Callback, find_callbacks, make_recipe_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
-from fedauc.experiments.evaluation import Evaluator, Quality, RecordColumns, score_rows
+from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
@@ -78,7 +78,8 @@ def fit(
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
     test_rows, validation_rows = _as_examples(test), _as_examples(validation)
     assembly = assemble_training(recipe, module, clients)
-    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics))
+    personal = PersonalModels.of(assembly.training, clients.names)
+    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics), personal)
     history: list[tuple[int, Quality]] = []
 
     def measure_model(run: RunView) -> Quality | None:

@@ -19,7 +19,7 @@ from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config
-from fedauc.experiments.evaluation import Evaluator, Quality, RecordColumns, score_rows
+from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json, refuse_existing
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
@@ -89,7 +89,8 @@ class Run:
         """Write the model that the run ends with, its test scores and the result, and return the result."""
         network, (_, test) = self.assembly.network, self.data.held_out_examples(self.config.recipe.device)
         model, _, final, notes = self.loop.finish()
-        labels, scores = test.labels.cpu().numpy(), score_rows(network, model, test.inputs)
+        evaluator = make_evaluator(self.config, self.data, self.assembly)
+        labels, scores = test.labels.cpu().numpy(), evaluator.score_examples(model, test)
         by_group = self._measure_auc_by_group(labels, scores)
         result = {"data": self.data.split.note, "final": final, **notes, **by_group}
         assert self.loop.checkpointer is not None
@@ -119,9 +120,15 @@ class Run:
         }
 
 
+def make_evaluator(config: Config, data: PreparedData, assembly: Assembly) -> Evaluator:
+    """What measures the models of a run."""
+    personal = PersonalModels.of(assembly.training, data.split.train.names)
+    return Evaluator(config.recipe.algorithm, assembly.network, parse_metrics(config.metrics), personal)
+
+
 def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:
     """The callbacks of a configuration: its own, those of its recipe, and the evaluation."""
-    evaluator = Evaluator(config.recipe.algorithm, assembly.network, parse_metrics(config.metrics))
+    evaluator = make_evaluator(config, data, assembly)
 
     def measure_model(run: RunView) -> Quality:
         validation, test = data.held_out_examples(config.recipe.device)

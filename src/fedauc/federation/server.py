@@ -267,6 +267,9 @@ def _assemble_federation(
     site_columns = {name: np.array([values[name] for values in columns]) for name in columns[0]}
     clients = dataclasses.replace(clients, columns=site_columns)
     assembly = assemble_training(recipe, module, clients)
+    if assembly.training.algorithm.has_personal_models and agreement.policy.evaluation != "none":
+        reason = "parts of the model stay at the sites, so the server has none to evaluate"
+        raise ValueError(f"evaluation is {agreement.policy.evaluation!r}; {reason}: use 'none'")
     training, one_client = assembly.training, Census(np.array([1]), np.array([1]))
     template_setting = dataclasses.replace(training.setting, census=one_client)
     template_clients = registered.placeholder_clients(one_client)

@@ -44,6 +44,8 @@ class WrappedAlgorithm(Algorithm):
         super().__post_init__()
         for name in ("scoring_pass", "needs_places"):
             object.__setattr__(self, name, getattr(self.inner, name))
+        personal = self.inner.has_personal_models or self.wrapper.has_personal_models
+        object.__setattr__(self, "has_personal_models", personal)
 
     def without_server_settings(self) -> WrappedAlgorithm:
         """The same wrapper around the inner algorithm without its server's settings."""
@@ -101,11 +103,10 @@ class WrappedAlgorithm(Algorithm):
         """As the inner algorithm."""
         return self.inner.extract_model(shared)
 
-    def personal_model(self, shared: Tree, client_state: Tree) -> Model:
+    def personal_model(self, model: Model, client_state: WrappedState) -> Model:
         """The inner algorithm's, then the wrapper's."""
-        if is_empty(client_state):
-            return self.inner.extract_model(shared)
-        return self.wrapper.personal_model(self.inner.personal_model(shared, client_state.inner), client_state.wrapper)
+        inner_model = self.inner.personal_model(model, client_state.inner)
+        return self.wrapper.personal_model(inner_model, client_state.wrapper)
 
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """As the inner algorithm."""

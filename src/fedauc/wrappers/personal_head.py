@@ -8,7 +8,8 @@ model, which the server keeps. Control variates are zero for the head, so that i
 terms pull it towards the initial head; duals are shared as before.
 
 What is evaluated: the rows of a client that has been visited are scored with the body and this client's head, all other
-rows with the body and the initial head (`Algorithm.personal_model`).
+rows with the body and the initial head. The model that a run ends with has the initial head. In a federation the heads
+stay at the sites, so the server does not evaluate.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class PersonalHead(Wrapper):
 class _BoundHead(Wrapper):
     """The head is the last `length` entries of the weights."""
 
+    has_personal_models: ClassVar[bool] = True
     length: int
 
     def initial_client_state(self, inner: Algorithm, download: Download) -> Tensor:
