@@ -23,6 +23,7 @@ from fedauc.federation.server import FederatedRun
 from fedauc.interfaces import Download, Upload, Wrapper
 from fedauc.metrics import auc
 from fedauc.models.mlp import MLP
+from fedauc.testing import check_wrapper
 from fedauc.trees import tree_at, tree_leaves
 from fedauc.wrappers import find_wrappers
 from fedauc.wrappers.adam import Adam
@@ -34,6 +35,7 @@ from small_federations import (
     FEATURES,
     assemble_small,
     held_out,
+    linear_scorer,
     record_exchanges,
     run_rounds,
     same_bits,
@@ -269,10 +271,15 @@ def test_the_federation_gives_the_bits_of_the_simulation(method: str, twin: Twin
     assert same_bits(run.loop.state.server, expected.state.server)
 
 
+@pytest.mark.parametrize("name", sorted(find_wrappers()))
+def test_every_wrapper_passes_the_exported_suite(name: str) -> None:
+    check_wrapper(find_wrappers()[name]())
+
+
 def test_a_personal_head_needs_a_body_to_average() -> None:
     message = "personal-head.layers is 1; it must be below the 1 layers of the model"
     with pytest.raises(ValueError, match=message):
-        assemble_small(small_recipe("cycp-fedavg", wrappers="personal-head"))
+        assemble_small(small_recipe("cycp-fedavg", wrappers="personal-head"), linear_scorer())
 
 
 def test_a_personal_head_never_leaves_its_client() -> None:
@@ -313,7 +320,9 @@ def test_a_federations_server_cannot_evaluate_personal_heads(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("wrapper", [FedProx(mu=0), Momentum(beta=0)], ids=["fedprox", "momentum"])
 def test_a_wrapper_of_weight_zero_changes_no_bit(wrapper: Wrapper) -> None:
-    plain, wrapped = (run_rounds(small_recipe("cycp-minimax", wrappers=chosen))[-1] for chosen in ((), (wrapper,)))
+    plain, wrapped = (
+        run_rounds(small_recipe("cycp-minimax", wrappers=chosen), linear_scorer())[-1] for chosen in ((), (wrapper,))
+    )
     assert same_bits(plain.state.server, wrapped.state.server)
 
 

@@ -67,9 +67,22 @@ def small_recipe(method: str, **changes: Any) -> Recipe:
 
 
 def assemble_small(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> Assembly:
-    """A fresh assembly on the small federation; an objective of embeddings gets three numbers per row."""
-    outputs = EMBEDDING_SIZE if recipe.algorithm.objective.takes_embeddings else 1
-    return assemble_training(recipe, module or linear_scorer(outputs=outputs), clients or small_federation())
+    """A fresh assembly on the small federation."""
+    return assemble_training(recipe, module or _make_scorer(recipe), clients or small_federation())
+
+
+def _make_scorer(recipe: Recipe) -> nn.Module:
+    """A linear model; an objective of embeddings gets three numbers per row.
+
+    Wrapped algorithms get two layers, because a wrapper may treat the last one differently.
+    """
+    scorer = linear_scorer(outputs=EMBEDDING_SIZE if recipe.algorithm.objective.takes_embeddings else 1)
+    if not recipe.wrappers:
+        return scorer
+    body = nn.Linear(FEATURES, FEATURES, dtype=torch.float64)
+    nn.init.eye_(body.weight)
+    nn.init.zeros_(body.bias)
+    return nn.Sequential(body, nn.Tanh(), scorer)
 
 
 def run_rounds(recipe: Recipe, module: nn.Module | None = None, clients: Clients | None = None) -> list[Round]:

@@ -26,7 +26,7 @@ def check_wrapper(wrapper: Wrapper) -> None:
     for name in METHODS:
         method = find_methods()[name]
         algorithm = method.algorithm(**dict(method.parameters))
-        lengths = {"weight": len(start_model(algorithm).weights)}
+        lengths = {"body.weight": len(start_model(algorithm).weights) - 1, "head.weight": 1}
         wrapped = wrap_algorithm(algorithm, (wrapper,), lengths)
         check_client_methods(wrapped)
         check_arguments_unchanged(wrapped)
