@@ -11,8 +11,9 @@ from fedauc.experiments.config import Config
 from fedauc.experiments.run_loop import Observer, save_before_interrupts
 from fedauc.experiments.runner import DataCache, Run, assemble_run
 from fedauc.guards import DivergenceMonitor, TrainingStopped
-from fedauc.interfaces import Algorithm, Visits
-from fedauc.training import PendingRound, Training
+from fedauc.interfaces import Visits
+from fedauc.training import PendingRound, State, Training
+from fedauc.trees import is_empty
 
 
 def plan_run_groups(configs: Mapping[str, Config], cache: DataCache) -> list[list[str]]:
@@ -24,14 +25,15 @@ def plan_run_groups(configs: Mapping[str, Config], cache: DataCache) -> list[lis
     names_by_shape: dict[Hashable, list[str]] = {}
     largest: dict[Hashable, int] = {}
     for name, config in configs.items():
-        training = assemble_run(config, cache)[1].training
+        assembly = assemble_run(config, cache)[1]
+        training = assembly.training
         shape = _graph_shape(training) or name
         names_by_shape.setdefault(shape, []).append(name)
         # Runs of other engines are alone anyway.
         width = training.engine.largest_cohort if isinstance(training.engine, GraphedEngine) else MAX_LANES
         runs = max(1, MAX_LANES // width)
-        has_client_states = type(training.algorithm).initial_client_state is not Algorithm.initial_client_state
-        largest[shape] = min(largest.get(shape, MAX_LANES), min(runs, RUNS_PER_STACK) if has_client_states else runs)
+        limit = min(runs, RUNS_PER_STACK) if _keeps_client_states(training, assembly.start) else runs
+        largest[shape] = min(largest.get(shape, MAX_LANES), limit)
     return [group for shape, names in names_by_shape.items() for group in _split_names(names, largest[shape])]
 
 
@@ -128,6 +130,13 @@ class RunGroup:
 
     def _training(self, name: str) -> Training:
         return self._runs[name].assembly.training
+
+
+def _keeps_client_states(training: Training, start: State) -> bool:
+    """Whether clients keep something from visit to visit, for the algorithm or its wrappers."""
+    download = training.open_round(start).download
+    # Nobody may come in the first round.
+    return download is None or not is_empty(training.algorithm.initial_client_state(download))
 
 
 def _graph_shape(training: Training) -> Hashable:
