@@ -22,6 +22,9 @@ from fedauc.federation.app_folder import create_app_folder, create_key_pair
 from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites
 from fedauc.federation.server import summarize_run
 from fedauc.models.linear import Linear
+from fedauc.server_optimizers.momentum import Momentum
+from fedauc.transforms.clip import Clip
+from fedauc.transforms.quantize import Quantize
 
 pytestmark = pytest.mark.flower
 
@@ -109,9 +112,13 @@ def test_a_node_killed_in_mid_round_returns_and_the_model_is_the_simulators(tmp_
 
 
 def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(tmp_path: Path) -> None:
-    """CyCp-Minimax with an anchor per stage; and a node whose key nobody registered is not accepted."""
+    """CyCp-Minimax with an anchor per stage, error feedback at the sites and momentum at the server.
+
+    A node whose key nobody registered is not accepted.
+    """
     folder = tmp_path / "trial"
-    settings = 'cycles=2 deadline=120.0 method="cycp-minimax" evaluation="none" options="algorithm.prox=0.1"'
+    options = "algorithm.prox=0.1 transforms=clip,quantize transforms.clip.norm=0.05 server-optimizer=momentum"
+    settings = f'cycles=2 deadline=120.0 method="cycp-minimax" evaluation="none" options="{options}"'
     with create_trial(folder) as trial:
         trial.start_superlink()
         for name in SITES:
@@ -133,5 +140,6 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
     summary = summarize_run(folder / "run")
     assert summary["status"] == "done"
     assert [line["round"] for line in RunFolder(folder / "run").read_lines("attendance.jsonl")] == list(range(6))
-    expected = simulate_weights(folder, "cycp-minimax", cycles=2, prox=0.1)
+    seams: dict[str, Any] = {"transforms": (Clip(norm=0.05), Quantize()), "server_optimizer": Momentum()}
+    expected = simulate_weights(folder, "cycp-minimax", cycles=2, prox=0.1, **seams)
     np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
