@@ -85,6 +85,12 @@ def test_cohorts_are_a_pure_function_of_seed_and_round(participation: Participat
     check_purity(participation, clients)
 
 
+@everyone
+def test_a_cohort_names_its_round_by_a_plain_integer(participation: Participation) -> None:
+    cohort = participation.bind(PLAIN, 3).cohort(np.int64(ROUNDS - 1))  # type: ignore[arg-type]
+    assert type(cohort.round) is int
+
+
 @pytest.mark.parametrize("participation", DRAWING)
 def test_seeds_differ(participation: Participation) -> None:
     # 24 draws of at least 1 of 9 agree by chance with probability below 9**-24.

@@ -83,6 +83,9 @@ def test_the_commands_of_a_document_exist(
     """Every option that a document's command uses is in the help of that command."""
     monkeypatch.setenv("COLUMNS", "200")
     for _, *words in list_commands(path):
+        # It may stand before any command.
+        if words[0] == "--plugin":
+            words = words[2:]
         verbs = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words))
         verbs = verbs[: 2 if verbs and verbs[0] in ("data", "federation") else 1]
         options = {word.partition("=")[0] for word in words if word.startswith("--")}

@@ -47,6 +47,8 @@ LISTS = {
     "transforms": "transforms",
     "means": "mean",
     "server-optimizers": "server-optimizer",
+    "metrics": "metric",
+    "callbacks": "callbacks",
     "engines": "engine",
 }
 """What `fedauc list` knows, and the option of `fedauc run` that takes these names."""
@@ -263,9 +265,9 @@ def list_members(
 
     from fedauc.algorithms import find_methods
     from fedauc.discovery import lookup
-    from fedauc.experiments.config import list_families
     from fedauc.experiments.options import format_default, list_parameters
     from fedauc.experiments.recipe import ENGINES
+    from fedauc.experiments.registration import list_kinds
     from fedauc.plugins import plugin_of_class, plugin_of_method
 
     kind = lookup("list", what, LISTS)
@@ -283,7 +285,7 @@ def list_members(
         origins = []
     else:
         headers = ["name", "parameters", "what"]
-        members = sorted(next(family.members for family in list_families() if family.kind == kind).items())
+        members = sorted(list_kinds()[kind].items())
         origins = [plugin_of_class(member) or "" for _, member in members]
         for name, member in members:
             parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -26,21 +27,25 @@ def register(item: T) -> T:
     ...     register(steep) is find_objectives()["steep"]
     True
     """
-    kept = plugins.save_registrations()
+    saved = plugins.save_registrations()
     try:
         _add_item(item)
-        check_names()
+        # Looking members up refuses two of one kind with the same name.
+        find_methods()
+        kinds = list_kinds()
+        if isinstance(item, type) and not any(item in members.values() for members in kinds.values()):
+            remedy = f"what can be registered is a method, {', '.join(kinds)}"
+            raise ValueError(f"{plugins.describe_owner(item)} is of no kind that a configuration can name; {remedy}")
     except ValueError:
-        plugins.load_registrations(kept)
+        plugins.load_registrations(saved)
         raise
     return item
 
 
-def check_names() -> None:
-    """Refuse two members of one kind with the same name."""
-    find_methods()
-    find_metrics()
-    list_families()
+def list_kinds() -> dict[str, Mapping[str, type]]:
+    """The members of every kind that a configuration can name, besides methods."""
+    kinds = {family.kind: family.members for family in list_families()}
+    return {**kinds, "metric": find_metrics()}
 
 
 def _add_item(item: Any) -> None:
