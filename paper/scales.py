@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build_config
+from fedauc.participation import find_participations
 
 Options = Mapping[str, str]
 """Options of `fedauc run` and their values."""
@@ -58,8 +59,9 @@ class Scale:
         data = self.datasets[dataset]
         data = _drop_prefix("partition.", data) if "partition" in options else data
         merged = {**length, **self.common, **data, **self.method_options.get(dataset, {}).get(method, {}), **options}
-        if find_methods()[method].participation == "full":
-            # All clients take part in every round, so that there are no groups.
+        schedule = find_participations()[find_methods()[method].participation]
+        if "groups" not in {known.name for known in fields(schedule)}:
+            # All clients take part in every round, or the schedule of an own method has other parameters.
             merged = _drop_prefix("participation.", merged)
         return _build_cached(method, tuple(merged.items()))
 
