@@ -29,7 +29,7 @@ import numpy as np
 import fedauc
 from fedauc import keys
 from fedauc.algorithms import find_methods
-from fedauc.discovery import lookup
+from fedauc.discovery import UnknownName, lookup
 from fedauc.experiments.config import Config, convert_value, to_plain
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
@@ -124,6 +124,9 @@ def name_damage(what: str, remedy: str) -> Iterator[None]:
         yield
     except OSError:
         raise
+    except UnknownName as error:
+        reason = f"{error}; if it is your own, nothing is damaged: name its module with --plugin"
+        raise ValueError(f"{what} is damaged ({reason}); {remedy}") from error
     except Exception as error:
         # The readers of JSON and of arrays raise a dozen kinds of exceptions, depending on which byte is wrong.
         raise ValueError(f"{what} is damaged ({str(error) or type(error).__name__}); {remedy}") from error

@@ -175,6 +175,10 @@ def test_an_own_method_is_a_row_of_the_papers_tables(command: Command) -> None:
     made = command(*words, "--columns", "cifar10", "--row", "mine=own-method", "--seeds", "0", "--tuning", "none")
     assert made.returncode == 0, made.stderr
     assert re.search(r"^mine +\.\d{4}", made.stdout, re.MULTILINE)
+    shown = command("-m", "paper", "show", "table1", "--scale", "smoke")
+    assert shown.returncode == 2
+    assert "unknown method 'own-method'" in shown.stderr
+    assert "if it is your own, nothing is damaged: name its module with --plugin" in shown.stderr
 
 
 def test_help_and_version_do_not_import_plugins(command: Command, tmp_path: Path, way: str) -> None:
