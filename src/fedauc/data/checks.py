@@ -20,7 +20,7 @@ SHOWN = 5
 BLOCK = 1 << 18
 """How many values are checked at once, so that a check needs little memory."""
 
-INTEGERS = (np.uint8, np.int32, np.int64)
+INTEGERS = ("uint8", "int32", "int64")
 """Types of integers that stay as they are: images, and numbers that stand for something, such as words."""
 
 MIN_ROWS_PER_CLASS = 2
