@@ -90,8 +90,10 @@ def draw_batches(number: int, per_client: Tree) -> list[Batch]:
     weights = torch.from_numpy(rng.uniform(0.1, 0.5, size=(CLIENTS, 5)))
     weights[2, :2] = 0
     inputs = torch.from_numpy(rng.normal(size=(STEPS, CLIENTS, 5, FEATURES)))
+    # Every client holds at least 2 positives and 5 negatives.
+    places = torch.from_numpy(rng.integers([0, 0, 2, 2, 2], [2, 2, 7, 7, 7], size=(STEPS, CLIENTS, 5)))
     return [
-        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], per_client))
+        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], per_client), places[step])
         for step in range(STEPS)
     ]
 
