@@ -416,6 +416,11 @@ class Metric(ABC):
         return f"{self.name}@{arguments}" if arguments else self.name
 
     @property
+    def label(self) -> str:
+        """The heading of the metric in a table."""
+        return self.text
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a record: the value, and the ends of the interval where the metric has one."""
         return (self.text, f"{self.text}_low", f"{self.text}_high") if self.has_interval else (self.text,)

@@ -30,7 +30,7 @@ from paper.table_specs import METHODS, build_tables, list_cells
 from paper.tables import SMOKE_CAVEAT, Cell, Table, TableBuilder, list_data_caveats, make_frame
 from paper_records import by_default, keep, labelled, scored
 
-LINE = MethodSummary("a", 1, 0.9, 0.0, 0.8, 0.95, 0.5, 3, 10, 10, 1.0, None)
+LINE = MethodSummary("a", 1, "AUC", 0.9, 0.0, 0.8, 0.95, {"AP": 0.5}, 3, 10, 10, 1.0, None)
 
 
 def test_every_option_has_a_help_text_of_its_own() -> None:

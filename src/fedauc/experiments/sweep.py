@@ -67,6 +67,10 @@ def read_varied(texts: Sequence[str], short: Mapping[str, str]) -> dict[str, lis
             raise ValueError(f"vary is {text!r}; it must be option=value,value, such as learning-rate=0.01,0.1")
         if option in ("seed", "method"):
             raise ValueError(f"vary is {text!r}, but a sweep takes --{option}s; use --{option}s {values}")
+        if option == "metrics":
+            raise ValueError(
+                f"vary is {text!r}, but all runs of a sweep are compared by the same metrics; use --metrics"
+            )
         if option in varied:
             raise ValueError(f"vary lists {option} twice; give all its values at once")
         varied[option] = read_list(f"vary {option}", values)

@@ -32,6 +32,11 @@ class AveragePrecision(Metric):
     name: ClassVar[str] = "ap"
 
     @property
+    def label(self) -> str:
+        """In capitals, as everybody writes it."""
+        return "AP"
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The column has the metric's long name."""
         return ("average_precision",)

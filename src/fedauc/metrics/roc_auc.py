@@ -21,6 +21,11 @@ class AUC(Metric):
     takes_embeddings: ClassVar[bool] = True
 
     @property
+    def label(self) -> str:
+        """In capitals, as everybody writes it."""
+        return "AUC"
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The ends of the AUC's interval have no prefix."""
         return "auc", "low", "high"

@@ -102,7 +102,8 @@ class ProgressBars:
         task = self._progress.add_task(name, total=None, auc="")
 
         def observe(step: Step) -> None:
-            auc = f"AUC {step.record['auc']:.4f}" if step.record else ""
+            label = "AUC " if step.column == "auc" else ""
+            auc = f"{label}{step.record[step.column]:.4f}" if step.record else ""
             self._progress.update(task, completed=step.done, total=step.rounds, auc="stopped" if step.stopped else auc)
 
         return observe

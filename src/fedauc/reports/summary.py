@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.experiments.folder import RunFolder
-from fedauc.metrics import delong_test
+from fedauc.metrics import DEFAULT_METRICS, Metric, delong_test, parse_metrics
 from fedauc.reports.caveats import has_caveat
-
-QUALITY = ("round", "auc", "low", "high", "average_precision", "validation_auc")
 
 
 def summarize_run(folder: RunFolder) -> dict[str, Any]:
-    """Final and best AUC with interval, rounds, traffic, seconds and status; `data` if the data has a caveat.
+    """Final and best metrics, rounds, traffic, seconds and status; `data` if the data has a caveat.
 
-    The best round is chosen on validation AUC where there is one; otherwise on test AUC, and `best_by` says so: that
-    number is for looking at a curve, not for reporting.
+    The best round is chosen by the first metric on the validation rows where there are some; otherwise on the test
+    rows, and `best_by` says so: that number is for looking at a curve, not for reporting. `final` describes the model
+    that a finished run has saved.
     """
     records, config = folder.read_records(), folder.config
     stopped = folder.path / "stopped.txt"
@@ -31,13 +30,19 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     summary["status"] = "done" if folder.done else status
     if not records:
         return summary | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
-    last, by = records[-1], "validation_auc" if "validation_auc" in records[-1] else "auc"
+    last, metrics = records[-1], parse_metrics(config.metrics)
+    decisive = metrics[0].columns[0]
+    by = f"validation_{decisive}" if f"validation_{decisive}" in last else decisive
     best = max(records, key=lambda record: record[by])
+    result = folder.read_result() if folder.done else {}
+    final = result.get("final", last)
+    columns = ("round", *(column for metric in metrics for column in metric.columns), f"validation_{decisive}")
     counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
     return {
         **summary,
-        "final": {key: last[key] for key in QUALITY if key in last},
-        "best": {key: best[key] for key in QUALITY if key in best},
+        **{key: result[key] for key in ("kept_round", "stopped_early") if key in result},
+        "final": {key: final[key] for key in columns if key in final},
+        "best": {key: best[key] for key in columns if key in best},
         "best_by": by,
         **{key: last[key] for key in counts},
         "seconds": round(folder.training_seconds(), 3),
@@ -59,7 +64,10 @@ class Spread(NamedTuple):
 
 
 class SettingSummary(NamedTuple):
-    """A setting over its finished runs: the AUC it is judged by, and its test AUC at the end and in the best round."""
+    """A setting over its finished runs: the value it is judged by, and the test values at the end and the best round.
+
+    They are values of the first metric; `others` holds the means of the other metrics at the end, by label.
+    """
 
     setting: str
     done: int
@@ -67,26 +75,36 @@ class SettingSummary(NamedTuple):
     judged: Spread
     final: Spread
     best: Spread
+    others: dict[str, float | None]
 
 
 class Ranking(NamedTuple):
-    """Settings, the best first; `by` is `validation_auc`, or `auc` (of the test part) where some run has no other."""
+    """Settings, the best first, by the metric of that label.
 
-    by: str
+    `on_validation` says on which rows; on the test rows, where some run has no others.
+    """
+
+    label: str
+    on_validation: bool
     settings: list[SettingSummary]
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method over its seeds; intervals and p-values are of the first seed's test scores."""
+    """One method over its seeds; intervals and p-values are of the first seed's test scores.
+
+    `value`, `spread`, `low` and `high` belong to the first metric, which has that `label`; `others` holds the means of
+    the other metrics by their labels, None where a metric is not defined.
+    """
 
     method: str
     seeds: int
-    auc: float
+    label: str
+    value: float
     spread: float
     low: float | None
     high: float | None
-    average_precision: float | None
+    others: dict[str, float | None]
     rounds: int
     bytes_up: int
     bytes_down: int
@@ -105,42 +123,60 @@ def compare_methods(folders: Iterable[tuple[str, RunFolder]]) -> list[MethodSumm
 
 
 def rank_settings(folders: Iterable[tuple[str, RunFolder]], runs_per_setting: Mapping[str, int]) -> Ranking:
-    """One line per setting, of so many runs each, from the runs that are done."""
+    """One line per setting, of so many runs each, from the runs that are done. All runs have the same metrics."""
     done: dict[str, list[dict[str, Any]]] = {setting: [] for setting in runs_per_setting}
+    metrics = parse_metrics(DEFAULT_METRICS)
     for setting, folder in folders:
         if folder.done:
+            metrics = parse_metrics(folder.config.metrics)
             done[setting].append(summarize_run(folder))
-    by = "auc" if any(run["best_by"] == "auc" for runs in done.values() for run in runs) else "validation_auc"
+    decisive, *others = metrics
+    if metrics == parse_metrics(DEFAULT_METRICS):
+        # Settings are mostly compared by one number; metrics that were asked for are shown beside it.
+        others = []
+    column = decisive.columns[0]
+    on_validation = all(run["best_by"] != column for runs in done.values() for run in runs)
+    by = f"validation_{column}" if on_validation else column
     summaries = []
     for setting, runs in done.items():
         columns = [
             [run[when][quantity] for run in runs]
-            for when, quantity in (("best", by), ("final", "auc"), ("best", "auc"))
+            for when, quantity in (("best", by), ("final", column), ("best", column))
         ]
-        spreads = [Spread.of(column) if runs else Spread(math.nan, math.nan, 0) for column in columns]
-        summaries.append(SettingSummary(setting, len(runs), runs_per_setting[setting], *spreads))
-    return Ranking(by, sorted(summaries, key=lambda line: -line.judged.mean if line.done else math.inf))
+        judged, final, best = (Spread.of(values) if runs else Spread(math.nan, math.nan, 0) for values in columns)
+        means = {metric.label: _mean_of(metric, runs) for metric in others}
+        summaries.append(SettingSummary(setting, len(runs), runs_per_setting[setting], judged, final, best, means))
+    ordered = sorted(summaries, key=lambda line: -line.judged.mean if line.done else math.inf)
+    return Ranking(decisive.label, on_validation, ordered)
 
 
 def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolder | None) -> MethodSummary:
     summaries = [summarize_run(folder) for folder in folders]
-    spread = Spread.of([summary["final"]["auc"] for summary in summaries])
-    precisions = [summary["final"]["average_precision"] for summary in summaries]
+    decisive, *others = parse_metrics(folders[0].config.metrics)
+    spread = Spread.of([summary["final"][decisive.columns[0]] for summary in summaries])
     first = summaries[0]
+    low, high = (first["final"][column] for column in decisive.columns[1:]) if decisive.has_interval else (None, None)
     return MethodSummary(
         method=method,
         seeds=len(summaries),
-        auc=spread.mean,
+        label=decisive.label,
+        value=spread.mean,
         spread=spread.deviation,
-        low=first["final"]["low"],
-        high=first["final"]["high"],
-        average_precision=None if None in precisions else float(np.mean(precisions)),
+        low=low,
+        high=high,
+        others={metric.label: _mean_of(metric, summaries) for metric in others},
         rounds=first["rounds"],
         bytes_up=first["bytes_up"],
         bytes_down=first["bytes_down"],
         seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         p_value=_p_value(folders[0], reference),
     )
+
+
+def _mean_of(metric: Metric, summaries: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean of a metric at the end of runs; None where it is not defined for one of them, or there are none."""
+    values = [summary["final"][metric.columns[0]] for summary in summaries]
+    return float(np.mean(values)) if values and None not in values else None
 
 
 def _p_value(folder: RunFolder, reference: RunFolder | None) -> float | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.folder import RunFolder
 from fedauc.files import write_atomically
+from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import list_caveats
 from fedauc.reports.curves import write_curves
 from fedauc.reports.summary import MethodSummary, Ranking, compare_methods, rank_settings, summarize_run
@@ -64,22 +65,26 @@ class TextTable(NamedTuple):
 
 
 def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
-    """A row per method: AUC with its DeLong interval, or with its standard deviation over several seeds."""
+    """A row per method: the first metric with its interval, or with its standard deviation over several seeds."""
     rows = []
+    labels = list(dict.fromkeys(label for method in methods for label in method.others))
     for method in methods:
-        auc = format_share(method.auc, 4)
+        value = format_share(method.value, 4)
         if method.seeds > 1:
-            auc += f" ± {format_share(method.spread, 4)}"
+            value += f" ± {format_share(method.spread, 4)}"
         elif method.low is not None and method.high is not None:
-            auc += f" [{format_share(method.low, 3)}, {format_share(method.high, 3)}]"
-        precision = "-" if method.average_precision is None else format_share(method.average_precision, 3)
+            value += f" [{format_share(method.low, 3)}, {format_share(method.high, 3)}]"
+        others = [_format_metric(method.others.get(label)) for label in labels]
         p_value = "-" if method.p_value is None else format_share(method.p_value, 3)
         if method.p_value is not None and method.p_value < 0.001:
             p_value = "<.001"
         traffic = [format_bytes(method.bytes_up), format_bytes(method.bytes_down)]
-        rows.append([method.method, auc, precision, str(method.rounds), *traffic, f"{method.seconds:.1f}", p_value])
+        rows.append([method.method, value, *others, str(method.rounds), *traffic, f"{method.seconds:.1f}", p_value])
     several_seeds = any(method.seeds > 1 for method in methods)
-    headers = ["method", "AUC ± sd" if several_seeds else "AUC [95 %]", "AP", "rounds", "up", "down", "sec", "p"]
+    has_interval = any(method.low is not None for method in methods)
+    measure = " ± sd" if several_seeds else " [95 %]" if has_interval else ""
+    label = methods[0].label if methods else "AUC"
+    headers = ["method", f"{label}{measure}", *labels, "rounds", "up", "down", "sec", "p"]
     scores = " on the first seed's scores" if several_seeds else ""
     caption = f"p: paired DeLong test against {methods[0].method}{scores}." if len(methods) > 1 else ""
     return TextTable(headers, rows, caption)
@@ -87,20 +92,24 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
 
 def tabulate_settings(ranking: Ranking) -> TextTable:
     """A row per setting of a sweep: mean and spread over seeds; `2 of 3` says that a run is not done."""
-    has_validation = ranking.by == "validation_auc"
     rows = []
+    labels = list(dict.fromkeys(label for setting in ranking.settings for label in setting.others))
     for setting in ranking.settings:
         runs = str(setting.runs) if setting.done == setting.runs else f"{setting.done} of {setting.runs}"
         cells = []
-        for spread in (*([setting.judged] if has_validation else []), setting.final, setting.best):
+        for spread in (*([setting.judged] if ranking.on_validation else []), setting.final, setting.best):
             deviation = f" ± {format_share(spread.deviation, 4)}" if setting.done > 1 else ""
             cells.append(format_share(spread.mean, 4) + deviation if setting.done else "-")
-        rows.append([setting.setting.replace("/", " "), runs, *cells])
-    if has_validation:
-        caption = "Sorted by validation AUC in each run's best round; final and best are test AUC."
-        return TextTable(["setting", "runs", "validation", "final", "best"], rows, caption)
-    caption = "Sorted by test AUC in each run's best round, as there is no validation part: not for reporting."
-    return TextTable(["setting", "runs", "final", "best"], rows, caption)
+        others = [_format_metric(setting.others[label]) for label in labels]
+        rows.append([setting.setting.replace("/", " "), runs, *cells, *others])
+    if ranking.on_validation:
+        caption = (
+            f"Sorted by validation {ranking.label} in each run's best round; final and best are test {ranking.label}."
+        )
+        return TextTable(["setting", "runs", "validation", "final", "best", *labels], rows, caption)
+    reason = "as there is no validation part: not for reporting"
+    caption = f"Sorted by test {ranking.label} in each run's best round, {reason}."
+    return TextTable(["setting", "runs", "final", "best", *labels], rows, caption)
 
 
 def describe_groups(groups: Sequence[Sequence[str]]) -> str:
@@ -129,11 +138,16 @@ def print_run(folder: RunFolder) -> None:
     summary = summarize_run(folder)
     facts = {"method": summary["method"], "status": summary["status"]}
     if summary["final"] is not None:
-        judged_by = "validation AUC" if summary["best_by"] == "validation_auc" else "test AUC, so not for reporting"
+        metrics = parse_metrics(folder.config.metrics)
+        on_validation = summary["best_by"].startswith("validation_")
+        label = metrics[0].label
+        judged_by = f"validation {label}" if on_validation else f"test {label}, so not for reporting"
+        if "stopped_early" in summary:
+            facts["status"] = f"done, stopped early: {summary['stopped_early']}"
         facts |= {
             "method": f"{summary['method']}, seed {summary['seed']}",
-            "final" if summary["status"] == "done" else "latest": _describe_quality(summary["final"]),
-            "best": f"{_describe_quality(summary['best'])} (by {judged_by})",
+            "final" if summary["status"] == "done" else "latest": _describe_quality(summary["final"], metrics),
+            "best": f"{_describe_quality(summary['best'], metrics)} (by {judged_by})",
             "rounds": f"{summary['rounds']} ({summary['visits']} client visits, {summary['absences']} absences)",
             "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
             "seconds": f"{summary['seconds']:.1f}",
@@ -172,11 +186,18 @@ def _tabulate_comparison(comparison: Comparison) -> TextTable:
     return tabulate_methods(compare_methods(comparison.run_folders()))
 
 
-def _describe_quality(quality: dict[str, Any]) -> str:
-    text = f"AUC {quality['auc']:.4f}"
-    if quality["low"] is not None:
-        text += f" [{quality['low']:.4f}, {quality['high']:.4f}], AP {quality['average_precision']:.4f}"
-    return f"{text}, after {quality['round'] + 1} rounds"
+def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric]) -> str:
+    parts = []
+    for metric in metrics:
+        value, *interval = (quality[column] for column in metric.columns)
+        if value is not None:
+            ends = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval and interval[0] is not None else ""
+            parts.append(f"{metric.label} {value:.4f}{ends}")
+    return f"{', '.join(parts)}, after {quality['round'] + 1} rounds"
+
+
+def _format_metric(value: float | None) -> str:
+    return "-" if value is None else format_share(value, 3)
 
 
 def _print_caveats(folders: Iterable[tuple[str, RunFolder]]) -> None:
