@@ -226,6 +226,10 @@ class RunLoop:
         for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
             callback.on_failure(self.view, state, str(reason))
 
+    def list_callback_states(self) -> list[Tree]:
+        """The states of the callbacks, in their order."""
+        return list(self._callback_states.values())
+
     def _call_hooks(self, call: Callable[[Callback, Tree], Tree | None]) -> None:
         for (name, state), callback in zip(list(self._callback_states.items()), self.callbacks, strict=True):
             changed = call(callback, state)

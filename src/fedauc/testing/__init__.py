@@ -18,9 +18,11 @@ from fedauc.discovery import lookup
 
 if TYPE_CHECKING:
     from fedauc.testing.algorithm import check_algorithm as check_algorithm
+    from fedauc.testing.callback import check_callback as check_callback
     from fedauc.testing.dataset import check_dataset as check_dataset
     from fedauc.testing.engine import check_engine as check_engine
     from fedauc.testing.mean import check_mean as check_mean
+    from fedauc.testing.metric import check_metric as check_metric
     from fedauc.testing.model import check_model as check_model
     from fedauc.testing.objective import check_objective as check_objective
     from fedauc.testing.participation import check_participation as check_participation
