@@ -164,7 +164,7 @@ def list_families() -> tuple[Family, ...]:
             Callback,
             find_callbacks(),
             ("callbacks",),
-            "What happens beside training, separated by commas; nothing more unless given.",
+            "What happens beside training; nothing more unless given.",
             several=True,
         ),
         Family(

@@ -13,7 +13,7 @@ from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, Examples, examples
 from fedauc.discovery import lookup
 from fedauc.experiments.assembly import assemble_training
-from fedauc.experiments.callbacks import Callback, find_callbacks, make_recipe_callbacks
+from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.recipe import Recipe
@@ -93,8 +93,8 @@ def fit(
         history.append((phase.round, quality))
         return quality
 
-    chosen = make_recipe_callbacks(recipe, validation_rows is not None)
-    all_callbacks = (*map(_as_callback, callbacks), *chosen, Evaluation(measure_model))
+    chosen = choose_callbacks(recipe, [*map(_as_callback, callbacks)], validation_rows is not None)
+    all_callbacks = (*chosen, Evaluation(measure_model))
     columns = RecordColumns.of(evaluator.metrics, test_rows is not None, validation_rows is not None)
     loop = RunLoop(
         assembly,

@@ -14,7 +14,7 @@ import numpy as np
 from fedauc.data.clients import Clients, Examples
 from fedauc.data.preparation import Split, prepare_table
 from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training
-from fedauc.experiments.callbacks import Callback, make_recipe_callbacks
+from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
@@ -134,8 +134,8 @@ def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tu
         validation, test = data.held_out_examples(config.recipe.device)
         return evaluator.measure_model(run.model, run.round.phase, validation, test)
 
-    chosen = make_recipe_callbacks(config.recipe, data.split.validation is not None)
-    return (*config.callbacks, *chosen, Evaluation(measure_model, config.evaluate_every))
+    chosen = choose_callbacks(config.recipe, config.callbacks, data.split.validation is not None)
+    return (*chosen, Evaluation(measure_model, config.evaluate_every))
 
 
 class PreparedData:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fedauc.experiments.callbacks import Callback
+from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.config import from_plain, to_plain
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
@@ -67,10 +67,7 @@ class FederationAgreement:
 
     def __post_init__(self) -> None:
         # The sites' held-out rows are test rows, and nothing is chosen by test rows.
-        for name, default in (("keep", "last"), ("patience", None)):
-            if getattr(self.recipe, name) != default:
-                chosen = f"recipe.{name} is {getattr(self.recipe, name)!r}"
-                raise ValueError(f"{chosen}, but a federation has no validation rows: leave it at {default!r}")
+        choose_callbacks(self.recipe, self.callbacks, has_validation=False)
         names = [site.name for site in self.sites]
         if not names:
             raise ValueError("sites is empty; list at least 1 site")

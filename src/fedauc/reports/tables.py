@@ -42,11 +42,34 @@ def format_share(value: float, digits: int) -> str:
 
 
 class TextTable(NamedTuple):
-    """A table whose cells are text already, and a sentence that explains it."""
+    """A table whose cells are text already, and its caption; a narrow terminal omits the `optional` columns."""
 
     headers: list[str]
     rows: list[list[str]]
     caption: str
+    optional: list[str]
+
+    def fit_width(self, width: int) -> TextTable:
+        """The table without the last optional columns where it is wider than a terminal; the caption names them."""
+        shown, omitted = self, list[str]()
+        for header in reversed(self.optional):
+            if shown.minimum_width() <= width:
+                break
+            place = shown.headers.index(header)
+            headers, *rows = ([*row[:place], *row[place + 1 :]] for row in (shown.headers, *shown.rows))
+            shown, omitted = shown._replace(headers=headers, rows=rows), [header, *omitted]
+        if omitted:
+            note = f"Omitted, for lack of room: {', '.join(omitted)}; `show --json` has them."
+            shown = shown._replace(caption=f"{shown.caption} {note}".strip())
+        return shown
+
+    def minimum_width(self) -> int:
+        """The columns of a terminal that the table needs; a long setting is folded between its words."""
+        widths = []
+        for header, *cells in zip(self.headers, *self.rows, strict=True):
+            words = [word for cell in cells for word in cell.split()] if header == "setting" else cells
+            widths.append(max(map(len, (header, *words))))
+        return sum(widths) + 2 * (len(widths) - 1)
 
     def to_rich(self) -> Table:
         """The table for a terminal; a long setting is folded between its options."""
@@ -87,7 +110,7 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
     headers = ["method", f"{label}{measure}", *labels, "rounds", "up", "down", "sec", "p"]
     scores = " on the first seed's scores" if several_seeds else ""
     caption = f"p: paired DeLong test against {methods[0].method}{scores}." if len(methods) > 1 else ""
-    return TextTable(headers, rows, caption)
+    return TextTable(headers, rows, caption, labels[1:])
 
 
 def tabulate_settings(ranking: Ranking) -> TextTable:
@@ -106,10 +129,10 @@ def tabulate_settings(ranking: Ranking) -> TextTable:
         caption = (
             f"Sorted by validation {ranking.label} in each run's best round; final and best are test {ranking.label}."
         )
-        return TextTable(["setting", "runs", "validation", "final", "best", *labels], rows, caption)
+        return TextTable(["setting", "runs", "validation", "final", "best", *labels], rows, caption, labels)
     reason = "as there is no validation part: not for reporting"
     caption = f"Sorted by test {ranking.label} in each run's best round, {reason}."
-    return TextTable(["setting", "runs", "final", "best", *labels], rows, caption)
+    return TextTable(["setting", "runs", "final", "best", *labels], rows, caption, labels)
 
 
 def describe_groups(groups: Sequence[Sequence[str]]) -> str:
@@ -161,7 +184,7 @@ def print_run(folder: RunFolder) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """Print caveats on the data, then the table of a comparison or sweep with its caption."""
     _print_caveats(comparison.run_folders())
-    table = _tabulate_comparison(comparison)
+    table = _tabulate_comparison(comparison).fit_width(Console().width)
     Console().print(table.to_rich())
     if table.caption:
         Console().print(table.caption)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedauc.discovery import find_members
@@ -12,7 +13,7 @@ from fedauc.experiments.callbacks.early_stopping import EarlyStopping
 if TYPE_CHECKING:
     from fedauc.experiments.recipe import Recipe
 
-__all__ = ["Callback", "find_callbacks", "make_recipe_callbacks"]
+__all__ = ["Callback", "choose_callbacks", "find_callbacks"]
 
 
 def find_callbacks() -> dict[str, type[Callback]]:
@@ -20,13 +21,17 @@ def find_callbacks() -> dict[str, type[Callback]]:
     return find_members(__name__, Callback)
 
 
-def make_recipe_callbacks(recipe: Recipe, has_validation: bool) -> list[Callback]:
-    """The callbacks that a recipe asks for with `keep` and `patience`; both choose by the validation rows."""
-    given = {"keep": recipe.keep != "last" and repr(recipe.keep), "patience": recipe.patience}
-    for name, value in given.items():
-        if value and not has_validation:
+def choose_callbacks(recipe: Recipe, given: Sequence[Callback], has_validation: bool) -> tuple[Callback, ...]:
+    """The callbacks that a recipe asks for with `keep` and `patience`, then the given ones."""
+    for name, value, default in (("keep", recipe.keep, "last"), ("patience", recipe.patience, None)):
+        if value != default and not has_validation:
             remedy = f"hold out validation rows, or leave {name} at its default"
-            raise ValueError(f"{name} is {value}, but there are no validation rows to compare rounds by: {remedy}")
+            raise ValueError(f"{name} is {value!r}, but there are no validation rows to compare rounds by: {remedy}")
+    for callback in given:
+        if callback.needs_validation and not has_validation:
+            raise ValueError(
+                f"callbacks holds {callback!r}, which needs validation rows: hold some out, or leave it out"
+            )
     best = [BestModel()] if recipe.keep == "best" else []
     stopping = [] if recipe.patience is None else [EarlyStopping(recipe.patience)]
-    return [*best, *stopping]
+    return (*best, *stopping, *given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -29,8 +29,11 @@ class Best(NamedTuple):
 class BestModel(Callback):
     """Keeps the model with the highest value of the validation metric, the first of equals, and ends the run with it.
 
-    The option `keep="best"` of a recipe adds this callback.
+    The field `keep="best"` of a recipe adds this callback.
     """
+
+    name: ClassVar[str] = "best-model"
+    needs_validation: ClassVar[bool] = True
 
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
         """Keep a better model; a copy, because an engine may reuse the memory of its tensors."""

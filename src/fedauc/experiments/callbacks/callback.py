@@ -34,6 +34,9 @@ class Callback:
     name: ClassVar[str]
     """By which a configuration names the callback; without a name it can only be passed in Python."""
 
+    needs_validation: ClassVar[bool] = False
+    """Whether the callback compares rounds by the validation rows; a run without such rows refuses it."""
+
     def __post_init__(self) -> None:
         check_fields(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
@@ -29,9 +29,11 @@ class Waiting(NamedTuple):
 class EarlyStopping(Callback):
     """Stops the run after so many evaluations in a row without a new best value of the validation metric.
 
-    The option `patience` of a recipe adds this callback.
+    The field `patience` of a recipe adds this callback.
     """
 
+    name: ClassVar[str] = "early-stopping"
+    needs_validation: ClassVar[bool] = True
     patience: int = option(5, "Evaluations without a new best value.", at_least=1)
 
     def initial_state(self) -> Tree:
