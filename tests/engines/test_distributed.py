@@ -67,3 +67,39 @@ def test_the_command_line_runs_under_torchrun(capsys: pytest.CaptureFixture[str]
     sorted((tmp_path / "two" / "checkpoints").iterdir())[-1].unlink()
     assert fedauc(capsys, "resume", str(tmp_path / "two")).code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+STOPPERS = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch.distributed as dist
+from fedauc.experiments.callbacks import Callback
+
+@dataclass(frozen=True)
+class StopOnRank(Callback):
+    \"\"\"Asks one rank to stop in the middle of the second cycle.\"\"\"
+    name: ClassVar[str] = "stop-on-rank"
+    rank: int = 0
+    def on_round_end(self, run, state):
+        if dist.get_rank() == self.rank and run.rounds_done == 4:
+            run.stop_run(f"rank {self.rank} has had enough")
+"""
+
+
+def test_all_ranks_stop_when_rank_0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that goes on alone would wait for the others for ever."""
+    (tmp_path / "stoppers.py").write_text(STOPPERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDAUC_PLUGINS", "stoppers")
+    arguments = ["run", "--data", "synthetic", "--data.clients", "6", "--cycles", "3", "--local-steps", "2"]
+    arguments += ["--groups", "3", "--method", "a-scaffold", "--callbacks", "stop-on-rank"]
+    results = {}
+    for rank in (0, 1):
+        out = tmp_path / str(rank)
+        torchrun(2, "-m", "fedauc", *arguments, "--callbacks.stop-on-rank.rank", str(rank), "--out", str(out))
+        results[rank] = json.loads((out / "result.json").read_text())
+    assert results[0]["stopped_early"] == "rank 0 has had enough"
+    assert results[0]["final"]["rounds"] == 4
+    # Rank 1 alone decides nothing: three cycles of three rounds.
+    assert "stopped_early" not in results[1]
+    assert results[1]["final"]["rounds"] == 9

@@ -170,9 +170,11 @@ class RunLoop:
             self.losses.append(finished.loss)
         record_count = len(self.records)
         self._call_hooks(lambda callback, state: callback.on_round_end(self.view, state))
+        self._agree_on_stop()
+        self._call_hooks(lambda callback, state: callback.evaluate_round(self.view, state))
         if len(self.records) > record_count:
             self._call_hooks(lambda callback, state: callback.on_evaluation(self.view, state))
-        self._agree_on_stop()
+            self._agree_on_stop()
         self.seconds = self.elapsed_seconds()
         self._round_begin = time.perf_counter()
         if self.is_checkpoint_due(finished):

@@ -2,7 +2,8 @@
 
 After every round the run loop (`experiments/run_loop.py`) calls the callbacks in order:
 
-    on_round_end     after each round; the evaluation is the last callback that uses it
+    on_round_end     after each round
+    evaluate_round   then the evaluation measures the model, where that is due, and makes a record
     on_evaluation    if a record was made
     on_checkpoint    just before the run is saved, where that is due
 
@@ -46,6 +47,10 @@ class Callback:
 
     def on_round_end(self, run: RunView, state: Tree) -> Tree | None:
         """After a round, before its evaluation."""
+        return state
+
+    def evaluate_round(self, run: RunView, state: Tree) -> Tree | None:
+        """After `on_round_end` of all callbacks: make a record with `run.add_record`, where one is due."""
         return state
 
     def on_evaluation(self, run: RunView, state: Tree) -> Tree | None:

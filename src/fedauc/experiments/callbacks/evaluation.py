@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Evaluation(Callback):
     """Measures the model every so many learning cycles and after the last round; None means that there is no record.
 
-    It comes last among the callbacks, so that it also evaluates a round in which another one has stopped the run.
+    The last round may be one in which another callback has stopped the run.
     """
 
     measure: Callable[[RunView], Mapping[str, Any] | None] = field(
@@ -26,7 +26,7 @@ class Evaluation(Callback):
     )
     every: int = option(1, "Cycles between evaluations.", at_least=1)
 
-    def on_round_end(self, run: RunView, state: Tree) -> None:
+    def evaluate_round(self, run: RunView, state: Tree) -> None:
         """Evaluate where that is due."""
         phase = run.round.phase
         ends_cycle = phase.ends_cycle and not phase.scoring
