@@ -75,9 +75,8 @@ def expected_stop(values: list[float], patience: int) -> int | None:
 
 @dataclass(frozen=True)
 class Collect(Callback):
-    """Collects the models and what each hook sees."""
+    """Collects what each hook sees."""
 
-    models: dict[int, Model] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
     def on_round_end(self, run: RunView, state: Tree) -> None:
@@ -85,7 +84,6 @@ class Collect(Callback):
 
     def on_evaluation(self, run: RunView, state: Tree) -> None:
         self.calls.append(f"evaluation {run.rounds_done}, {len(run.records)} records")
-        self.models[run.round.phase.round] = run.model
 
     def on_checkpoint(self, run: RunView, state: Tree) -> None:
         self.calls.append(f"checkpoint {run.rounds_done}")
@@ -172,15 +170,17 @@ def test_runs_of_a_group_stop_early_each_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage_output", ["last", "ema"])
 def test_the_kept_model_is_that_of_the_best_round(tmp_path: Path, stage_output: str) -> None:
     run = Run.create(make_config(keep="best", stage_output=stage_output), tmp_path / "run")
-    collect = Collect()
-    run.loop.callbacks = (collect, *run.loop.callbacks)
-    run.loop.__post_init__()
-    result, records = run.train_to_end(), run.folder.read_records()
+    models: dict[int, Model] = {}
+
+    def collect_model(progress: Progress) -> None:
+        models[progress.done - 1] = run.loop.evaluated_model()
+
+    result, records = run.train_to_end(collect_model), run.folder.read_records()
     best = max(records, key=lambda record: record["validation_auc"])
     assert best["round"] < records[-1]["round"], "otherwise the last round would be the best one"
     assert result["kept_round"] == best["round"]
     assert result["final"] == best
-    module = run.assembly.network.build_module(collect.models[best["round"]])
+    module = run.assembly.network.build_module(models[best["round"]])
     stored = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
     assert all(torch.equal(stored[name], weight) for name, weight in module.state_dict().items())
     labels, scores = run.folder.read_scores()
@@ -295,7 +295,6 @@ def _payload(path: Path) -> Any:
 
 
 def test_fit_returns_the_best_model_and_what_training_needs_to_go_on() -> None:
-    collect = Collect()
     recipe = small_recipe("a-scaffold", cycles=8, learning_rate=3.0, keep="best", patience=2)
     validation = held_out(rows=120)
     fitted = fit(
@@ -305,7 +304,6 @@ def test_fit_returns_the_best_model_and_what_training_needs_to_go_on() -> None:
         test=held_out(),
         validation=validation,
         metrics=["pauc@0.2", "auc"],
-        callbacks=[collect],
     )
     values = [quality["validation_pauc@0.2"] for _, quality in fitted.history]
     assert list(fitted.history[0][1]) == ["pauc@0.2", "auc", "low", "high", "validation_pauc@0.2"]

@@ -20,7 +20,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.ledger import Traffic
-from fedauc.metrics import DEFAULT_METRICS, parse_metrics
+from fedauc.metrics import DEFAULT_METRICS, Metric, parse_metrics
 from fedauc.network import ModuleNetwork
 from fedauc.training import State
 from fedauc.trees import Tree
@@ -61,17 +61,17 @@ def fit(
     method: str | Recipe = "cycp-pairwise",
     test: Examples | tuple[Any, Any] | None = None,
     validation: Examples | tuple[Any, Any] | None = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
     callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Fitted:
     """Train `module` on the clients' data; evaluate on `test` and `validation` rows after every cycle.
 
-    Held-out rows are examples, or a pair of arrays. `metrics` are texts such as `pauc@0.05`; all are measured on the
-    test rows, and the first one on the validation rows too. `callbacks` are instances, or names of those that
-    `fedauc list callbacks` shows. `settings` are fields of the recipe, the algorithm or the schedule, such as `cycles`,
-    `learning_rate`, `objective`, `groups`, `seed`, `keep="best"` or `patience`. The module itself is left as it was;
-    the trained one is in the result.
+    Held-out rows are examples, or a pair of arrays. `metrics` are texts such as `pauc@0.05`, or instances; all are
+    measured on the test rows, and the first one on the validation rows too. `callbacks` are instances, or names of
+    those that `fedauc list callbacks` shows. `settings` are fields of the recipe, the algorithm or the schedule, such
+    as `cycles`, `learning_rate`, `objective`, `groups`, `seed`, `keep="best"` or `patience`. The module itself is left
+    as it was; the trained one is in the result.
     """
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class RunLoop:
     """
 
     assembly: Assembly
-    start: Checkpoint
+    start: InitVar[Checkpoint]
     callbacks: Sequence[Callback]
     columns: RecordColumns
     folder: RunFolder | None = None
@@ -88,19 +88,18 @@ class RunLoop:
     reports_losses: bool = True
     evaluates_average: bool = False
 
-    def __post_init__(self) -> None:
-        self.state: State = self.start.state
-        self.stop_reason = self.start.stop_reason
+    def __post_init__(self, start: Checkpoint) -> None:
+        self.state: State = start.state
+        self.stop_reason = start.stop_reason
         self.losses: list[Tensor] | None = None
         if self.reports_losses:
-            self.losses = [torch.tensor(loss, dtype=torch.float64) for loss in self.start.losses]
+            self.losses = [torch.tensor(loss, dtype=torch.float64) for loss in start.losses]
         self.records: list[dict[str, Any]] = self.folder.read_records() if self.folder else []
         self.seconds = self.folder.training_seconds() if self.folder else 0.0
         self.last_round: Round | None = None
         self.chosen_model: tuple[Model, int] | None = None
         self.live_objects: dict[str, Any] = {}
-        stored = self.start.callback_states
-        names = _number_callbacks(self.callbacks)
+        stored, names = start.callback_states, _number_callbacks(self.callbacks)
         self._callback_states = {
             name: stored[name] if name in stored else callback.initial_state()
             for name, callback in zip(names, self.callbacks, strict=True)

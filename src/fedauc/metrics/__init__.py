@@ -81,9 +81,9 @@ def parse_metric(text: str) -> Metric:
         raise ValueError(f"metric {text!r}: {error}") from error
 
 
-def parse_metrics(texts: Iterable[str]) -> tuple[Metric, ...]:
-    """Several metrics, at least one, each once."""
-    metrics = tuple(map(parse_metric, texts))
+def parse_metrics(texts: Iterable[str | Metric]) -> tuple[Metric, ...]:
+    """Several metrics, as texts or instances; at least one, each once."""
+    metrics = tuple(text if isinstance(text, Metric) else parse_metric(text) for text in texts)
     if not metrics:
         raise ValueError(f"metrics is empty; name at least 1, such as {','.join(DEFAULT_METRICS)}")
     names = [metric.text for metric in metrics]
