@@ -320,17 +320,19 @@ def _is_auc(value: object) -> bool:
 def summarize_folder(folder: RunFolder, stopped: str) -> Record:
     """The record of a run folder."""
     rounds, environment = folder.read_records(), json.loads((folder.path / "environment.json").read_text())
-    last = rounds[-1] if rounds else {}
+    result = folder.read_result() if folder.done else {}
+    # With `keep` a run may end with the model of an earlier round, whose scores are the stored ones.
+    final = result["final"] if folder.done else rounds[-1] if rounds else {}
     curve = []
     for line in rounds:
         sent = line["bytes_up"] + line["bytes_down"]
         curve.append(Point(line["cycle"], line["rounds"], sent, line["auc"], line.get("validation_auc")))
     return Record(
         stopped=stopped,
-        **{name: last.get(name) for name in ("auc", "low", "high", "average_precision")},
+        **{name: final.get(name) for name in ("auc", "low", "high", "average_precision")},
         curve=tuple(curve),
         seconds=round(folder.training_seconds(), 3),
-        data=folder.read_result()["data"] if folder.done else "",
+        data=result.get("data", ""),
         versions={name: environment[name] for name in ("fedauc", "python", "torch", "numpy", "gpu")},
         commit=find_source_commit(),
     )

@@ -21,7 +21,7 @@ from small_federations import held_out
 
 
 class Evaluations(NamedTuple):
-    count: Tensor
+    done: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class StopAfterEvaluations(Callback):
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
         with pytest.raises(ValueError, match="its rows are at its site; only a simulation can show them"):
             run.client_examples(0)
-        if int(state.count) + 1 == self.evaluations:
+        if int(state.done) + 1 == self.evaluations:
             run.stop_run(f"{self.evaluations} evaluations are enough")
-        return Evaluations(state.count + 1)
+        return Evaluations(state.done + 1)
 
 
 class Killed(Exception):
