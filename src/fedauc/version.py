@@ -1,3 +1,0 @@
-"""The version, in one place."""
-
-VERSION = "0.2.0"
