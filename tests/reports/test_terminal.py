@@ -145,7 +145,8 @@ def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
 
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     outcome = fedauc(capsys, "data", "status", "--folder", str(tmp_path))
-    assert outcome.out.splitlines()[-1] == "need no files here: creditcard, medicare-like, synthetic, table"
+    names = "creditcard, medicare-like, synthetic, synthetic-tokens, table"
+    assert outcome.out.splitlines()[-1] == f"need no files here: {names}"
 
 
 # --------------------------------------------------------------------------------------------------- the paper's tables
