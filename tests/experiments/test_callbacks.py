@@ -250,6 +250,29 @@ def test_a_callback_sees_copies_of_the_clients_rows() -> None:
     assert same_bits(fitted.state.server, again.state.server)
 
 
+@dataclass(frozen=True)
+class ClearModel(Callback):
+    """Overwrites its copy of the model in every hook."""
+
+    def on_round_end(self, run: RunView, state: Tree) -> None:
+        run.model.weights.zero_()
+
+    def on_evaluation(self, run: RunView, state: Tree) -> None:
+        run.model.weights.zero_()
+        assert run.model.weights.any()
+
+
+@pytest.mark.parametrize("stage_output", ["last", "ema"])
+def test_a_callback_cannot_change_the_model_that_is_trained(stage_output: str) -> None:
+    recipe = small_recipe("cycp-minimax", stage_output=stage_output)
+    fitted, expected = (
+        fit(linear_scorer(), small_federation(), recipe, test=held_out(), callbacks=callbacks)
+        for callbacks in ([ClearModel()], [])
+    )
+    assert same_bits(fitted.state.server, expected.state.server)
+    assert fitted.history == expected.history
+
+
 def test_a_progress_line_is_printed_for_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small_recipe("cycp-minimax", cycles=3)
     fitted = fit(linear_scorer(), small_federation(), recipe, test=held_out(), callbacks=["progress-line"])

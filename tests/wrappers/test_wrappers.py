@@ -296,6 +296,20 @@ def test_a_personal_head_never_leaves_its_client() -> None:
     assert all(torch.equal(weights[:-HEAD], shared.weights[:-HEAD]) for weights in models)
 
 
+@pytest.mark.parametrize("wrappers", ["momentum,personal-head", "personal-head,momentum"])
+@pytest.mark.parametrize("method", ["cycp-fedavg", "a-scaffold"])
+def test_a_personal_head_scores_rows_inside_and_outside_another_wrapper(method: str, wrappers: str) -> None:
+    """Clients of cycp-fedavg keep nothing inside the head's wrapper, and those of a-scaffold keep variates."""
+    recipe = small_recipe(method, cycles=1, wrappers=wrappers)
+    test = held_out()._replace(clients=np.zeros(len(held_out().labels), dtype=int))
+    fitted = fit(two_layers(), small_federation(), recipe, test=test)
+    model = fitted.state.server.shared if method == "cycp-fedavg" else fitted.state.server.shared.model
+    state = fitted.client_states[0].wrapper if wrappers.endswith("head") else fitted.client_states[0].inner.wrapper
+    scores = score_two_layers(torch.cat([model.weights[:-HEAD], state]), test.inputs)
+    assert not torch.equal(state, model.weights[-HEAD:])
+    assert fitted.history[-1][1].auc == pytest.approx(auc(test.labels.numpy(), scores.numpy()), abs=1e-12)
+
+
 def test_rows_are_scored_with_the_head_of_their_client() -> None:
     clients, recipe = small_federation(), make_recipe("cycp-fedavg", TWINS["personal-head"])
     test = held_out()._replace(clients=np.arange(len(held_out().labels)) % (len(clients) + 1))

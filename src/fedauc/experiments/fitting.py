@@ -33,9 +33,10 @@ CHECKED_ROWS = 256
 class Fitted:
     """A trained model, how it got there, and what travelled. `history` holds (round, quality) per evaluated cycle.
 
-    `round` is the round that the module comes from: the last one, or the best one with `keep="best"`. `state` is the
-    training state after the last round and `client_states` what each client keeps, both as `Training.rounds` needs them
-    to go on. `stopped_early` says why a callback has ended the run.
+    Rounds count from 0, so the model of round r has seen r + 1 rounds. `round` is the round that the module comes from:
+    the last one, or the best one with `keep="best"`. `state` is the training state after the last round
+    (`state.round` is the number of rounds that are done) and `client_states` what each client keeps, both as
+    `Training.rounds` needs them to go on. `stopped_early` says why a callback has ended the run.
     """
 
     module: nn.Module
@@ -48,7 +49,7 @@ class Fitted:
     stopped_early: str | None = None
 
     def scores(self, inputs: Any) -> np.ndarray:
-        """Raw scores of new rows."""
+        """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's."""
         if len(inputs) == 0:
             return np.zeros(0)
         network = ModuleNetwork(self.module)

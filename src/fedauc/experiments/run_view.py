@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedauc.data.clients import Examples
 from fedauc.experiments.evaluation import score_rows
 from fedauc.interfaces import Model
 from fedauc.training import Round
+from fedauc.trees import tree_map
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,7 +31,10 @@ class RunView:
 
     @property
     def round(self) -> Round:
-        """The last round of this process: phase, cohort, loss, diagnostics, traffic, and the state after it."""
+        """The last round of this process: phase, cohort, loss, diagnostics, traffic, and the state after it.
+
+        Training goes on from that state, so its tensors must not be changed in place; `model` is a copy.
+        """
         if self._loop.last_round is None:
             raise ValueError("no round has finished since the run was resumed; use rounds_done and records instead")
         return self._loop.last_round
@@ -85,16 +90,17 @@ class RunView:
 
     @property
     def model(self) -> Model:
-        """The model that is evaluated after this round, as flat vectors; its tensors must not be changed in place."""
-        return self._loop.evaluated_model()
+        """A copy of the model that is evaluated after this round, as flat vectors; changing it changes no training."""
+        model: Model = tree_map(torch.clone, self._loop.evaluated_model())
+        return model
 
     def build_module(self) -> nn.Module:
         """A copy of the module with the weights of `model`."""
-        return self._loop.network.build_module(self.model)
+        return self._loop.network.build_module(self._loop.evaluated_model())
 
     def score_rows(self, inputs: Tensor) -> np.ndarray:
         """The raw outputs of `model` for rows, in float64."""
-        return score_rows(self._loop.network, self.model, inputs)
+        return score_rows(self._loop.network, self._loop.evaluated_model(), inputs)
 
     @property
     def client_count(self) -> int:

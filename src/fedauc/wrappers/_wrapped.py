@@ -103,10 +103,12 @@ class WrappedAlgorithm(Algorithm):
         """As the inner algorithm."""
         return self.inner.extract_model(shared)
 
-    def personal_model(self, model: Model, client_state: WrappedState) -> Model:
-        """The inner algorithm's, then the wrapper's."""
-        inner_model = self.inner.personal_model(model, client_state.inner)
-        return self.wrapper.personal_model(inner_model, client_state.wrapper)
+    def personal_model(self, model: Model, client_state: Tree) -> Model:
+        """The inner algorithm's, then the wrapper's, where they have personal models."""
+        inner_state, wrapper_state = client_state or ((), ())
+        if self.inner.has_personal_models:
+            model = self.inner.personal_model(model, inner_state)
+        return self.wrapper.personal_model(model, wrapper_state) if self.wrapper.has_personal_models else model
 
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """As the inner algorithm."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 
 from fedauc.experiments.callbacks.callback import Callback
-from fedauc.trees import is_empty, tree_map
+from fedauc.trees import is_empty
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,11 @@ class BestModel(Callback):
     needs_validation: ClassVar[bool] = True
 
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
-        """Keep a better model; a copy, because an engine may reuse the memory of its tensors."""
+        """Keep a better model."""
         value = run.records[-1][run.validation_column]
         if not is_empty(state) and value <= state.value.item():
             return state
-        model = tree_map(torch.clone, run.model)
-        return Best(torch.tensor(value, dtype=torch.float64), torch.tensor(run.round.phase.round), model)
+        return Best(torch.tensor(value, dtype=torch.float64), torch.tensor(run.round.phase.round), run.model)
 
     def on_finish(self, run: RunView, state: Tree) -> None:
         """Let the run end with the best model."""
