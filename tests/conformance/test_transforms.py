@@ -81,5 +81,9 @@ def test_the_suite_finds_what_is_wrong() -> None:
         check_transform(HalfPrecision())
     with pytest.raises(AssertionError, match="order of the clients"):
         check_mean(FirstClient())
+    with pytest.raises(AssertionError, match=r"Backwards is a class; check an instance: Backwards\(\)"):
+        check_server_optimizer(Backwards)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="is no UploadTransform, which this suite is for"):
+        check_transform(Backwards())  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="move the weights in their direction"):
         check_server_optimizer(Backwards())

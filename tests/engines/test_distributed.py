@@ -32,7 +32,7 @@ def torchrun(ranks: int, *command: str) -> None:
         ("cycp-minimax", "loop", 2, {}),
         ("rs-pairwise", "loop", 3, {}),
         ("cycp-minimax", "loop", 2, {"transforms": ["clip", "quantize"], "server_optimizer": "momentum"}),
-        ("cycp-pairwise", "batched", 2, {"mean": "median", "groups": 2, "transforms": ["top-k"]}),
+        ("cycp-pairwise", "batched", 2, {"mean": "median", "groups": 2, "per_round": 3, "transforms": ["top-k"]}),
         ("scaffold", "batched", 2, {"wrappers": ["personal-head", "momentum"]}),
         ("cycp-minimax", "loop", 2, {"wrappers": ["fedprox", "adam"]}),
     ],

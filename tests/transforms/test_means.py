@@ -83,5 +83,9 @@ def test_two_wrong_clients_of_eight_do_not_move_a_robust_mean_far(mean: Median |
 def test_a_cohort_that_is_too_small_is_refused_with_the_bound() -> None:
     with pytest.raises(ValueError, match="wrong is 2; 6 clients per round allow at most 1: lower wrong"):
         Krum(wrong=2).check_cohort_size(6)
+    with pytest.raises(ValueError, match="mean is 'krum', which needs 3 clients per round; there are 2"):
+        Krum(wrong=0).check_cohort_size(2)
+    with pytest.raises(ValueError, match="mean is 'median', which needs 3 clients per round; there are 1"):
+        Median().check_cohort_size(1)
     with pytest.raises(ValueError, match=r"trim is 0.1, which leaves out nobody of 6 clients .* raise trim to 0.167"):
         TrimmedMean(trim=0.1).check_cohort_size(6)

@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "quantize to 4 bits without feedback": {"transforms": (Quantize(bits=4, error_feedback=False),)},
     "top-k": {"transforms": (TopK(share=0.2),)},
     "clip and quantize": {"transforms": (Clip(norm=0.05), Quantize())},
-    "median": {"mean": Median()},
+    "median": {"mean": Median(), "participation": "full"},
     "trimmed mean": {"mean": TrimmedMean(trim=0.34), "participation": "full"},
     "krum": {"mean": Krum(wrong=1), "participation": "full"},
     "momentum": {"server_optimizer": Momentum()},
@@ -46,7 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "moving average": {"stage_output": "ema", "ema_decay": 0.7},
     "everything": {
         "transforms": (Clip(norm=0.1), Quantize(bits=4)),
-        "mean": Median(),
+        "mean": TrimmedMean(trim=0.34),
+        "participation": "full",
         "server_optimizer": Momentum(),
         "stage_output": "ema",
     },
@@ -125,7 +126,7 @@ def test_every_case_changes_the_result(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["cycp-minimax", "cycp-pairwise", "scaffold"])
 def test_a_run_resumed_in_the_middle_gives_the_same_bits(method: str, case: str, tmp_path: Path) -> None:
     whole = run_case(method, case)
     training, _, state = assemble_case(method, case)
@@ -145,11 +146,12 @@ def test_a_run_resumed_in_the_middle_gives_the_same_bits(method: str, case: str,
     assert last.traffic == whole[-1].traffic
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "participation" not in CASES[name]])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("method", ["cycp-pairwise", "codasca"])
 def test_a_federation_of_sites_gives_the_simulators_bits(method: str, case: str, tmp_path: Path) -> None:
     agreement = replace(
-        make_agreement(method, {"evaluation": "none"}, participation="cyclic", **CASES[case]), model=MLP(hidden=(8,))
+        make_agreement(method, {"evaluation": "none"}, **{"participation": "cyclic", **CASES[case]}),
+        model=MLP(hidden=(8,)),
     )
     grid, rounds = make_grid(tmp_path / "sites"), list[Round]()
     run = FederatedRun.create(agreement, make_exchange(grid, agreement), tmp_path / "run")
@@ -183,7 +185,7 @@ def test_what_does_not_compose_is_refused_with_the_reason() -> None:
         Recipe.of("cycp-fedavg", transforms=["quantize", "clip"])
     with pytest.raises(ValueError, match="transforms lists 'clip' 2 times"):
         UploadPipeline((Clip(), Clip(norm=2.0)))
-    with pytest.raises(ValueError, match="wrong is 3; 2 clients per round allow at most 0"):
+    with pytest.raises(ValueError, match="mean is 'krum', which needs 3 clients per round; there are 2"):
         assemble_training(small_recipe("cycp-fedavg", mean=Krum(wrong=3)), scorer(), small_federation())
 
 

@@ -79,9 +79,12 @@ def _generator_states() -> tuple[object, ...]:
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
-def check_configuration(member: Any) -> None:
-    """A member is a frozen, hashable dataclass that survives JSON, as config.json stores it."""
+def check_configuration(member: Any, base: type = object) -> None:
+    """A member is a frozen, hashable dataclass of its base class that survives JSON, as config.json stores it."""
+    if isinstance(member, type):
+        raise AssertionError(f"{member.__name__} is a class; check an instance: {member.__name__}()")
     kind, owner = type(member), plugins.describe_owner(type(member))
+    expect(isinstance(member, base), f"{owner} is no {base.__name__}, which this suite is for")
     expect(dataclasses.is_dataclass(member), f"{owner} must be a dataclass: put @dataclass(frozen=True) above it")
     twin = dataclasses.replace(copy.deepcopy(member))
     expect(twin == member, f"{owner} is not equal to a copy with the same parameters")

@@ -49,7 +49,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     >>> from fedauc.algorithms.fedavg import FedAvg
     >>> check_algorithm(FedAvg(weight_decay=0.01))
     """
-    check_configuration(algorithm)
+    check_configuration(algorithm, Algorithm)
     check_client_methods(algorithm)
     check_arguments_unchanged(algorithm)
     check_model_replacement(algorithm)

@@ -36,7 +36,12 @@ class Outcome(NamedTuple):
 def check_callback(callback: Callback) -> None:
     """Check a callback in runs with and without it, and in runs that are paused after a round and resumed."""
     if isinstance(getattr(callback, "name", None), str):
-        check_configuration(callback)
+        check_configuration(callback, Callback)
+    for name in dir(callback):
+        expect(
+            not name.startswith("on_") or hasattr(Callback, name),
+            f"{name} is no hook of a Callback; check its spelling",
+        )
     check_state(callback)
     complete = train_run(callback)
     check_training_unchanged(callback, complete)

@@ -10,7 +10,7 @@ from fedauc.testing._expectations import check_configuration, expect, untouched_
 
 def check_dataset(dataset: Dataset, seeded: bool = True) -> None:
     """Check a dataset. With `seeded=False` its split is given, so that the seed must change nothing."""
-    check_configuration(dataset)
+    check_configuration(dataset, Dataset)
     check_rows(dataset)
     check_seeds(dataset, seeded)
 

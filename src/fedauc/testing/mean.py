@@ -16,7 +16,7 @@ CLIENTS = 9
 
 def check_mean(mean: Mean) -> None:
     """Check a mean by hand, then in runs of all clients of a small federation on the loop and the batched engine."""
-    check_configuration(mean)
+    check_configuration(mean, Mean)
     check_combination(mean)
     for engine in ("loop", "batched"):
         recipe = small_recipe("cycp-minimax", engine=engine, participation="full", mean=mean)

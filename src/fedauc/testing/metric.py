@@ -18,7 +18,7 @@ ROWS = 400
 
 def check_metric(metric: Metric) -> None:
     """Check a metric on scores with and without ties, and on embeddings where it takes them."""
-    check_configuration(metric)
+    check_configuration(metric, Metric)
     check_text(metric)
     for levels in (None, 5):
         check_measurement(metric, levels)

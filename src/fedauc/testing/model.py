@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 def check_model(config: ModelConfig, inputs: Tensor | None = None) -> None:
     """Check a model configuration on a few rows of your own, or on five images `[3, 8, 8]` of bytes."""
     rows = random_images() if inputs is None else inputs.double() if inputs.is_floating_point() else inputs
-    check_configuration(config)
+    check_configuration(config, ModelConfig)
     check_outputs(config, rows)
     check_build_seed(config, rows)
     check_rows_apart(config, rows)

@@ -32,7 +32,7 @@ def check_objective(objective: Objective) -> None:
     known = (PairObjective, PointObjective, Minimax)
     kinds = ", ".join(kind.__name__ for kind in known)
     expect(isinstance(objective, known), f"{type(objective).__name__} derives from none of {kinds}")
-    check_configuration(objective)
+    check_configuration(objective, Objective)
     check_score_choice(objective)
     check_number_fields(objective)
     expect(objective.batch_kind in ("classes", "rows"), f"batch_kind is {objective.batch_kind!r}; use classes or rows")

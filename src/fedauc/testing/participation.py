@@ -19,7 +19,7 @@ ROUNDS = 24
 
 def check_participation(participation: Participation, clients: Roster | None = None, rounds: int = ROUNDS) -> None:
     """Check a participation for clients of your own, or for 30 clients without and with group labels."""
-    check_configuration(participation)
+    check_configuration(participation, Participation)
     for roster in [clients] if clients is not None else [Roster(SIZES), Roster(SIZES, LABELS)]:
         check_cohorts(participation, roster, rounds)
         check_groups(participation, roster)

@@ -16,7 +16,7 @@ DATA = Rows(np.zeros((ROWS, 1)), LABELS, np.arange(ROWS) % 40, np.array(["x", "y
 
 def check_partition(partition: Partition, rows: Rows = DATA, seeded: bool = True) -> None:
     """Check a partition on your rows or on 2000 of its own; with `seeded=False` the seed must change nothing."""
-    check_configuration(partition)
+    check_configuration(partition, Partition)
     check_assignment(partition, rows)
     with untouched_generators("the partition"):
         first, again, different = (partition.assign(rows, seed).client for seed in (5, 5, 6))

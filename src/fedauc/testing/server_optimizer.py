@@ -16,7 +16,7 @@ METHODS = ("cycp-fedavg", "a-scaffold", "cycp-minimax", "cycp-pairwise")
 
 def check_server_optimizer(optimizer: ServerOptimizer) -> None:
     """Check an optimizer by hand, then in runs of four methods."""
-    check_configuration(optimizer)
+    check_configuration(optimizer, ServerOptimizer)
     check_updates(optimizer)
     for method in METHODS:
         recipe = small_recipe(method, server_optimizer=optimizer)

@@ -8,7 +8,7 @@ from fedauc.testing._expectations import check_configuration, expect
 
 def check_stage_rule(rule: StageRule) -> None:
     """Check a stage rule: its configuration, and its stages for short and long runs."""
-    check_configuration(rule)
+    check_configuration(rule, StageRule)
     for cycles in (1, 2, 3, 7, 100):
         check_stages(rule, cycles)
 

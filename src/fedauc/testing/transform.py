@@ -18,7 +18,7 @@ CLIENTS = 3
 
 def check_transform(transform: UploadTransform) -> None:
     """Check a transform by hand, then in runs of two methods on the loop and the batched engine."""
-    check_configuration(transform)
+    check_configuration(transform, UploadTransform)
     with untouched_generators(f"the transform {transform.name!r}"):
         check_client_side(transform)
         check_server_side(transform)

@@ -22,7 +22,7 @@ METHODS = ("cycp-fedavg", "a-scaffold", "cycp-minimax", "cycp-pairwise")
 
 def check_wrapper(wrapper: Wrapper) -> None:
     """Check a wrapper around four algorithms: client methods by hand, then runs on the loop and the batched engine."""
-    check_configuration(wrapper)
+    check_configuration(wrapper, Wrapper)
     for name in METHODS:
         method = find_methods()[name]
         algorithm = method.algorithm(**dict(method.parameters))

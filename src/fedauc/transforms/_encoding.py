@@ -17,9 +17,6 @@ from fedauc.trees import Tree, is_empty, tree_add, tree_map, tree_sub
 if TYPE_CHECKING:
     from torch import Tensor
 
-SENT_AS_IS = 16
-"""Tensors with at most so many numbers, such as dual variables, are not encoded: there is nothing to gain."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingTransform(UploadTransform):
@@ -50,7 +47,8 @@ class EncodingTransform(UploadTransform):
 
         def encode_leaf(leaf: Tensor) -> Tree:
             vector, leaf_key = leaf.reshape(*leaf.shape[:leading], -1), fold_in(key, next(numbers))
-            return leaf if vector.shape[-1] <= SENT_AS_IS else self.encode_vector(vector, leaf_key)
+            # For a single number, such as a dual variable, there is nothing to gain.
+            return leaf if vector.shape[-1] <= 1 else self.encode_vector(vector, leaf_key)
 
         encoded = tree_map(encode_leaf, target)
         if self.error_feedback:

@@ -33,7 +33,7 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(EncodingTransform):
-    """Sends the change as 8-bit or 4-bit codes; dual variables and other small tensors stay as they are."""
+    """Sends the change as 8-bit or 4-bit codes; single numbers (dual variables) stay as they are."""
 
     name: ClassVar[str] = "quantize"
     bits: int = option(8, "Bits of a number: 8 or 4.", at_least=4, at_most=8)

@@ -26,6 +26,13 @@ class Median(Mean):
 
     name: ClassVar[str] = "median"
 
+    def check_cohort_size(self, clients: int) -> None:
+        """The median of two is their mean."""
+        if clients < 3:
+            raise ValueError(
+                f"mean is 'median', which needs 3 clients per round; there are {clients}: take more per round"
+            )
+
     def combine(self, uploads: Tree, weights: Tensor) -> Tree:
         """The coordinate-wise median."""
         return tree_map(_take_median, uploads)
@@ -69,8 +76,12 @@ class Krum(Mean):
 
     def check_cohort_size(self, clients: int) -> None:
         """Krum's guarantee needs M ≥ 2f + 3."""
+        if clients < 3:
+            raise ValueError(
+                f"mean is 'krum', which needs 3 clients per round; there are {clients}: take more per round"
+            )
         if clients < 2 * self.wrong + 3:
-            bound = f"{clients} clients per round allow at most {max(0, (clients - 3) // 2)}"
+            bound = f"{clients} clients per round allow at most {(clients - 3) // 2}"
             raise ValueError(f"wrong is {self.wrong}; {bound}: lower wrong, or take more clients per round")
         if self.selected > clients - self.wrong:
             bound = f"it must be at most {clients - self.wrong}, the clients per round without the wrong ones"

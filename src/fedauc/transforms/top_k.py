@@ -28,7 +28,7 @@ class Sparse(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(EncodingTransform):
-    """Sends the largest numbers of the change; dual variables and other small tensors stay as they are."""
+    """Sends the largest numbers of the change; single numbers (dual variables) stay as they are."""
 
     name: ClassVar[str] = "top-k"
     share: float = option(0.05, "Share of the numbers that are sent.", above=0, at_most=1)
