@@ -11,13 +11,14 @@ from torch import nn
 from fedauc.algorithms import find_algorithms
 from fedauc.algorithms.minimax import starting_point
 from fedauc.experiments.fitting import fit
-from fedauc.guards import DUAL_LIMIT, SCORE_LIMIT, DivergenceMonitor, TrainingStopped, check_scores
+from fedauc.guards import DUAL_LIMIT, SCORE_LIMIT, Advice, DivergenceMonitor, TrainingStopped, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.square import PairwiseSquare
+from fedauc.server_optimizers.momentum import Momentum
 from fedauc.trees import Tree
 from small_federations import FEATURES, assemble_small, held_out, linear_scorer, small_federation, small_recipe
 
@@ -144,6 +145,27 @@ def test_a_dual_that_is_not_finite_is_reported_as_such() -> None:
 def test_the_remedy_fits_the_algorithm(kind: Algorithm, remedy: str) -> None:
     with pytest.raises(TrainingStopped, match=f"smaller learning rate .now 0.1, say 0.01.*{remedy}"):
         check_round(kind, PHASE, (shared if kind is FEDAVG else point)(math.nan), {})
+
+
+def test_the_remedy_names_the_values_of_options() -> None:
+    """The rate is the option's, not that of a later stage, and nothing is advised that is set already."""
+    wrong = torch.tensor([math.nan, 1.0])
+    with pytest.raises(TrainingStopped) as caught:
+        check_scores(FEDAVG, PHASE, wrong, Advice(1.0, "clients", 0.5))
+    assert str(caught.value).endswith(
+        "try a smaller learning rate (now 1, say 0.1; this stage trains with 0.1), a smaller server learning rate "
+        "(now 0.5, say 0.05), another initialisation, or inputs on a smaller scale"
+    )
+    with pytest.raises(
+        TrainingStopped, match=r"\(now 0.1, say 0.01\), another initialisation, or weighting='clients'$"
+    ):
+        check_scores(FEDAVG, PHASE, wrong, Advice(0.1, "positives"))
+
+
+def test_a_run_hands_its_options_to_the_advice() -> None:
+    recipe = small_recipe("cycp-pairwise", learning_rate=1e30, server_optimizer=Momentum(learning_rate=0.25))
+    with pytest.raises(TrainingStopped, match=r"server learning rate \(now 0.25, say 0.025\)"):
+        fit(linear_scorer(), small_federation(), recipe, test=held_out())
 
 
 def test_scores_that_only_saturate_are_dead_where_the_link_squashes_them() -> None:

@@ -35,11 +35,26 @@ class PendingCheck(NamedTuple):
     diagnostics: dict[str, Tensor]
 
 
+class Advice(NamedTuple):
+    """What the advice to the user depends on, besides the round: values of options.
+
+    `learning_rate` is that of the first stage, None where it is not known; later stages may divide it.
+    """
+
+    learning_rate: float | None = None
+    weighting: str = "clients"
+    server_learning_rate: float | None = None
+
+
+NO_ADVICE = Advice()
+"""For checks that know of no options."""
+
+
 class DivergenceMonitor:
     """Checks every round; on an accelerator it checks a whole cycle at once, so that no round waits for the device."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, advice: Advice = NO_ADVICE) -> None:
+        self._algorithm, self._advice = algorithm, advice
         self._pending: list[PendingCheck] = []
 
     def check_round(self, phase: Phase, shared: Tree, diagnostics: dict[str, Tensor]) -> None:
@@ -54,50 +69,61 @@ class DivergenceMonitor:
             checks, self._pending = self._pending, []
             for check in checks:
                 values = {name: float(value) for name, value in check.diagnostics.items()}
-                check_values(self._algorithm, check.phase, int(check.nonfinite), check.weights, values)
+                check_values(self._algorithm, check.phase, int(check.nonfinite), check.weights, values, self._advice)
 
 
 def check_values(
-    algorithm: Algorithm, phase: Phase, nonfinite: int, weights: int, diagnostics: dict[str, float]
+    algorithm: Algorithm,
+    phase: Phase,
+    nonfinite: int,
+    weights: int,
+    diagnostics: dict[str, float],
+    advice: Advice = NO_ADVICE,
 ) -> None:
     """Stop on a diverging dual, then on weights or duals that are not finite."""
     alpha = diagnostics.get("alpha", 0.0)
     if abs(alpha) > DUAL_LIMIT and math.isfinite(alpha):
-        raise _stop_training(algorithm, phase, f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}: it diverges")
+        what = f"the dual alpha is {alpha:.3g}, beyond {DUAL_LIMIT:g}: it diverges"
+        raise _stop_training(algorithm, phase, what, advice)
     nonfinite += sum(not math.isfinite(value) for value in diagnostics.values())
     if nonfinite:
         total = weights + len(diagnostics)
-        raise _stop_training(algorithm, phase, f"{nonfinite} of the {total} trained values are NaN or infinite")
+        raise _stop_training(algorithm, phase, f"{nonfinite} of the {total} trained values are NaN or infinite", advice)
 
 
-def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor) -> None:
+def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor, advice: Advice = NO_ADVICE) -> None:
     """Stop on scores that are all the same, saturated or huge: such a scorer ranks nothing or gets no gradient."""
     nonfinite = int((~torch.isfinite(outputs)).sum())
     if nonfinite:
         what = f"{nonfinite} of {outputs.numel()} evaluation scores are NaN or infinite"
-        raise _stop_training(algorithm, phase, what)
+        raise _stop_training(algorithm, phase, what, advice)
     scores = algorithm.objective.to_scores(outputs)
     slopes = algorithm.objective.to_output_slopes(scores, torch.ones_like(scores))
     dead = f"the scorer is dead: all {len(scores)} evaluation scores"
     if bool((scores == scores[:1]).all()):
-        raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}")
+        raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}", advice)
     if float(slopes.max()) < SATURATED:
-        raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows")
+        raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows", advice)
     typical = float(scores.abs().median())
     if typical > SCORE_LIMIT:
         what = (
             f"half of the evaluation scores are at least {typical:.3g} in size, beyond {SCORE_LIMIT:.3g}: they diverge"
         )
-        raise _stop_training(algorithm, phase, what)
+        raise _stop_training(algorithm, phase, what, advice)
 
 
-def _stop_training(algorithm: Algorithm, phase: Phase, what: str) -> TrainingStopped:
+def _stop_training(algorithm: Algorithm, phase: Phase, what: str, advice: Advice) -> TrainingStopped:
     """The error that says where training stopped, why, and what to try."""
-    rate = phase.learning_rate
-    remedy = f"try a smaller learning rate (now {rate:g}, say {rate / 10:g})"
+    rate = float(phase.learning_rate if advice.learning_rate is None else advice.learning_rate)
+    decayed = "" if phase.learning_rate == rate else f"; this stage trains with {phase.learning_rate:g}"
+    remedy = f"try a smaller learning rate (now {rate:g}, say {rate / 10:g}{decayed})"
+    if advice.server_learning_rate is not None:
+        server_rate = advice.server_learning_rate
+        remedy += f", a smaller server learning rate (now {server_rate:g}, say {server_rate / 10:g})"
     if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
         remedy += " or score='sigmoid', which bounds the scores"
     else:
-        remedy += ", another initialisation, or weighting='clients'"
+        last = "inputs on a smaller scale" if advice.weighting == "clients" else "weighting='clients'"
+        remedy += f", another initialisation, or {last}"
     where = f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
     return TrainingStopped(f"{where}: {what}; {remedy}")

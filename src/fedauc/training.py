@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedauc.guards import DivergenceMonitor
+from fedauc.guards import Advice, DivergenceMonitor
 from fedauc.interfaces import (
     Algorithm,
     Cohort,
@@ -96,13 +96,19 @@ class Training:
     server_optimizer: ServerOptimizer = Plain()
     ema_decay: float = 0.9
 
+    @property
+    def advice(self) -> Advice:
+        """The values that the advice to the user names where training diverges."""
+        server_rate = getattr(self.server_optimizer, "learning_rate", None)
+        return Advice(self.plan.stages[0].learning_rate, self.setting.weighting, server_rate)
+
     def initial_state(self, model: Model) -> State:
         """The state before the first round."""
         return State(0, self.algorithm.init(self.setting, model), (), self.server_optimizer.init(model.weights))
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
-        monitor = DivergenceMonitor(self.algorithm)
+        monitor = DivergenceMonitor(self.algorithm, self.advice)
         for _ in range(state.round, self.plan.total_rounds):
             pending = self.open_round(state)
             visits = None if pending.download is None else self.engine.visit(pending.download, pending.cohort)

@@ -136,11 +136,32 @@ def test_compiling_shows_a_bar_that_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:
     assert tabulate_methods([LINE, LINE]).headers[1] == "AUC [95 %]"
-    assert tabulate_methods([LINE, LINE]).caption == "p: paired DeLong test against a."
+    assert tabulate_methods([LINE, LINE]).caption == "p: paired DeLong test of the AUC against a."
     several = replace(LINE, seeds=3)
     assert tabulate_methods([several, several]).headers[1] == "AUC ± sd"
-    assert tabulate_methods([several, several]).caption == "p: paired DeLong test against a on the first seed's scores."
+    caption = "p: paired DeLong test of the AUC against a on the first seed's scores."
+    assert tabulate_methods([several, several]).caption == caption
     assert tabulate_methods([LINE]).caption == ""
+
+
+def test_p_values_are_shown_only_beside_an_auc() -> None:
+    line = replace(LINE, label="recall@0.01", others={"pauc@0.05": 0.5}, p_value=0.03)
+    table = tabulate_methods([line, line])
+    assert ("p" in table.headers, table.caption) == (False, "")
+    assert {len(row) for row in table.rows} == {len(table.headers)}
+    beside = tabulate_methods([replace(line, others={"AUC": 0.9})] * 2)
+    assert (beside.headers[-1], beside.rows[0][-1]) == ("p", ".030")
+
+
+def test_a_comparison_in_80_columns_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Further metrics go first, then seconds and downloads; method, interval, uploads and p stay."""
+    long = replace(LINE, method="cycp-pairwisepairwise-own", bytes_up=12_300_000, bytes_down=45_600_000, p_value=0.03)
+    table = tabulate_methods([long, long]).fit_width(80)
+    assert table.headers == ["method", "AUC [95 %]", "rounds", "up", "down", "p"]
+    assert table.caption.endswith("Omitted, for lack of room: AP, sec; `show --json` has them.")
+    Console(width=80).print(table.to_rich())
+    row = capsys.readouterr().out.splitlines()[1]
+    assert all(cell in row for cell in (long.method, ".9000 [.800, .950]", "12.3 MB", "45.6 MB", ".030")), row
 
 
 def test_status_names_the_datasets_that_need_no_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedauc.data.clients import Examples
-from fedauc.guards import check_scores
+from fedauc.guards import Advice, check_scores
 from fedauc.interfaces import Algorithm, Metric, Model, Phase
 from fedauc.metrics import DEFAULT_METRICS
 from fedauc.network import ModuleNetwork
@@ -76,6 +76,7 @@ class Evaluator:
     network: ModuleNetwork
     metrics: tuple[Metric, ...]
     personal: PersonalModels | None = None
+    advice: Advice = Advice()
 
     def __post_init__(self) -> None:
         objective = self.algorithm.objective
@@ -88,7 +89,7 @@ class Evaluator:
     def check_outputs(self, model: Model, inputs: Tensor, phase: Phase) -> Tensor:
         """Raw outputs; `TrainingStopped` where they are not finite or all the same."""
         outputs = self.network.predict(model, inputs)
-        check_scores(self.algorithm, phase, outputs)
+        check_scores(self.algorithm, phase, outputs, self.advice)
         return outputs
 
     def measure_model(self, model: Model, phase: Phase, validation: Examples | None, test: Examples | None) -> Quality:
@@ -110,7 +111,7 @@ class Evaluator:
 
     def _score_examples(self, model: Model, examples: Examples, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         outputs = self._predict_examples(model, examples)
-        check_scores(self.algorithm, phase, outputs)
+        check_scores(self.algorithm, phase, outputs, self.advice)
         return examples.labels.cpu().numpy(), _to_array(outputs)
 
     def _predict_examples(self, model: Model, examples: Examples) -> Tensor:

@@ -80,7 +80,8 @@ def fit(
     test_rows, validation_rows = _as_examples(test), _as_examples(validation)
     assembly = assemble_training(recipe, module, clients)
     personal = PersonalModels.of(assembly.training, clients.names)
-    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics), personal)
+    advice = assembly.training.advice
+    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics), personal, advice)
     history: list[tuple[int, Quality]] = []
 
     def measure_model(run: RunView) -> Quality | None:

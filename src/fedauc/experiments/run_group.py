@@ -63,7 +63,8 @@ class RunGroup:
     def __init__(self, runs: Mapping[str, Run], observer: Callable[[str], Observer]) -> None:
         self._runs = dict(runs)
         self._observers = {name: observer(name) for name in runs}
-        self._monitors = {name: DivergenceMonitor(self._training(name).algorithm) for name in runs}
+        trainings = {name: self._training(name) for name in runs}
+        self._monitors = {name: DivergenceMonitor(part.algorithm, part.advice) for name, part in trainings.items()}
         engines = [self._training(name).engine for name in runs]
         self._graph = SharedGraph([engine for engine in engines if isinstance(engine, GraphedEngine)])
         self._active = {name: run.loop for name, run in runs.items()}

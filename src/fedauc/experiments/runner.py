@@ -123,7 +123,8 @@ class Run:
 def make_evaluator(config: Config, data: PreparedData, assembly: Assembly) -> Evaluator:
     """What measures the models of a run."""
     personal = PersonalModels.of(assembly.training, data.split.train.names)
-    return Evaluator(config.recipe.algorithm, assembly.network, parse_metrics(config.metrics), personal)
+    metrics, advice = parse_metrics(config.metrics), assembly.training.advice
+    return Evaluator(config.recipe.algorithm, assembly.network, metrics, personal, advice)
 
 
 def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:

@@ -58,8 +58,10 @@ class TextTable(NamedTuple):
             place = shown.headers.index(header)
             headers, *rows = ([*row[:place], *row[place + 1 :]] for row in (shown.headers, *shown.rows))
             shown, omitted = shown._replace(headers=headers, rows=rows), [header, *omitted]
+        omitted.sort(key=self.headers.index)
         if omitted:
-            note = f"Omitted, for lack of room: {', '.join(omitted)}; `show --json` has them."
+            pronoun = "it" if len(omitted) == 1 else "them"
+            note = f"Omitted, for lack of room: {', '.join(omitted)}; `show --json` has {pronoun}."
             shown = shown._replace(caption=f"{shown.caption} {note}".strip())
         return shown
 
@@ -72,11 +74,13 @@ class TextTable(NamedTuple):
         return sum(widths) + 2 * (len(widths) - 1)
 
     def to_rich(self) -> Table:
-        """The table for a terminal; a long setting is folded between its options."""
+        """The table for a terminal; a long setting is folded between its options, and a long method anywhere."""
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for header in self.headers:
             justify: Literal["left", "right"] = "right" if header in RIGHT_ALIGNED else "left"
-            table.add_column(header, justify=justify, no_wrap=header != "setting")
+            is_name = header in ("setting", "method")
+            overflow: Literal["fold", "ellipsis"] = "fold" if is_name else "ellipsis"
+            table.add_column(header, justify=justify, no_wrap=not is_name, overflow=overflow)
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -91,6 +95,9 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
     """A row per method: the first metric with its interval, or with its standard deviation over several seeds."""
     rows = []
     labels = list(dict.fromkeys(label for method in methods for label in method.others))
+    label = methods[0].label if methods else "AUC"
+    # The test compares AUCs, so that its p-values belong only beside an AUC.
+    has_test = "AUC" in (label, *labels)
     for method in methods:
         value = format_share(method.value, 4)
         if method.seeds > 1:
@@ -102,15 +109,17 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
         if method.p_value is not None and method.p_value < 0.001:
             p_value = "<.001"
         traffic = [format_bytes(method.bytes_up), format_bytes(method.bytes_down)]
-        rows.append([method.method, value, *others, str(method.rounds), *traffic, f"{method.seconds:.1f}", p_value])
+        rows.append([method.method, value, *others, str(method.rounds), *traffic, f"{method.seconds:.1f}"])
+        rows[-1] += [p_value] if has_test else []
     several_seeds = any(method.seeds > 1 for method in methods)
     has_interval = any(method.low is not None for method in methods)
     measure = " ± sd" if several_seeds else " [95 %]" if has_interval else ""
-    label = methods[0].label if methods else "AUC"
-    headers = ["method", f"{label}{measure}", *labels, "rounds", "up", "down", "sec", "p"]
+    headers = ["method", f"{label}{measure}", *labels, "rounds", "up", "down", "sec", *(["p"] if has_test else [])]
     scores = " on the first seed's scores" if several_seeds else ""
-    caption = f"p: paired DeLong test against {methods[0].method}{scores}." if len(methods) > 1 else ""
-    return TextTable(headers, rows, caption, labels[1:])
+    caption = ""
+    if has_test and len(methods) > 1:
+        caption = f"p: paired DeLong test of the AUC against {methods[0].method}{scores}."
+    return TextTable(headers, rows, caption, ["down", "sec", *labels])
 
 
 def tabulate_settings(ranking: Ranking) -> TextTable:
