@@ -11,7 +11,7 @@ from rich.console import Console
 
 import data_files
 from cli_helpers import fedauc, paper_command
-from fedauc.cli.training import name_bars
+from fedauc.cli.training import name_bars, option_flags
 from fedauc.data import find_datasets
 from fedauc.data.datasets.synthetic import SyntheticMedicare
 from fedauc.experiments.options import list_options
@@ -41,6 +41,28 @@ def test_every_option_has_a_help_text_of_its_own() -> None:
         if option.help.startswith(("Default:", "One of", "Required", "Opt", "Not set", "For "))
     ]
     assert bare == []
+
+
+def test_help_in_80_columns_cuts_no_name_of_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = fedauc(capsys, "run", "--help").out.splitlines()
+    shown = {word for line in lines for word in line.split() if word.startswith("--")}
+    assert {option_flags(option.name)[0] for option in list_options()} <= {word.split(",")[0] for word in shown}
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines)
+    assert "─ Server optimizer ─" in words
+    for name in ("wrappers", "transforms", "callbacks"):
+        assert any(line.split()[1:3] == [f"--{name}", "name,..."] for line in lines)
+
+
+def test_an_option_that_members_understand_differently_explains_each() -> None:
+    texts = {option.name: option.help for option in list_options()}
+    assert texts["server-optimizer.learning-rate"].startswith(
+        "Server learning rate: about the largest step of a weight in a round (adam, yogi). "
+        "Server learning rate, on the velocity (momentum)."
+    )
 
 
 def test_no_command_at_all_shows_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import
 from fedauc.cli.training import COMMANDS, add_config_options
 from fedauc.plugins import VARIABLE
@@ -108,6 +109,8 @@ def run_app(
             stack.enter_context(show_notes())
             command = typer.main.get_command(make_app())
             hide_flag_types(command)
+            if "--help" in words:
+                keep_option_names()
             code = command(words, prog_name=program, standalone_mode=False)
     except USAGE_ERROR as error:
         _exit_with_message(describe_usage_error(error), 2)

@@ -81,7 +81,7 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in options:
         declaration = typer.Option(
             *option_flags(option.name),
-            metavar="name" if option.type is None else describe_type(option.type),
+            metavar=describe_type(option.type),
             help=option.help,
             rich_help_panel=option.panel,
             show_default=False,

@@ -36,8 +36,15 @@ class InapplicableOption(ValueError):
         self.option = option
 
 
+class MemberName(str):
+    """The name of a member of a family."""
+
+
 class Option(NamedTuple):
-    """An option: its name, where its value goes in a configuration, its type (None: a member's name), and help."""
+    """An option: its name, where its value goes in a configuration, its type, and help.
+
+    The type of an option that takes the name of a member is `MemberName`, and a tuple of these where it takes several.
+    """
 
     name: str
     path: tuple[str, ...]
@@ -61,10 +68,11 @@ def list_options() -> tuple[Option, ...]:
         if known.name != "method"
     ]
     for family in list_families():
-        panel = family.kind.capitalize()
+        panel = _name_panel(family)
         if family.kind != "algorithm":
             choices = f"{'Any' if family.several else 'One'} of {', '.join(family.members)}."
-            options.append(Option(family.kind, family.path, None, panel, f"{family.help} {choices}"))
+            kind: Any = tuple[MemberName, ...] if family.several else MemberName
+            options.append(Option(family.kind, family.path, kind, panel, f"{family.help} {choices}"))
         if family.several:
             options += [option for name in family.members for option in _list_member_options(family, name)]
             continue
@@ -86,7 +94,7 @@ def _list_member_options(family: Family, member: str) -> list[Option]:
             f"{prefix}.{_option_name(known.name)}",
             (*path, known.name),
             known.type,
-            family.kind.capitalize(),
+            _name_panel(family),
             _describe_option({member: known}, 1),
         )
         for known in list_parameters(family.members[member])
@@ -163,6 +171,8 @@ def describe_type(kind: Any) -> str:
         return f"{describe_type(typing.get_args(kind)[0])},..."
     if typing.get_origin(kind) is typing.Literal:
         return "choice"
+    if kind is MemberName:
+        return "name"
     return "text" if kind is str else "true|false" if kind is bool else str(kind.__name__)
 
 
@@ -237,7 +247,14 @@ def _replace_at(owner: Any, path: Sequence[str], value: Any) -> Any:
 def _describe_option(by_member: Mapping[str, FieldInfo], members: int) -> str:
     """Help text, choices, and each default with the members it belongs to."""
     first = next(iter(by_member.values()))
-    sentences = [info.description.help for info in by_member.values() if info.description.help][:1]
+    by_help: dict[str, list[str]] = {}
+    for name, info in by_member.items():
+        if info.description.help:
+            by_help.setdefault(info.description.help, []).append(name)
+    sentences = list(by_help)
+    if len(by_help) > 1:
+        # Members that share an option may mean different things by it.
+        sentences = [f"{text.rstrip('.')} ({', '.join(names)})." for text, names in by_help.items()]
     if choices := list_choices(first):
         sentences.append(f"One of {', '.join(choices)}.")
     by_default: dict[str, list[str]] = {}
@@ -253,9 +270,13 @@ def _describe_option(by_member: Mapping[str, FieldInfo], members: int) -> str:
             defaults.append(f"{default}{owners}")
         elif not any("default" in sentence for sentence in sentences):
             sentences.append(f"Not set by default{owners}.")
-        elif owners:
+        elif owners and len(by_help) == 1:
             sentences.append(f"For {', '.join(names)}.")
     return " ".join([*sentences, *([f"Default: {'; '.join(defaults)}."] if defaults else [])])
+
+
+def _name_panel(family: Family) -> str:
+    return family.kind.replace("-", " ").capitalize()
 
 
 def _option_name(name: str) -> str:
