@@ -52,6 +52,8 @@ testing.check_wrapper(own.OwnWrapper())
 testing.check_transform(own.OwnTransform())
 testing.check_mean(own.OwnMean())
 testing.check_server_optimizer(own.OwnOptimizer())
+testing.check_metric(own.OwnMetric())
+testing.check_callback(own.OwnCallback())
 print("passed")
 """
 
@@ -137,6 +139,7 @@ def test_a_resumed_run_says_which_plugin_it_lacks(command: Command, way: str, tm
     assert broken == (way == "installed")
 
 
+@pytest.mark.parametrize("way", ["installed"], indirect=True)
 def test_sweeps_and_comparisons_train_own_members_and_resume(command: Command, tmp_path: Path) -> None:
     swept = command("sweep", *WORDS, "--vary", "objective.margin=1,2", "--seeds", "0,1", "--out", "sweep")
     assert swept.returncode == 0, swept.stderr
@@ -151,6 +154,7 @@ def test_sweeps_and_comparisons_train_own_members_and_resume(command: Command, t
     assert (tmp_path / "both/own-method/seed-0/records.jsonl").read_bytes() == records
 
 
+@pytest.mark.parametrize("way", ["named"], indirect=True)
 def test_lists_show_own_members_and_where_they_come_from(command: Command) -> None:
     for what in sorted(set(LISTS) - {"engines"}):
         listed = command("list", what)
