@@ -3,7 +3,7 @@
     python benchmarks/server_optimizers.py
     python benchmarks/server_optimizers.py --seeds 0 --methods cycp-fedavg
 
-Every method and optimizer gets the same number of settings: five client learning rates. The setting is chosen by the
+Every method and optimizer gets the same number of settings: seven client learning rates. The setting is chosen by the
 rounds that the validation rows need, averaged over the seeds; the table shows the rounds that the test rows need with
 it, and beside them those at the method's default learning rate. A run that never gets there counts as one round more
 than it has. The model is evaluated once per cycle of eight rounds.
@@ -30,7 +30,7 @@ from harness.report import describe_hardware
 
 TARGET = 0.980
 METHODS = ("cycp-fedavg", "cycp-minimax", "cycp-pairwise")
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Client learning rates, as multiples of the method's default."""
 
 OPTIMIZERS: dict[str, ServerOptimizer] = {
