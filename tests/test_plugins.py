@@ -60,6 +60,12 @@ class Slow(LocalSGD):
         return server._replace(shared=apply_mean_change(server.shared, reduced))
 
 
+def make_module(name: str, **values: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(values)
+    return module
+
+
 def make_class(class_name: str, base: type, **attributes: Any) -> type:
     return type(class_name, (base,), {"__module__": __name__, **attributes})
 
@@ -163,6 +169,11 @@ def test_a_class_that_is_defined_again_replaces_its_old_self() -> None:
             Slow(),
             "register takes a class, a Method or a module, not Slow(objective=Logistic(score='identity'), "
             "weight_decay=0.0); register the class of an instance",
+        ),
+        (
+            make_module("single", METHODS=Method("slow", Slow, "cyclic", 0.1)),
+            "METHODS of the plug-in 'single' is a Method; it must be a tuple of Methods: write METHODS = "
+            "(Method(...),)",
         ),
         (
             ModuleType("hollow"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import Model, Server
+from fedauc.interfaces import Mean, Model, Server, ServerOptimizer
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.trace import Trace
 from fedauc.stages import Geometric
@@ -291,3 +292,43 @@ def test_vitals_are_the_duals() -> None:
     assert rounds[-1].diagnostic_values == {"a": float(duals.a), "b": float(duals.b), "alpha": float(duals.alpha)}
     assert run_rounds(small_recipe("fedavg"))[-1].diagnostic_values == {}
     assert linear_scorer().weight.requires_grad
+
+
+# ---------------------------------------------------------------------------------------------- members that go wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat(Mean):
+    """Returns one number for all weights."""
+
+    name: ClassVar[str] = "flat"
+
+    def combine(self, uploads: Tree, weights: Tensor) -> Tree:
+        return tree_map(torch.mean, uploads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(ServerOptimizer):
+    """Returns the change without a state, or a change of another shape."""
+
+    name: ClassVar[str] = "forgetful"
+    pair: bool = False
+
+    def update(self, change: Tensor, state: Tree) -> Any:
+        return (change[:1], state) if self.pair else change
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_mean_of_another_shape_is_named(engine: str) -> None:
+    message = (
+        r"mean 'flat' has returned Model\(\[\], \[\]\); it must have the shapes of an upload; one upload has Model"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_rounds(small_recipe("cycp-fedavg", mean=Flat(), engine=engine))
+
+
+@pytest.mark.parametrize(("pair", "returned"), [(False, r"\[5\]"), (True, r"\(\[1\], \(\)\)")])
+def test_a_server_optimizer_without_change_and_state_is_named(pair: bool, returned: str) -> None:
+    needs = r"it must return a pair \(change, state\), with a change of shape \[5\]"
+    with pytest.raises(ValueError, match=f"server optimizer 'forgetful' has returned {returned}; {needs}"):
+        run_rounds(small_recipe("cycp-fedavg", server_optimizer=Forgetful(pair=pair)))

@@ -131,6 +131,10 @@ def add_module(module: ModuleType) -> None:
     if not members and not methods:
         needed = "a class with a name that derives from a base class of fedauc, or METHODS"
         raise ValueError(f"the plug-in {name!r} has no member: it needs {needed}")
+    is_list = isinstance(methods, (tuple, list))
+    if not is_list or not all(hasattr(method, "algorithm") and hasattr(method, "name") for method in methods):
+        needs = "it must be a tuple of Methods: write METHODS = (Method(...),)"
+        raise ValueError(f"METHODS of the plug-in {name!r} is a {type(methods).__name__}; {needs}")
     for member in members:
         add_class(member, name)
     for method in methods:
@@ -231,10 +235,14 @@ def _import_module(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             remedy = "install the package that has it, add its folder to PYTHONPATH, or run in its folder"
             raise ValueError(f"there is no plug-in module {name!r} here; {remedy}") from error
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"the plug-in {name!r} cannot be imported: {reason} ({place})") from error
+        raise ValueError(f"the plug-in {name!r} cannot be imported: {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """An error in one line: its kind, its message, and where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{reason} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 # ----------------------------------------------------------------------------------------------------- what is known

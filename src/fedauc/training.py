@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedauc.interfaces import (
 from fedauc.ledger import Ledger, Traffic
 from fedauc.server_optimizers.plain import Plain
 from fedauc.stages import Plan, StageOutput
-from fedauc.trees import Tree, is_empty, tree_map
+from fedauc.trees import Tree, is_empty, tree_map, tree_shapes
 from fedauc.uploads import UploadPipeline
 
 
@@ -155,7 +155,13 @@ class Training:
         if is_empty(mean) or isinstance(self.server_optimizer, Plain):
             return mean, optimizer
         model = self.algorithm.extract_model(mean)
-        weights, optimizer = self.server_optimizer.update(model.weights, optimizer)
+        updated: Any = self.server_optimizer.update(model.weights, optimizer)
+        is_pair = isinstance(updated, tuple) and len(updated) == 2
+        if not is_pair or tree_shapes(updated[0]) != tree_shapes(model.weights):
+            needs = f"it must return a pair (change, state), with a change of shape {tree_shapes(model.weights)}"
+            name = self.server_optimizer.name
+            raise ValueError(f"server optimizer {name!r} has returned {tree_shapes(updated)}; {needs}")
+        weights, optimizer = updated
         return self.algorithm.replace_model(mean, model._replace(weights=weights)), optimizer
 
     def _update_average(self, phase: Phase, server: Server, average: Tree) -> tuple[Server, Tree]:

@@ -28,6 +28,20 @@ def tree_leaves(tree: Tree) -> list[Tensor]:
     return [tree] if isinstance(tree, torch.Tensor) else [leaf for child in tree for leaf in tree_leaves(child)]
 
 
+def tree_shapes(tree: Tree) -> str:
+    """The structure of a tree and the shapes of its tensors as text; what is no tree shows by its type.
+
+    >>> tree_shapes((torch.zeros(3), torch.zeros(2, 1))), tree_shapes(0.5)
+    ('([3], [2, 1])', 'float')
+    """
+    if isinstance(tree, torch.Tensor):
+        return str(list(tree.shape))
+    if not isinstance(tree, tuple):
+        return type(tree).__name__
+    name = "" if type(tree) is tuple else type(tree).__name__
+    return f"{name}({', '.join(map(tree_shapes, tree))})"
+
+
 def is_empty(tree: Tree) -> bool:
     """Whether a tree is `()`."""
     return isinstance(tree, tuple) and not tree

@@ -15,7 +15,7 @@ import torch
 from fedauc.interfaces import Algorithm, Cohort, Download, Mean, Upload, UploadSize, UploadTransform
 from fedauc.random_tensors import client_keys, fold_in, server_key
 from fedauc.transforms.weighted_mean import WeightedMean
-from fedauc.trees import Tree, is_empty, send_to_device, tree_leaves, tree_stack
+from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_leaves, tree_shapes, tree_stack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,8 +117,21 @@ class UploadPipeline:
     def reduce_stack(self, sent: Upload, shared: Tree, weights: Tensor) -> ReducedUploads:
         """The mean of a stack of uploads `[M, ...]`; weights are `[M]`."""
         upload = self.decode_upload(sent, shared)
-        mean = upload.mean if is_empty(upload.mean) else self.mean.combine(upload.mean, weights)
+        mean = upload.mean if is_empty(upload.mean) else self.combine_uploads(upload.mean, weights)
         return ReducedUploads(Upload(mean, upload.pool), self.measure_size(sent))
+
+    def combine_uploads(self, uploads: Tree, weights: Tensor) -> Tree:
+        """The mean of uploads `[M, ...]`; a result that has not the shapes of one upload is refused."""
+        mean = self.mean.combine(uploads, weights)
+        if isinstance(self.mean, (WeightedMean, _UploadStack)):
+            return mean
+        shapes, expected = tree_shapes(mean), tree_shapes(tree_at(uploads, 0))
+        if shapes != expected:
+            needs = f"one upload has {expected}: combine the clients of each tensor, for example with tree_map"
+            raise ValueError(
+                f"mean {self.mean.name!r} has returned {shapes}; it must have the shapes of an upload; {needs}"
+            )
+        return mean
 
     def transform_mean(self, mean: Tree, cohort: Cohort) -> Tree:
         """The mean after the transforms' work at the server."""
@@ -159,7 +172,7 @@ class UploadCollector:
         mean = self._total
         if self._uploads:
             stack = tree_stack(self._uploads)
-            mean = self._pipeline.mean.combine(stack, torch.tensor(self._weights, dtype=torch.float64))
+            mean = self._pipeline.combine_uploads(stack, torch.tensor(self._weights, dtype=torch.float64))
         size = UploadSize(*map(sum, zip(*self._sizes, strict=True))) if self._sizes else None
         return ReducedUploads(Upload(mean, tree_stack(self._pools)), size)
 

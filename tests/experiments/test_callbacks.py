@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.runner import Run
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Model
+from fedauc.interfaces import Metric, Model
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.square import PairwiseSquare
 from fedauc.reports.summary import summarize_run
@@ -248,6 +248,45 @@ def test_a_callback_sees_copies_of_the_clients_rows() -> None:
     assert seen == list(zip(clients.census.positives.tolist(), clients.census.negatives.tolist(), strict=True))
     again = fit(linear_scorer(), small_federation(), recipe, test=held_out())
     assert same_bits(fitted.state.server, again.state.server)
+
+
+@dataclass(frozen=True)
+class Broken(Callback):
+    """Divides by zero in one hook."""
+
+    name: ClassVar[str] = "broken"
+    hook: str = "on_evaluation"
+
+    def on_evaluation(self, run: RunView, state: Tree) -> None:
+        assert self.hook != "on_evaluation" or 1 / 0
+
+    def on_finish(self, run: RunView, state: Tree) -> None:
+        assert self.hook != "on_finish" or 1 / 0
+
+
+@pytest.mark.parametrize("hook", ["on_evaluation", "on_finish"])
+def test_an_error_in_a_hook_names_the_callback(hook: str) -> None:
+    message = rf"^callback 'broken' failed in {hook}: ZeroDivisionError: .* \(test_callbacks.py, line \d+\)$"
+    with pytest.raises(ValueError, match=message) as caught:
+        fit(linear_scorer(), small_federation(), small_recipe("fedavg"), test=held_out(), callbacks=[Broken(hook)])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """Returns a number instead of a measurement."""
+
+    name: ClassVar[str] = "accuracy"
+
+    def measure(self, labels: np.ndarray, scores: np.ndarray) -> Any:
+        return float(np.mean((scores > 0) == labels))
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_a_metric_that_returns_a_number_is_named(part: str) -> None:
+    rows: dict[str, Any] = {part: held_out()}
+    with pytest.raises(ValueError, match="metric 'accuracy' has returned a float; it must return a Measurement"):
+        fit(linear_scorer(), small_federation(), small_recipe("fedavg"), metrics=[Accuracy()], **rows)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class DistributedEngine(Engine):
             mean, loss_sum = _sum_over_ranks(download.shared, visits, len(positions))
         else:
             stack = _gather_by_client(visits.upload.mean, positions)
-            mean = self._uploads.mean.combine(stack, torch.tensor(cohort.weights, dtype=torch.float64))
+            mean = self._uploads.combine_uploads(stack, torch.tensor(cohort.weights, dtype=torch.float64))
             _, loss_sum = _sum_over_ranks(download.shared, visits._replace(upload=Upload()), len(positions))
         return Visits(Upload(mean, pool), loss_sum / len(cohort.clients), size=size)
 

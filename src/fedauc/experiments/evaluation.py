@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedauc.data.clients import Examples
 from fedauc.guards import Advice, check_scores
-from fedauc.interfaces import Algorithm, Metric, Model, Phase
+from fedauc.interfaces import Algorithm, Measurement, Metric, Model, Phase
 from fedauc.metrics import DEFAULT_METRICS
 from fedauc.network import ModuleNetwork
 from fedauc.training import Training
@@ -101,7 +101,7 @@ class Evaluator:
                 quality |= _measure_columns(metric, labels, scores)
         if validation is not None:
             labels, scores = self._score_examples(model, validation, phase)
-            measured = self.metrics[0].measure(labels, scores)
+            measured = _measure_ranking(self.metrics[0], labels, scores)
             quality[f"validation_{self.metrics[0].columns[0]}"] = measured.value
         return quality
 
@@ -136,7 +136,18 @@ def _measure_columns(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> 
     """A metric's columns; they are empty where the metric is not defined for embeddings."""
     if scores.ndim == 2 and not metric.takes_embeddings:
         return dict.fromkeys(metric.columns)
-    return dict(zip(metric.columns, metric.measure(labels, scores), strict=False))
+    return dict(zip(metric.columns, _measure_ranking(metric, labels, scores), strict=False))
+
+
+def _measure_ranking(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> Measurement:
+    """What a metric measures; a metric that returns something else is refused."""
+    measured: Any = metric.measure(labels, scores)
+    if not isinstance(measured, Measurement):
+        kind = type(measured).__name__
+        raise ValueError(
+            f"metric {metric.text!r} has returned a {kind}; it must return a Measurement: write Measurement(value)"
+        )
+    return measured
 
 
 def _to_array(outputs: Tensor) -> np.ndarray:

@@ -29,6 +29,7 @@ from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Model
 from fedauc.ledger import Ledger
 from fedauc.network import ModuleNetwork
+from fedauc.plugins import describe_error, plugin_of_class
 from fedauc.training import Round, State, Training
 from fedauc.trees import Tree, is_empty
 
@@ -168,11 +169,11 @@ class RunLoop:
         if self.losses is not None and finished.loss is not None:
             self.losses.append(finished.loss)
         record_count = len(self.records)
-        self._call_hooks(lambda callback, state: callback.on_round_end(self.view, state))
+        self._call_hooks("on_round_end")
         self._agree_on_stop()
-        self._call_hooks(lambda callback, state: callback.evaluate_round(self.view, state))
+        self._call_hooks("evaluate_round")
         if len(self.records) > record_count:
-            self._call_hooks(lambda callback, state: callback.on_evaluation(self.view, state))
+            self._call_hooks("on_evaluation")
             self._agree_on_stop()
         self.seconds = self.elapsed_seconds()
         self._round_begin = time.perf_counter()
@@ -198,7 +199,7 @@ class RunLoop:
     def save(self) -> None:
         """Save the state in the background, unless it is saved already."""
         if self.checkpointer is not None and self._saved_round < self.state.round:
-            self._call_hooks(lambda callback, state: callback.on_checkpoint(self.view, state))
+            self._call_hooks("on_checkpoint")
             client_states, losses = self.training.engine.client_states(), [float(loss) for loss in self.losses or []]
             callback_states = {name: state for name, state in self._callback_states.items() if not is_empty(state)}
             self.checkpointer.save(
@@ -209,7 +210,8 @@ class RunLoop:
     def finish(self) -> RunEnd:
         """Let the callbacks finish; return the model that the run ends with."""
         for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
-            callback.on_finish(self.view, state)
+            with name_failing_callback(callback, "on_finish"):
+                callback.on_finish(self.view, state)
         notes: dict[str, Any] = {}
         model, round = self.evaluated_model(), self.state.round - 1
         if self.chosen_model is not None:
@@ -225,15 +227,17 @@ class RunLoop:
         if self.folder:
             self.folder.write_stop_reason(str(reason))
         for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
-            callback.on_failure(self.view, state, str(reason))
+            with name_failing_callback(callback, "on_failure"):
+                callback.on_failure(self.view, state, str(reason))
 
     def list_callback_states(self) -> list[Tree]:
         """The states of the callbacks, in their order."""
         return list(self._callback_states.values())
 
-    def _call_hooks(self, call: Callable[[Callback, Tree], Tree | None]) -> None:
+    def _call_hooks(self, hook: str) -> None:
         for (name, state), callback in zip(list(self._callback_states.items()), self.callbacks, strict=True):
-            changed = call(callback, state)
+            with name_failing_callback(callback, hook):
+                changed: Tree | None = getattr(callback, hook)(self.view, state)
             if changed is None and not is_empty(state):
                 raise ValueError(f"a hook of callback {name} has returned None; it must return the callback's state")
             self._callback_states[name] = state if changed is None else changed
@@ -271,6 +275,23 @@ def make_record(finished: Round, quality: Mapping[str, Any], losses: Sequence[Te
         **finished.diagnostic_values,
         **finished.traffic._asdict(),
     }
+
+
+@contextmanager
+def name_failing_callback(callback: Callback, hook: str) -> Iterator[None]:
+    """Turn an error in a hook into one line that names the callback.
+
+    The library's own callbacks raise errors that say what is wrong already.
+    """
+    try:
+        yield
+    except (TrainingStopped, RunPaused):
+        raise
+    except Exception as error:
+        if plugin_of_class(type(callback)) == "":
+            raise
+        name = getattr(callback, "name", type(callback).__qualname__)
+        raise ValueError(f"callback {name!r} failed in {hook}: {describe_error(error)}") from error
 
 
 @contextmanager
