@@ -10,10 +10,10 @@ import difflib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedauc.plugins import describe_owner, name_clash, registered_classes
 
@@ -119,3 +119,28 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     # A list of a hundred options helps nobody.
     names = ", ".join(sorted(known)) if len(known) <= 40 else f"{len(known)} names, which --help lists"
     raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")
+
+
+def refuse_class(name: str, value: Any) -> None:
+    """Refuse a class, or a list that holds one, where instances belong.
+
+    >>> refuse_class("objective", [UnknownName])
+    Traceback (most recent call last):
+    ...
+    ValueError: objective: UnknownName is a class; write UnknownName()
+    """
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, type):
+            raise ValueError(f"{name}: {item.__name__} is a class; write {item.__name__}()")
+
+
+def read_members(name: str, given: Any, base: type[T], read: Callable[[str], T]) -> tuple[T, ...]:
+    """Members from a text with commas, from one member, or from several members and texts, which `read` understands."""
+    items = given.split(",") if isinstance(given, str) else given if isinstance(given, Iterable) else (given,)
+    members = tuple(read(item.strip()) if isinstance(item, str) else item for item in items)
+    refuse_class(name, members)
+    for member in members:
+        if not isinstance(member, base):
+            shown, needs = " ".join(repr(member).split()), f"it must hold names or {base.__name__}s"
+            raise ValueError(f"{name} holds {shown}; {needs}: see `fedauc list {name}`")
+    return members

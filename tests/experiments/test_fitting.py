@@ -10,11 +10,16 @@ import torch
 from torch import nn
 
 from fedauc import Clients, Recipe, TrainingStopped, examples, fit
+from fedauc.experiments.callbacks.progress_line import ProgressLine
+from fedauc.metrics.pauc import PartialAUC
+from fedauc.metrics.roc_auc import AUC
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.squared_hinge import SquaredHinge
 from fedauc.participation.uniform import Uniform
 from fedauc.stages import Geometric
+from fedauc.transforms.clip import Clip
+from fedauc.transforms.robust_means import Median
 
 
 def make_rows(count: int = 240, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -79,6 +84,63 @@ def test_what_does_not_fit_is_said_in_one_line(module: nn.Module, settings: dict
     with pytest.raises(ValueError, match=message) as caught:
         fit(module, make_clients(), "cycp-pairwise", **groups, **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": SquaredHinge}, "objective: SquaredHinge is a class; write SquaredHinge()"),
+        ({"mean": Median}, "mean: Median is a class; write Median()"),
+        ({"transforms": [Clip]}, "transforms: Clip is a class; write Clip()"),
+        ({"metrics": [PartialAUC]}, "metrics: PartialAUC is a class; write PartialAUC()"),
+        ({"callbacks": ProgressLine}, "callbacks: ProgressLine is a class; write ProgressLine()"),
+        ({"metrics": 3}, "metrics holds 3; it must hold names or Metrics: see `fedauc list metrics`"),
+        ({"callbacks": [None]}, "callbacks holds None; it must hold names or Callbacks: see `fedauc list callbacks`"),
+        (
+            {"participation": Uniform(), "order": "fixed"},
+            "order is not a parameter of the participation 'uniform', which has: per_round, groups",
+        ),
+        ({"participation": 3, "groups": 4}, "participation is 3; it must be a Participation, such as Cyclic()"),
+        (
+            {"validation": make_rows(features=5)},
+            "validation has rows of shape (5,), the training rows (4,); give both the same features",
+        ),
+        ({"test": 3}, "test is a int; give a pair of arrays (inputs, labels), or examples(...)"),
+        ({"test": make_rows()[0]}, "test is a ndarray; give a pair of arrays (inputs, labels), or examples(...)"),
+        (
+            {"validation": (make_rows()[0], np.zeros(240))},
+            "validation: labels holds no positives in 240 rows; an AUC needs both classes: add some positives",
+        ),
+    ],
+)
+def test_what_is_no_member_or_part_is_said_in_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        fit(nn.Linear(4, 1), make_clients(), **({"cycles": 1} | settings))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("metrics", ["pauc@0.2, auc", ["pauc@0.2", AUC()], (PartialAUC(0.2), "auc")])
+def test_metrics_may_be_a_text_or_a_list(metrics: Any) -> None:
+    fitted = fit(nn.Linear(4, 1), make_clients(), test=make_rows(100), groups=3, cycles=1, metrics=metrics)
+    assert list(fitted.history[0][1]) == ["pauc@0.2", "auc", "low", "high"]
+
+
+@pytest.mark.parametrize("callbacks", ["progress-line", ProgressLine(), ["progress-line"]])
+def test_callbacks_may_be_a_text_or_one_or_a_list(callbacks: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(nn.Linear(4, 1), make_clients(), test=make_rows(100), groups=3, cycles=1, metrics=AUC(), callbacks=callbacks)
+    assert capsys.readouterr().err.startswith("round 6 of 6: auc ")
+
+
+@pytest.mark.parametrize(("names", "unknown"), [(None, 100), (np.arange(100) % 20, 40), (np.arange(100) % 12, 0)])
+def test_rows_of_unknown_clients_are_reported_once(
+    names: np.ndarray | None, unknown: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There are twelve clients; rows of others are scored with the initial head."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    test = examples(*make_rows(100), names)
+    fit(module, make_clients(), "cycp-fedavg", test=test, groups=3, cycles=2, wrappers="personal-head")
+    message = f"{unknown} of the 100 test rows name no training client; they are scored with the initial head"
+    assert [record.getMessage() for record in caplog.records] == [message] * (unknown > 0)
 
 
 def test_a_dead_scorer_is_noticed_without_test_rows() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,6 +60,22 @@ class PersonalModels(NamedTuple):
     def of(training: Training, names: np.ndarray) -> PersonalModels | None:
         """None where all clients share one model."""
         return PersonalModels(training, names) if training.algorithm.has_personal_models else None
+
+    def report_unknown_clients(self, parts: Mapping[str, Examples | None]) -> None:
+        """Say once how many rows belong to no training client, and so are scored with the initial head."""
+        known = set(self.names.astype(str).tolist())
+        for part, rows in parts.items():
+            if rows is None:
+                continue
+            names = [] if rows.clients is None else rows.clients.astype(str).tolist()
+            unknown = len(rows.labels) - sum(name in known for name in names)
+            if unknown:
+                logging.getLogger("fedauc").warning(
+                    "%d of the %d %s rows name no training client; they are scored with the initial head",
+                    unknown,
+                    len(rows.labels),
+                    part,
+                )
 
     def build_models(self, model: Model) -> dict[str, Model]:
         """The model of every client that has been visited, by the client's name."""

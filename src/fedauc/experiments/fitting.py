@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedauc.data.checks import as_inputs
+from fedauc.data.checks import as_inputs, check_classes, naming_source
 from fedauc.data.clients import Clients, Examples, examples
-from fedauc.discovery import lookup
+from fedauc.discovery import lookup, read_members
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
@@ -62,26 +62,30 @@ def fit(
     method: str | Recipe = "cycp-pairwise",
     test: Examples | tuple[Any, Any] | None = None,
     validation: Examples | tuple[Any, Any] | None = None,
-    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
-    callbacks: Sequence[Callback | str] = (),
+    metrics: str | Metric | Sequence[str | Metric] = DEFAULT_METRICS,
+    callbacks: str | Callback | Sequence[str | Callback] = (),
     **settings: Any,
 ) -> Fitted:
     """Train `module` on the clients' data; evaluate on `test` and `validation` rows after every cycle.
 
     Held-out rows are examples, or a pair of arrays. `metrics` are texts such as `pauc@0.05`, or instances; all are
     measured on the test rows, and the first one on the validation rows too. `callbacks` are instances, or names of
-    those that `fedauc list callbacks` shows. `settings` are fields of the recipe, the algorithm or the schedule, such
-    as `cycles`, `learning_rate`, `objective`, `groups`, `seed`, `keep="best"` or `patience`. The module itself is left
-    as it was; the trained one is in the result.
+    those that `fedauc list callbacks` shows. Both may be one, several, or a text with commas. `settings` are fields of
+    the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`, `groups`, `seed`,
+    `keep="best"` or `patience`. The module itself is left as it was; the trained one is in the result.
     """
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
-    test_rows, validation_rows = _as_examples(test), _as_examples(validation)
+    test_rows, validation_rows = _read_part("test", test, clients), _read_part("validation", validation, clients)
+    given_callbacks = read_members("callbacks", callbacks, Callback, _make_callback)
+    chosen_metrics = parse_metrics(metrics)
     assembly = assemble_training(recipe, module, clients)
     personal = PersonalModels.of(assembly.training, clients.names)
+    if personal is not None:
+        personal.report_unknown_clients({"test": test_rows, "validation": validation_rows})
     advice = assembly.training.advice
-    evaluator = Evaluator(recipe.algorithm, assembly.network, parse_metrics(metrics), personal, advice)
+    evaluator = Evaluator(recipe.algorithm, assembly.network, chosen_metrics, personal, advice)
     history: list[tuple[int, Quality]] = []
 
     def measure_model(run: RunView) -> Quality | None:
@@ -95,7 +99,7 @@ def fit(
         history.append((phase.round, quality))
         return quality
 
-    chosen = choose_callbacks(recipe, [*map(_as_callback, callbacks)], validation_rows is not None)
+    chosen = choose_callbacks(recipe, given_callbacks, validation_rows is not None)
     all_callbacks = (*chosen, Evaluation(measure_model))
     columns = RecordColumns.of(evaluator.metrics, test_rows is not None, validation_rows is not None)
     loop = RunLoop(
@@ -121,9 +125,20 @@ def fit(
     )
 
 
-def _as_examples(rows: Examples | tuple[Any, Any] | None) -> Examples | None:
-    return rows if rows is None or isinstance(rows, Examples) else examples(*rows)
+def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
+    """The rows of one part, checked: both classes, and the shape of the training rows."""
+    if rows is None:
+        return None
+    if not isinstance(rows, (tuple, list)) or len(rows) not in (2, 3):
+        raise ValueError(f"{name} is a {type(rows).__name__}; give a pair of arrays (inputs, labels), or examples(...)")
+    with naming_source(name):
+        part = rows if isinstance(rows, Examples) else examples(*rows)
+        check_classes(part.labels.cpu().numpy())
+    shape, expected = tuple(part.inputs.shape[1:]), tuple(clients.inputs.shape[1:])
+    if shape != expected:
+        raise ValueError(f"{name} has rows of shape {shape}, the training rows {expected}; give both the same features")
+    return part
 
 
-def _as_callback(callback: Callback | str) -> Callback:
-    return lookup("callback", callback, find_callbacks())() if isinstance(callback, str) else callback
+def _make_callback(name: str) -> Callback:
+    return lookup("callback", name, find_callbacks())()

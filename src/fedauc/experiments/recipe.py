@@ -12,7 +12,7 @@ import torch
 from fedauc.algorithms import find_methods
 from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
-from fedauc.discovery import lookup, read_declared_members
+from fedauc.discovery import lookup, read_declared_members, refuse_class
 from fedauc.fields import check_fields, describe, option
 from fedauc.interfaces import Algorithm, BatchSize, Mean, Participation, ServerOptimizer, UploadTransform, Wrapper
 from fedauc.objectives import find_objectives
@@ -102,6 +102,8 @@ class Recipe:
     def of(method: str, **settings: Any) -> Recipe:
         """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule."""
         defaults = lookup("method", method, find_methods())
+        for name, value in settings.items():
+            refuse_class(name, value)
         recipe_fields = _field_names(Recipe)
         recipe = {name: settings.pop(name) for name in recipe_fields & set(settings)}
         _resolve_member_names(recipe, settings)
@@ -111,6 +113,7 @@ class Recipe:
         algorithm = recipe.pop("algorithm", None) or defaults.algorithm(**dict(defaults.parameters))
         participation, algorithm = (_replace_fields(member, settings) for member in (participation, algorithm))
         if settings:
+            _refuse_schedule_setting(next(iter(settings)), participation)
             known = recipe_fields | _field_names(algorithm) | _field_names(participation)
             lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known))
         learning_rate = recipe.pop("learning_rate", defaults.learning_rate)
@@ -161,6 +164,16 @@ def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> N
         given = recipe.get(family, ())
         items = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else (given,)
         recipe[family] = tuple(lookup(family, item, members)() if isinstance(item, str) else item for item in items)
+
+
+def _refuse_schedule_setting(name: str, participation: Any) -> None:
+    """Refuse a setting that belongs to another schedule than the one of the recipe."""
+    if not isinstance(participation, Participation):
+        raise ValueError(f"participation is {participation!r}; it must be a Participation, such as Cyclic()")
+    if any(name in _field_names(member) for member in find_participations().values()):
+        known = ", ".join(field.name for field in fields(participation)) or "no parameters"
+        schedule = getattr(participation, "name", type(participation).__name__)
+        raise ValueError(f"{name} is not a parameter of the participation {schedule!r}, which has: {known}")
 
 
 def _check_members(name: str, members: Any, kind: type) -> None:

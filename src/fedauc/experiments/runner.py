@@ -130,6 +130,8 @@ def make_evaluator(config: Config, data: PreparedData, assembly: Assembly) -> Ev
 def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:
     """The callbacks of a configuration: its own, those of its recipe, and the evaluation."""
     evaluator = make_evaluator(config, data, assembly)
+    if evaluator.personal is not None:
+        evaluator.personal.report_unknown_clients({"test": data.split.test, "validation": data.split.validation})
 
     def measure_model(run: RunView) -> Quality:
         validation, test = data.held_out_examples(config.recipe.device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedauc.discovery import find_members, lookup
+from fedauc.discovery import find_members, lookup, read_members
 from fedauc.fields import list_fields
 from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics.ap import average_precision
@@ -81,9 +81,9 @@ def parse_metric(text: str) -> Metric:
         raise ValueError(f"metric {text!r}: {error}") from error
 
 
-def parse_metrics(texts: Iterable[str | Metric]) -> tuple[Metric, ...]:
-    """Several metrics, as texts or instances; at least one, each once."""
-    metrics = tuple(text if isinstance(text, Metric) else parse_metric(text) for text in texts)
+def parse_metrics(given: str | Metric | Iterable[str | Metric]) -> tuple[Metric, ...]:
+    """Metrics from a text such as `auc,pauc@0.05`, from one, or from several; at least one, each once."""
+    metrics = read_members("metrics", given, Metric, parse_metric)  # type: ignore[type-abstract]
     if not metrics:
         raise ValueError(f"metrics is empty; name at least 1, such as {','.join(DEFAULT_METRICS)}")
     names = [metric.text for metric in metrics]
