@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from fedauc.data.checks import as_inputs
 from fedauc.data.clients import Clients, examples
+from fedauc.data.dataset import Dataset
+from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.data.datasets.synthetic_tokens import SyntheticTokens
 from fedauc.data.datasets.table import TableFile
 from fedauc.data.preparation import Preparation, Split, prepare_table
@@ -128,6 +130,32 @@ def test_an_id_beyond_the_vocabulary_is_refused_before_training() -> None:
     module = replace(MODEL, vocabulary=int(clients.inputs.max())).build((TOKENS.length,), 0)
     with pytest.raises(ValueError, match=r"the model does not accept rows of shape \(5,\) and type torch.int64: index"):
         assemble_training(make_recipe(), module, clients)
+
+
+@pytest.mark.parametrize(
+    ("data", "vocabulary", "message"),
+    [
+        (
+            TOKENS,
+            20,
+            r"rows hold the token id 29; it must be below vocabulary, which is 20: raise it to 30 "
+            r"\(--model.vocabulary 30\)",
+        ),
+        (
+            Synthetic(clients=4),
+            20,
+            r"model 'transformer' needs token ids \(integers\), but rows are torch.float32: use",
+        ),
+    ],
+)
+def test_a_run_refuses_rows_without_fitting_token_ids(
+    data: Dataset, vocabulary: int, message: str, tmp_path: Path
+) -> None:
+    config = Config(recipe=make_recipe(), data=data, model=replace(MODEL, vocabulary=vocabulary))
+    with pytest.raises(ValueError, match=message):
+        Run.create(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="rows hold the token id -1; it must be at least 0: number the tokens from 0"):
+        MODEL.check_inputs(torch.tensor([[-1, 3]]))
 
 
 def test_a_width_that_the_heads_do_not_divide_and_images_are_refused() -> None:

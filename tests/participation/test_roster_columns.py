@@ -140,6 +140,15 @@ def test_cyclic_groups_by_a_column_in_the_order_of_its_values() -> None:
     assert [schedule.cohort(round).clients for round in range(3)] == [(1,), (3,), (0, 2)]
     with pytest.raises(ValueError, match="unknown column 'zone': did you mean 'timezone'"):
         Cyclic(group_column="zone").bind(roster, seed=0)
+    remedy = r"use --data.roster-columns zone, or Clients.from_arrays\(..., columns=\{'zone': ...\}\)"
+    with pytest.raises(ValueError, match=f"known: timezone; to give the clients another column, {remedy}"):
+        Cyclic(group_column="zone").bind(roster, seed=0)
+    message = f"group_column is 'zone', but the clients have no columns; to give them this one, {remedy}"
+    with pytest.raises(ValueError, match=message):
+        Cyclic(group_column="zone", groups=2).bind(Roster(np.full(4, 5)), seed=0)
+    message = "groups is 2; the column 'timezone' has 3 different values.*: leave out groups, or leave out group_column"
+    with pytest.raises(ValueError, match=message):
+        Cyclic(group_column="timezone", groups=2).bind(roster, seed=0)
     with pytest.raises(ValueError, match="group_column is 'timezone' but assignment is 'random': drop either"):
         Cyclic(group_column="timezone", assignment="random")
 

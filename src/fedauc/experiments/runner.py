@@ -70,6 +70,8 @@ class Run:
     ) -> Run:
         callbacks = (RecordWriter(folder), *make_callbacks(config, data, assembly))
         clients = data.training_clients(config.recipe)
+        if (personal := PersonalModels.of(assembly.training, clients.names)) is not None:
+            personal.report_unknown_clients({"test": data.split.test, "validation": data.split.validation})
         columns = RecordColumns.of(parse_metrics(config.metrics), True, data.split.validation is not None)
         checkpointer = Checkpointer(folder.write_checkpoint)
         averaged = config.recipe.evaluates_average
@@ -130,8 +132,6 @@ def make_evaluator(config: Config, data: PreparedData, assembly: Assembly) -> Ev
 def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:
     """The callbacks of a configuration: its own, those of its recipe, and the evaluation."""
     evaluator = make_evaluator(config, data, assembly)
-    if evaluator.personal is not None:
-        evaluator.personal.report_unknown_clients({"test": data.split.test, "validation": data.split.validation})
 
     def measure_model(run: RunView) -> Quality:
         validation, test = data.held_out_examples(config.recipe.device)
@@ -199,6 +199,9 @@ class DataCache:
 def assemble_run(config: Config, cache: DataCache) -> tuple[PreparedData, Assembly]:
     """A run's data and parts; what does not fit is a `ValueError` before anything is written."""
     data = cache.prepare_data(config)
+    train, validation, test, _ = data.split
+    for rows in (train.inputs, test.inputs, *(() if validation is None else (validation.inputs,))):
+        config.model.check_inputs(rows)
     module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
     assembly = assemble_training(config.recipe, module, data.training_clients(config.recipe))
     # Metrics and callbacks that do not fit the data are refused here too.

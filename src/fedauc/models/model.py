@@ -12,7 +12,7 @@ from fedauc import keys
 from fedauc.fields import check_fields
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class ModelConfig(ABC):
     @abstractmethod
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The network for float inputs `[B, *input_shape]`, with outputs `[B, 1]`, or `[B, E]` for embeddings."""
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Refuse rows `[n, ...]` of which the model cannot score any; most models need no such check."""
+        return
 
     def build(self, input_shape: tuple[int, ...], seed: int) -> nn.Module:
         """The network on the CPU, the same for the same seed; global generators keep their state."""

@@ -9,7 +9,7 @@ from fedauc.fields import option
 from fedauc.models.model import ModelConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,18 @@ class Transformer(ModelConfig):
         super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads: change either")
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Refuse rows that hold no token ids, or ids beyond the vocabulary."""
+        if str(inputs.dtype) not in ("torch.int32", "torch.int64"):
+            remedy = "use data such as synthetic-tokens, or another model"
+            raise ValueError(f"model 'transformer' needs token ids (integers), but rows are {inputs.dtype}: {remedy}")
+        smallest, largest = int(inputs.min()), int(inputs.max())
+        if smallest < 0:
+            raise ValueError(f"rows hold the token id {smallest}; it must be at least 0: number the tokens from 0")
+        if largest >= self.vocabulary:
+            bound, remedy = f"it must be below vocabulary, which is {self.vocabulary}", f"raise it to {largest + 1}"
+            raise ValueError(f"rows hold the token id {largest}; {bound}: {remedy} (--model.vocabulary {largest + 1})")
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The transformer for sequences of the length of a row."""

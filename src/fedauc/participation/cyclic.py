@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedauc import keys
-from fedauc.discovery import lookup
+from fedauc.discovery import UnknownName, lookup
 from fedauc.fields import option
 from fedauc.interfaces import Participation, Roster, Schedule
 from fedauc.participation._common import (
@@ -66,7 +66,7 @@ class Cyclic(Participation):
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Put the clients into groups, and check M against the smallest group."""
         if self.group_column:
-            clients = clients._replace(groups=lookup("column", self.group_column, clients.columns))
+            clients = clients._replace(groups=_find_column(clients, self.group_column))
         groups = self._assign_groups(clients, seed)
         smallest = int(groups.count_clients().min())
         if self.per_round is not None and self.per_round > smallest:
@@ -81,7 +81,7 @@ class Cyclic(Participation):
             return _group_as_given(clients, self.given)
         labelled = self.assignment == "auto" and clients.groups is not None
         if labelled or self.assignment == "metadata":
-            return _group_by_label(clients, self.groups)
+            return _group_by_label(clients, self.groups, self.group_column)
         return _group_at_random(clients, self.groups or default_groups(clients), seed)
 
 
@@ -106,13 +106,29 @@ class _CyclicSchedule(SampledSchedule):
 # --------------------------------------------------------------------------- assigning the non-empty clients to groups
 
 
-def _group_by_label(clients: Roster, count: int | None) -> ClientLists:
-    """One group per label, in the order of the sorted labels."""
+def _find_column(clients: Roster, name: str) -> np.ndarray:
+    """The values of a column of the clients; an unknown one is refused with a way to add it."""
+    remedy = f"use --data.roster-columns {name}, or Clients.from_arrays(..., columns={{{name!r}: ...}})"
+    if not clients.columns:
+        raise ValueError(f"group_column is {name!r}, but the clients have no columns; to give them this one, {remedy}")
+    try:
+        return lookup("column", name, clients.columns)
+    except UnknownName as error:
+        raise ValueError(f"group_column: {error}; to give the clients another column, {remedy}") from error
+
+
+def _group_by_label(clients: Roster, count: int | None, column: str = "") -> ClientLists:
+    """One group per label, in the order of the sorted labels, which come from a column if that is named."""
     labels = group_labels(clients)
     if labels is None:
         raise ValueError("clients carry no group label; use assignment='random' with groups=K, or give a group column")
     distinct_labels, label_of_client = labels
     group_count = len(distinct_labels)
+    if column and count not in (None, group_count):
+        raise ValueError(
+            f"groups is {count}; the column {column!r} has {group_count} different values, and each is a group: leave "
+            f"out groups, or leave out group_column"
+        )
     if count not in (None, group_count):
         raise ValueError(
             f"groups is {count}; the clients carry {group_count} group labels: use groups={group_count}, "
