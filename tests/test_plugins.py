@@ -166,6 +166,15 @@ def test_a_class_that_is_defined_again_replaces_its_old_self() -> None:
             "fedauc.interfaces.Objective",
         ),
         (
+            make_class("Odd", GapObjective, name="a/b c,d", pair_loss=abs),
+            "test_plugins.Odd has the name 'a/b c,d'; a name consists of letters a-z, digits, '-' and '_': rename it",
+        ),
+        (
+            Method("a b", Slow, "cyclic", 0.1),
+            "a method of test_plugins has the name 'a b'; a name consists of letters a-z, digits, '-' and '_': "
+            "rename it",
+        ),
+        (
             Slow(),
             "register takes a class, a Method or a module, not Slow(objective=Logistic(score='identity'), "
             "weight_decay=0.0); register the class of an instance",
@@ -218,7 +227,7 @@ def test_the_environment_variable_names_modules(write_module: Write, monkeypatch
             r"the plug-in 'broken' cannot be imported: ZeroDivisionError: division by zero \(broken\.py, line 2\)",
         ),
         ("raise SystemExit(3)", r"the plug-in 'broken' cannot be imported: SystemExit: 3 \(broken\.py, line 1\)"),
-        ("def", r"the plug-in 'broken' cannot be imported: SyntaxError: invalid syntax"),
+        ("def", r"the plug-in 'broken' cannot be imported: SyntaxError: invalid syntax \(broken\.py, line 1\)$"),
         ("x = 1", r"the plug-in 'broken' has no member: it needs "),
     ],
 )
@@ -236,6 +245,13 @@ def test_a_module_that_was_asked_for_must_work(
 def test_a_module_that_does_not_exist_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plugins.VARIABLE, "absent_module")
     with pytest.raises(ValueError, match=r"^there is no plug-in module 'absent_module' here; install the package that"):
+        find_objectives()
+
+
+@pytest.mark.parametrize("name", ["zoo.py", "./zoo.py", "folder/zoo"])
+def test_a_file_instead_of_a_module_has_a_hint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(plugins.VARIABLE, name)
+    with pytest.raises(ValueError, match=f"^the plug-in '{name}' is a file; name its module: write zoo, and run in"):
         find_objectives()
 
 

@@ -114,8 +114,9 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     """
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    lower_case = {str(member).lower(): member for member in known}
+    near = difflib.get_close_matches(str(name).lower(), list(lower_case), n=1, cutoff=0.4)
+    suggestion = f"did you mean {lower_case[near[0]]!r}? " if near else ""
     # A list of a hundred options helps nobody.
     names = ", ".join(sorted(known)) if len(known) <= 40 else f"{len(known)} names, which --help lists"
     raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")

@@ -18,6 +18,7 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -110,6 +111,7 @@ def add_class(member: type, module: str = "") -> None:
 def add_method(method: Any, module: str = "") -> None:
     """Register one method; another method of that name, of another module, is refused."""
     owner = module or method.algorithm.__module__
+    check_name(f"a method of {owner}", method.name)
     known = _REGISTRY.methods.get(method.name)
     if known is not None and known.module != owner:
         raise ValueError(name_clash("method", method.name, known.module, owner))
@@ -151,6 +153,15 @@ def check_member(member: type) -> None:
         raise ValueError(f"{owner} lacks {', '.join(missing)}; define it there, so that the class is complete")
     if not isinstance(vars(member).get("name"), str):
         raise ValueError(f'{owner} has no name of its own; add name: ClassVar[str] = "..." to the class')
+    check_name(owner, vars(member)["name"])
+
+
+def check_name(owner: str, name: str) -> None:
+    """Refuse a name that no option can hold: options separate names by commas, and put dots and signs behind them."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ValueError(
+            f"{owner} has the name {name!r}; a name consists of letters a-z, digits, '-' and '_': rename it"
+        )
 
 
 def find_base(member: type) -> type | None:
@@ -229,6 +240,9 @@ def _load_entry_point(entry: EntryPoint) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
+    if name.endswith(".py") or "/" in name or os.sep in name:
+        module = Path(name).name.removesuffix(".py")
+        raise ValueError(f"the plug-in {name!r} is a file; name its module: write {module}, and run in its folder")
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -242,6 +256,9 @@ def describe_error(error: BaseException) -> str:
     """An error in one line: its kind, its message, and where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError):
+        # Its message names the place in the file already; the frame is that of Python's importer.
+        return reason
     return f"{reason} ({Path(frame.filename).name}, line {frame.lineno})"
 
 

@@ -113,6 +113,26 @@ def test_a_sweep_ranks_by_its_first_metric(
     ("words", "message"),
     [
         (("run", "--metrics", "auc,bogus"), "unknown metric 'bogus': known: ap, auc, pauc, recall, tpauc"),
+        (("run", "--metrics", "AUC"), "unknown metric 'AUC': did you mean 'auc'? known: ap, auc"),
+        (("run", "--metrics", "auc@1"), "metric 'auc@1' has 1 argument; auc takes none: write auc"),
+        (
+            ("run", "--ema-decay", "0.5"),
+            "--ema-decay is 0.5, but stage_output is 'last', which ignores it; use --stage-",
+        ),
+        (
+            ("run", "--evaluated-model", "average"),
+            "--evaluated-model is 'average', but stage_output is 'last', which has no average; use --stage-output "
+            "cycle_mean, round_mean or ema",
+        ),
+        (("run", "--keep", "best", "--callbacks", "best-model"), "--keep is 'best', and callbacks lists 'best-model'"),
+        (
+            ("sweep", "--transforms", "clip", "--vary", "transforms.clip.norm=0.1,-1"),
+            "--transforms.clip.norm is -1.0; it must be",
+        ),
+        (
+            ("run", "--objective.margin", "2"),
+            "--objective.margin is not a parameter of the objective 'sigmoid', which has: --score, --objective.scale",
+        ),
         (("run", "--metrics", ""), "metrics is empty; name at least 1, such as auc,ap"),
         (("sweep", "--vary", "metrics=auc,ap"), "all runs of a sweep are compared by the same metrics; use --metrics"),
         (("run", "--callbacks", "bogus"), "unknown callback 'bogus'"),

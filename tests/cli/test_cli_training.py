@@ -95,6 +95,13 @@ def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) 
     assert expected <= set(listed.out.split())
 
 
+def test_list_without_a_name_says_which_lists_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = " ".join(fedauc(capsys, "list").out.split())
+    assert "cycp-pairwise" in listed
+    assert all(what in listed.partition("shows others: ")[2] for what in LISTS if what != "methods")
+    assert "shows others" not in fedauc(capsys, "list", "methods").out
+
+
 def test_list_is_in_alphabetical_order(capsys: pytest.CaptureFixture[str]) -> None:
     for what in LISTS:
         names = [line.split()[0] for line in fedauc(capsys, "list", what).out.splitlines()[1:] if line[0] != " "]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from fedauc import fit
 from fedauc.data.datasets.synthetic import Synthetic
-from fedauc.experiments.callbacks import Callback
+from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.callbacks.best_model import BestModel
 from fedauc.experiments.callbacks.early_stopping import EarlyStopping
 from fedauc.experiments.callbacks.progress_line import ProgressLine
@@ -26,7 +27,7 @@ from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.runner import Run
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Metric, Model
+from fedauc.interfaces import Measurement, Metric, Model
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.square import PairwiseSquare
 from fedauc.reports.summary import summarize_run
@@ -93,6 +94,20 @@ class Collect(Callback):
 
     def on_failure(self, run: RunView, state: Tree, reason: str) -> None:
         self.calls.append(reason)
+
+
+def make_fixed_metric(*values: float) -> Metric:
+    """A metric whose values are written down in advance."""
+    remaining = iter(values)
+
+    @dataclass(frozen=True)
+    class FixedMetric(Metric):
+        name: ClassVar[str] = "fixed"
+
+        def measure(self, labels: np.ndarray, scores: np.ndarray) -> Measurement:
+            return Measurement(next(remaining))
+
+    return FixedMetric()
 
 
 # ------------------------------------------------------------------------------------------------------ early stopping
@@ -203,6 +218,50 @@ def test_nothing_is_chosen_by_test_rows(changes: dict[str, Any], message: str) -
     callback = EarlyStopping(3) if "patience" in changes else BestModel()
     with pytest.raises(ValueError, match="which needs validation rows: hold some out, or leave it out"):
         fit(linear_scorer(), small_federation(), small_recipe("cycp-minimax"), test=held_out(), callbacks=[callback])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keep": "best", "callbacks": ["best-model"]}, "keep is 'best', and callbacks lists 'best-model' too"),
+        ({"patience": 3, "callbacks": ["early-stopping"]}, "patience is 3, and callbacks lists 'early-stopping' too"),
+    ],
+)
+def test_what_an_option_asks_for_is_not_asked_for_again(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(linear_scorer(), small_federation(), "cycp-minimax", validation=held_out(), **changes)
+
+
+def test_missing_validation_rows_are_told_with_the_callbacks_name() -> None:
+    recipe = small_recipe("cycp-minimax")
+    with pytest.raises(ValueError, match=r"^callbacks lists 'early-stopping', which needs validation rows"):
+        choose_callbacks(recipe, [EarlyStopping(5)], has_validation=False)
+    how = "raise --data.validation-fraction"
+    with pytest.raises(ValueError, match=r"rounds by: raise --data\.validation-fraction, or leave keep at its default"):
+        choose_callbacks(replace(recipe, keep="best"), [], has_validation=False, how_to_hold_out=how)
+
+
+def test_patience_that_ends_in_the_last_round_is_no_early_stop() -> None:
+    """Early stopping asks to stop exactly when all rounds are done."""
+    fitted = fit(
+        linear_scorer(),
+        small_federation(),
+        small_recipe("cycp-minimax", cycles=3, patience=2),
+        validation=held_out(),
+        metrics=[make_fixed_metric(1.0, 0.5, 0.5)],
+    )
+    assert (len(fitted.history), fitted.stopped_early) == (3, None)
+
+
+def test_a_metric_that_is_nan_is_named_as_such() -> None:
+    for values, reason in (
+        ([math.nan] * 5, "validation_fixed has been NaN or -inf for 2 evaluations"),
+        ([0.5, math.nan, math.nan, 1.0], "validation_fixed is NaN and has not risen above 0.5 for 2 evaluations"),
+    ):
+        recipe = small_recipe("cycp-minimax", cycles=5, patience=2)
+        metric = make_fixed_metric(*values)
+        fitted = fit(linear_scorer(), small_federation(), recipe, validation=held_out(), metrics=[metric])
+        assert fitted.stopped_early == reason
 
 
 # ------------------------------------------------------------------------------------------------------------ the hooks
@@ -317,7 +376,7 @@ def test_a_progress_line_is_printed_for_each_evaluation(capsys: pytest.CaptureFi
     fitted = fit(linear_scorer(), small_federation(), recipe, test=held_out(), callbacks=["progress-line"])
     lines = capsys.readouterr().err.splitlines()
     quality = fitted.history[0][1]
-    assert lines[0] == f"round 3 of 9: auc {quality.auc:.4f}, average_precision {quality.average_precision:.4f}"
+    assert lines[0] == f"round 3 of 9: auc {quality.auc:.4f}, ap {quality.average_precision:.4f}"
     assert len(lines) == 3
     fit(linear_scorer(), small_federation(), recipe, test=held_out(), callbacks=[ProgressLine(every=2)])
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["round 6 of 9", "round 9 of 9"]

@@ -134,6 +134,18 @@ def test_the_settings_of_a_sweep_are_shown_whole_in_80_columns(
     assert all(line.rstrip().endswith("AUC 0.9784") and len(line) <= 80 for line in lines)
 
 
+def test_a_bar_names_the_metric_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with ProgressBars() as bars:
+        observe = bars.add_bar("cycp-pairwise")
+        observe(Progress(1000, 1000, {"tpauc@0.3:0.4": 0.25}, column="tpauc@0.3:0.4", label="tpauc@0.3:0.4"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert lines[0].rstrip().endswith("tpauc@0.3:0.4 0.2500")
+
+
 def test_a_bar_says_that_its_run_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBars() as bars:
         observe = bars.add_bar("run")

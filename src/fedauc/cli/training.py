@@ -117,8 +117,12 @@ def spelling_options(given: Mapping[str, str]) -> Iterator[None]:
             is_unique = list(given.values()).count(field) == 1
             names = f"(?:{re.escape(option)}|{re.escape(field)})" if is_unique else re.escape(option)
             # Only where the word stands for the option: its value follows, or what to do with it precedes.
-            pattern = rf"(?<![\w.-]){names}(?= is )|(?<=\b(?:raise|lower) ){names}(?![\w-])|(?<=\bgive ){names}(?= as )"
+            pattern = (
+                rf"(?<![\w.-]){names}(?= is )|(?<=\b(?:raise|lower|leave) ){names}(?![\w-])|(?<=\bgive ){names}(?= as )"
+            )
             message = re.sub(pattern, option_flags(option)[0], message)
+        for option, flags in SHORT_NAMES.items():
+            message = message.replace(f"--{option}", flags[0])
         if message == str(error):
             raise
         raise ValueError(message) from error
@@ -254,7 +258,9 @@ def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", hel
 
 
 def list_members(
-    what: Annotated[str, typer.Argument(help=f"{', '.join(LISTS)}.", show_default=False)] = "methods",
+    what: Annotated[
+        str, typer.Argument(help=f"{', '.join(LISTS)}; the methods unless given.", show_default=False)
+    ] = "",
 ) -> None:
     """List what a configuration can name, with parameters and defaults.
 
@@ -270,7 +276,7 @@ def list_members(
     from fedauc.experiments.registration import list_kinds
     from fedauc.plugins import plugin_of_class, plugin_of_method
 
-    kind = lookup("list", what, LISTS)
+    kind = lookup("list", what or "methods", LISTS)
     rows: list[tuple[str, ...]] = []
     if kind == "method":
         headers = ["method", "algorithm", "participation", "lr", "reference"]
@@ -298,6 +304,8 @@ def list_members(
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    if not what:
+        Console().print(f"\nThese are the methods. `fedauc list NAME` shows others: {', '.join(list(LISTS)[1:])}.")
 
 
 def print_version() -> None:
@@ -372,7 +380,7 @@ def _expand_runs(
 ) -> dict[str, Config]:
     """The configurations of all runs that a command line asks for, by their paths in the folder."""
     from fedauc.experiments.config import Config
-    from fedauc.experiments.options import DEFAULT_METHOD
+    from fedauc.experiments.options import DEFAULT_METHOD, list_options
     from fedauc.experiments.sweep import expand_sweep, read_list, read_seeds, read_varied
 
     if "seed" in texts:
@@ -382,4 +390,6 @@ def _expand_runs(
         methods = base.recipe.method if base else DEFAULT_METHOD
     full_names = {flag.removeprefix("--"): name for name, flags in SHORT_NAMES.items() for flag in flags}
     varied = read_varied(vary or [], full_names)
-    return expand_sweep(read_list("methods", methods), read_seeds(seeds), varied, texts, base)
+    fields = {option.name: option.path[-1] for option in list_options()}
+    with spelling_options({name: fields[name] for name in (*texts, *varied) if name in fields}):
+        return expand_sweep(read_list("methods", methods), read_seeds(seeds), varied, texts, base)

@@ -36,18 +36,22 @@ class Quality(dict[str, Any]):
 class RecordColumns(NamedTuple):
     """Which columns of a record are values of metrics: all of them, and the one by which rounds are compared.
 
+    `names` are what the values are called on a screen.
     The first metric decides. It is compared on the validation rows, never on the test rows; None where there are none.
     """
 
     values: tuple[str, ...]
     validation: str | None
+    names: tuple[str, ...]
 
     @staticmethod
     def of(metrics: Sequence[Metric], has_test: bool, has_validation: bool) -> RecordColumns:
         """The columns of metrics on the parts that there are."""
         tested = [metric.columns[0] for metric in metrics] if has_test else []
         decisive = f"validation_{metrics[0].columns[0]}" if has_validation else None
-        return RecordColumns((*tested, *([decisive] if decisive else [])), decisive)
+        names = [metric.text for metric in metrics] if has_test else []
+        names += [f"validation_{metrics[0].text}"] if has_validation else []
+        return RecordColumns((*tested, *([decisive] if decisive else [])), decisive, tuple(names))
 
 
 class PersonalModels(NamedTuple):

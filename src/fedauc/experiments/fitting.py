@@ -121,7 +121,7 @@ def fit(
         end.round,
         loop.state,
         training.engine.client_states(),
-        loop.stop_reason,
+        end.notes.get("stopped_early"),
     )
 
 

@@ -221,7 +221,7 @@ def _build_member(family: Family, current: Any, texts: Mapping[str, str]) -> Any
     for option, text in texts.items():
         parameter = option.removeprefix(family.kind).removeprefix(".")
         if parameter and parameter not in known:
-            has = ", ".join(info.name for info in known.values()) or "none"
+            has = ", ".join(f"--{family.kind}.{name}" for name in known) or "none"
             raise InapplicableOption(
                 option, f"{option} is not a parameter of the {family.kind} {member.name!r}, which has: {has}"
             )

@@ -32,6 +32,10 @@ ENGINES = {
 """Every engine with a line of description; the engines themselves import torch's compiler, which takes seconds."""
 
 
+DEFAULT_EMA_DECAY = 0.9
+"""Share of the moving average that stays from round to round."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """An algorithm, a schedule, and the numbers of a run.
@@ -48,10 +52,15 @@ class Recipe:
     stages: StageRule = option(Milestones(), "How learning rate and length change from stage to stage.")
     stage_output: StageOutput = option("last", "The model that a stage ends with: its last one, or an average.")
     ema_decay: float = option(
-        0.9, "Share of the moving average that stays from round to round, with stage output ema.", above=0, below=1
+        DEFAULT_EMA_DECAY,
+        "Share of the moving average that stays from round to round, with stage output ema.",
+        above=0,
+        below=1,
     )
     evaluated_model: Literal["auto", "last", "average"] = option(
-        "auto", "Which model is evaluated: the last, or the stage's average so far; auto is the average with ema only."
+        "auto",
+        "Which model is evaluated: the last, or the stage's average so far; auto is the average with ema only. The "
+        "last record of a stage always shows the model that the stage passes on.",
     )
     transforms: tuple[UploadTransform, ...] = option(
         (), "What happens to an upload on its way to the server, in order."
@@ -83,7 +92,15 @@ class Recipe:
         _check_members("wrappers", self.wrappers, Wrapper)
         _check_members("transforms", self.transforms, UploadTransform)
         if self.evaluated_model == "average" and self.stage_output == "last":
-            raise ValueError("evaluated_model is 'average', but stage_output is 'last', which has none; use 'ema'")
+            remedy = "use --stage-output cycle_mean, round_mean or ema"
+            raise ValueError(
+                f"evaluated_model is 'average', but stage_output is 'last', which has no average; {remedy}"
+            )
+        if self.ema_decay != DEFAULT_EMA_DECAY and self.stage_output != "ema":
+            remedy = f"use --stage-output ema, or leave ema_decay at {DEFAULT_EMA_DECAY}"
+            raise ValueError(
+                f"ema_decay is {self.ema_decay}, but stage_output is {self.stage_output!r}, which ignores it; {remedy}"
+            )
         parts = (
             ("algorithm", Algorithm),
             ("participation", Participation),

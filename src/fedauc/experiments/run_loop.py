@@ -37,7 +37,7 @@ from fedauc.trees import Tree, is_empty
 class Progress(NamedTuple):
     """How far a run is: rounds done, rounds in all, the last record, and whether training had to be stopped.
 
-    `column` names the value of the record that a progress bar shows.
+    `column` names the value of the record that a progress bar shows, and `label` is how the bar calls it.
     """
 
     done: int
@@ -45,6 +45,7 @@ class Progress(NamedTuple):
     record: Mapping[str, Any] | None
     stopped: bool = False
     column: str = "auc"
+    label: str = "AUC"
 
 
 Observer = Callable[[Progress], None]
@@ -128,7 +129,8 @@ class RunLoop:
         """How far the run is."""
         record = self.records[-1] if self.records else None
         total = self.state.round if self.stop_reason else self.training.plan.total_rounds
-        return Progress(self.state.round, total, record, column=next(iter(self.columns.values), ""))
+        column, name = (next(iter(names), "") for names in (self.columns.values, self.columns.names))
+        return Progress(self.state.round, total, record, column=column, label="AUC" if name == "auc" else name)
 
     @property
     def is_over(self) -> bool:
@@ -217,7 +219,7 @@ class RunLoop:
         if self.chosen_model is not None:
             model, round = self.chosen_model
             notes["kept_round"] = round
-        if self.stop_reason is not None:
+        if self.stop_reason is not None and self.state.round < self.training.plan.total_rounds:
             notes["stopped_early"] = self.stop_reason
         record = next((record for record in reversed(self.records) if record["round"] == round), None)
         return RunEnd(model, round, record, notes)

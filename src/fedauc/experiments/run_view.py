@@ -77,6 +77,11 @@ class RunView:
         return self._loop.columns.values
 
     @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What the values of `metric_columns` are called on a screen, such as `ap` for `average_precision`."""
+        return self._loop.columns.names
+
+    @property
     def validation_column(self) -> str:
         """The column by which rounds are compared: the first metric on the validation rows."""
         column = self._loop.columns.validation

@@ -137,7 +137,9 @@ def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tu
         validation, test = data.held_out_examples(config.recipe.device)
         return evaluator.measure_model(run.model, run.round.phase, validation, test)
 
-    chosen = choose_callbacks(config.recipe, config.callbacks, data.split.validation is not None)
+    how_to_hold_out = "raise --data.validation-fraction" if hasattr(config.data, "validation_fraction") else ""
+    has_validation = data.split.validation is not None
+    chosen = choose_callbacks(config.recipe, config.callbacks, has_validation, how_to_hold_out)
     return (*chosen, Evaluation(measure_model, config.evaluate_every))
 
 

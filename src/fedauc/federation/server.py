@@ -143,7 +143,7 @@ class FederatedRun:
                 AttendanceWriter(folder, self._engine, tuple(site.name for site in agreement.sites)),
                 Evaluation(self._evaluate_round, agreement.policy.evaluate_every),
             ),
-            RecordColumns(("auc",), None),
+            RecordColumns(("auc",), None, ("auc",)),
             folder,
             Checkpointer(folder.write_checkpoint, every_round=True),
             reports_losses=False,

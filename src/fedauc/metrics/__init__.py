@@ -66,7 +66,8 @@ def parse_metric(text: str) -> Metric:
     known, values = list_fields(kind), rest.split(":") if at else []
     if len(values) > len(known):
         takes = f"takes {len(known)} ({', '.join(info.name for info in known)})" if known else "takes none"
-        raise ValueError(f"metric {text!r} has {len(values)} arguments; {name} {takes}: write {kind().text}")
+        count = f"{len(values)} argument{'s' * (len(values) > 1)}"
+        raise ValueError(f"metric {text!r} has {count}; {name} {takes}: write {kind().text}")
     arguments: dict[str, float] = {}
     for info, value in zip(known, values, strict=False):
         try:

@@ -102,8 +102,10 @@ class ProgressBars:
         task = self._progress.add_task(name, total=None, auc="")
 
         def observe(step: Step) -> None:
-            label = "AUC " if step.column == "auc" else ""
-            auc = f"{label}{step.record[step.column]:.4f}" if step.record else ""
+            auc = f"{step.label} {step.record[step.column]:.4f}" if step.record else ""
+            # A longer name of a metric takes its room from the bars.
+            room = self._room - len(name) - (len(step.label) - len("AUC"))
+            self._bar.bar_width = max(1, min(self._bar.bar_width or BAR_WIDTH, room))
             self._progress.update(task, completed=step.done, total=step.rounds, auc="stopped" if step.stopped else auc)
 
         return observe

@@ -225,7 +225,8 @@ def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric]) -> str
         if value is not None:
             ends = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval and interval[0] is not None else ""
             parts.append(f"{metric.label} {value:.4f}{ends}")
-    return f"{', '.join(parts)}, after {quality['round'] + 1} rounds"
+    rounds = quality["round"] + 1
+    return f"{', '.join(parts)}, after {rounds} round{'s' * (rounds > 1)}"
 
 
 def _format_metric(value: float | None) -> str:

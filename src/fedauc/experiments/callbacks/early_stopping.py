@@ -49,5 +49,10 @@ class EarlyStopping(Callback):
         waited = int(state.evaluations) + 1
         if waited >= self.patience:
             evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
-            run.stop_run(f"{column} has not risen above {state.best.item():.6g} for {evaluations}")
+            best = state.best.item()
+            if math.isinf(best):
+                run.stop_run(f"{column} has been NaN or -inf for {evaluations}")
+            else:
+                not_a_number = "is NaN and " if math.isnan(value) else ""
+                run.stop_run(f"{column} {not_a_number}has not risen above {best:.6g} for {evaluations}")
         return state._replace(evaluations=torch.tensor(waited))

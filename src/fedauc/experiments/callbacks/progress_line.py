@@ -26,5 +26,6 @@ class ProgressLine(Callback):
         if len(run.records) % self.every and not run.is_over:
             return
         record = run.records[-1]
-        values = [f"{column} {record[column]:.4f}" for column in run.metric_columns if record[column] is not None]
+        named = zip(run.metric_names, run.metric_columns, strict=True)
+        values = [f"{name} {record[column]:.4f}" for name, column in named if record[column] is not None]
         print(f"round {run.rounds_done} of {run.total_rounds}: {', '.join(values)}", file=sys.stderr, flush=True)
