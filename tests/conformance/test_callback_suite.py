@@ -13,7 +13,7 @@ from fedauc.experiments.callbacks import Callback, find_callbacks
 from fedauc.experiments.callbacks.early_stopping import EarlyStopping
 from fedauc.experiments.run_view import RunView
 from fedauc.testing.callback import check_callback, train_run
-from fedauc.trees import Tree
+from fedauc.trees import Tree, tree_map
 
 MEMBERS = [kind() for kind in find_callbacks().values()]
 
@@ -82,10 +82,10 @@ class Plain(StopAfter):
 
 @dataclass(frozen=True)
 class Meddling(Callback):
-    """Changes the model."""
+    """Changes the state from which training goes on."""
 
     def on_evaluation(self, run: RunView, state: Tree) -> None:
-        run.model.weights.mul_(1.1)
+        tree_map(lambda leaf: leaf.mul_(1.1), run.round.state.server.shared)
 
 
 def test_the_suite_notices_a_mistake() -> None:

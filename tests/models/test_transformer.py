@@ -33,6 +33,7 @@ from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.models._layers import AttentionBlock
 from fedauc.models.transformer import Transformer
+from fedauc.testing.model import check_model
 from federation.memory_grid import MemoryGrid, make_exchange, make_policy
 from small_federations import same_bits
 
@@ -56,6 +57,11 @@ def train(recipe: Recipe) -> Tensor:
     training, _, start = assemble_training(recipe, MODEL.build((TOKENS.length,), 0), clients)
     *_, last = training.rounds(start)
     return training.algorithm.extract_model(last.state.server.shared).weights
+
+
+def test_the_transformer_passes_the_suite_of_models_on_token_ids() -> None:
+    check_model(MODEL, load_tokens().train.inputs[:5])
+    assert not list(MODEL.build((TOKENS.length,), 0).buffers())
 
 
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-fedavg", "a-scaffold"])
