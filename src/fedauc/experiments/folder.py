@@ -2,6 +2,7 @@
 
 config.json        the configuration
 environment.json   versions, hardware, and a fingerprint of the data
+roster.json        clients, groups, rows and positives
 records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
 timing.jsonl       training seconds so far, per evaluated round
 checkpoints/       the last two states

@@ -23,6 +23,7 @@ from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, Re
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json, refuse_existing
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
+from fedauc.experiments.roster import ROSTER_FILE, describe_roster
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.metrics import group_auc, parse_metrics
@@ -45,7 +46,12 @@ class Run:
         data, assembly = assemble_run(config, cache or DataCache())
         environment = {**describe_environment(), **describe_used_plugins(config)}
         environment |= {"data": data.fingerprint, "note": data.split.note}
-        files = {"config.json": config.to_json(), "environment.json": encode_json(environment)}
+        roster = describe_roster(data.split.train, assembly.training)
+        files = {
+            "config.json": config.to_json(),
+            "environment.json": encode_json(environment),
+            ROSTER_FILE: encode_json(roster, indent=None),
+        }
         first = first_checkpoint(assembly.start)
         return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)
 
