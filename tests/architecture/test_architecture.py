@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     },
     {"algorithms", "guards", "uploads", "wrappers"},
     {"engines"},
-    {"training"},
+    {"scoring", "training"},
     {"experiments"},
     {"federation"},
     {"reports", "testing"},

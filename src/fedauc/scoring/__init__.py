@@ -1,0 +1,1 @@
+"""A model in use: calibrated probabilities, operating points, the saved scorer and its model card."""
