@@ -16,7 +16,7 @@ import torch
 from fedauc import keys
 from fedauc.algorithms import Method
 from fedauc.algorithms.fedavg import LocalSGD
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.data.partitions import Assignment, Partition
 from fedauc.experiments.callbacks.callback import Callback
 from fedauc.fields import option
@@ -119,10 +119,10 @@ class OwnData(Dataset):
     about: ClassVar[str] = "generated from the seed; nothing to cite"
     rows: int = option(120, "Rows of each part.", at_least=20)
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """Training, validation and test rows."""
         train, validation, test = (self._draw_rows(seed, part) for part in ("train", "validation", "test"))
-        return Table(train, validation, test, f"{self.rows} rows of two Gaussian classes")
+        return TableParts(train, validation, test, f"{self.rows} rows of two Gaussian classes")
 
     def _draw_rows(self, seed: int, part: str) -> Rows:
         labels = (np.arange(self.rows) % 4 == 0).astype(np.int8)

@@ -12,20 +12,20 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 import data_files
-from fedauc.data import Dataset, Rows, Table, find_datasets
+from fedauc.data import Dataset, Rows, TableParts, find_datasets
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.datasets.synthetic import Synthetic, SyntheticMedicare
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 from fedauc.data.standardization import standardize_table
 from fedauc.testing._expectations import check_configuration
 from fedauc.testing.dataset import check_rows, check_seeds, list_parts
 
 
-def table_file(folder: Path) -> TableFile:
+def table_file(folder: Path) -> Table:
     draw = np.random.default_rng(0)
     names = np.array(["a", "b", "c"])[np.arange(60) % 3]
     np.savez(folder / "rows.npz", x=draw.standard_normal((60, 4)), y=np.arange(60) % 5 == 0, client=names)
-    return TableFile(str(folder / "rows.npz"), validation_fraction=0.2)
+    return Table(str(folder / "rows.npz"), validation_fraction=0.2)
 
 
 # A dataset that needs files gets them here; every other one must load with its defaults and without a network.
@@ -89,7 +89,7 @@ def test_creditcard_is_standardised_on_its_training_part() -> None:
 def test_standardising_keeps_the_scale_of_constant_columns() -> None:
     # 0.1 has no exact binary form: its mean over three rows rounds, and its deviation with it.
     train = Rows(np.array([[0.1, 1.0], [0.1, 3.0], [0.1, 5.0]]), np.array([0, 1, 0]))
-    table = standardize_table(Table(train, None, train._replace(inputs=np.array([[2.1, 3.0]] * 3)), ""))
+    table = standardize_table(TableParts(train, None, train._replace(inputs=np.array([[2.1, 3.0]] * 3)), ""))
     assert np.allclose(table.train.inputs[:, 0], 0.0, atol=1e-7)
     assert np.allclose(table.test.inputs, [[2.0, 0.0]] * 3, atol=1e-7)
 
@@ -123,9 +123,9 @@ def test_synthetic_has_the_auc_it_says(shift: float) -> None:
         (lambda: Synthetic(shift=-0.1), "shift is -0.1; it must be a finite number of at least 0"),
         (lambda: Synthetic(separation=math.inf), "separation is inf; it must be a finite number of at least 0"),
         (lambda: Synthetic(clients=1, rows_per_client=1), "an AUC needs two rows"),
-        (lambda: TableFile("rows.xlsx"), "path is 'rows.xlsx'; it must end in .csv, .parquet, .arrow, .feather, .npz"),
-        (lambda: TableFile("rows.csv", test="rows"), "path is 'rows'; it must end in"),
-        (lambda: TableFile("rows.csv", label=""), "label is empty; name the column that holds 0 and 1"),
+        (lambda: Table("rows.xlsx"), "path is 'rows.xlsx'; it must end in .csv, .parquet, .arrow, .feather, .npz"),
+        (lambda: Table("rows.csv", test="rows"), "path is 'rows'; it must end in"),
+        (lambda: Table("rows.csv", label=""), "label is empty; name the column that holds 0 and 1"),
     ],
 )
 def test_parameters_are_bounded(make: Callable[[], Dataset], message: str) -> None:

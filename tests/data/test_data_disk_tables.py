@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from fedauc.data import Preparation, Table, prepare_table, standardization
+from fedauc.data import Preparation, TableParts, prepare_table, standardization
 from fedauc.data.clients import Clients
 from fedauc.data.dataset import Rows
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 from fedauc.data.io import disk_tables, readers
 
 ROWS = 60
@@ -92,7 +92,7 @@ def write_table(folder: Path, name: str, write: Writer, rows: pd.DataFrame | Non
     return str(folder / name)
 
 
-def assert_same_table(table: Table, expected: Table) -> None:
+def assert_same_table(table: TableParts, expected: TableParts) -> None:
     for rows, expected_rows in zip(table[:3], expected[:3], strict=True):
         assert isinstance(rows, Rows) == isinstance(expected_rows, Rows)
         if isinstance(rows, Rows) and isinstance(expected_rows, Rows):
@@ -114,7 +114,7 @@ def test_rows_are_the_same_to_the_bit_as_from_memory(
         later = make_frame(2 * ROWS).iloc[ROWS:]
         later.to_csv(tmp_path / second, index=False) if second.endswith("csv") else later.to_parquet(tmp_path / second)
     write_table(tmp_path, name, write)
-    dataset = TableFile(
+    dataset = Table(
         str(tmp_path / name),
         **NAMES,
         standardize=standardize,
@@ -171,7 +171,7 @@ def test_large_is_from_so_many_bytes_on(
 def test_a_second_load_reads_nothing_but_the_copy(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = TableFile(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
+    dataset = Table(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
     first = dataset.load(0)
 
     def refuse(*_: Any) -> Any:
@@ -186,8 +186,8 @@ def test_a_second_load_reads_nothing_but_the_copy(
 
 def test_a_changed_file_is_noticed_and_its_old_copy_dropped(tmp_path: Path, cache_folder: Path) -> None:
     path = write_table(tmp_path, "rows.arrow", write_arrow)
-    dataset = TableFile(path, **NAMES, standardize=False)
-    before, standardized = dataset.load(0), TableFile(path, **NAMES).load(0)
+    dataset = Table(path, **NAMES, standardize=False)
+    before, standardized = dataset.load(0), Table(path, **NAMES).load(0)
     assert len(list(cache_folder.iterdir())) == 2
     write_arrow(Path(path), make_frame().assign(age=1))
     # The same size; only the time tells.
@@ -234,15 +234,15 @@ def test_wrong_values_are_named_and_leave_nothing_behind(
     rows.loc[58, column] = value
     path = write_table(tmp_path, "rows.arrow", write_arrow, rows)
     with pytest.raises(ValueError, match=re.escape(f"file {path!r}: {message}")) as caught:
-        TableFile(path, **NAMES).load(0)
+        Table(path, **NAMES).load(0)
     assert "\n" not in str(caught.value)
     assert not any(cache_folder.rglob("*"))
     write_arrow(Path(path), make_frame())
-    assert len(TableFile(path, **NAMES).load(0).train.labels) == 42
+    assert len(Table(path, **NAMES).load(0).train.labels) == 42
 
 
 def test_a_damaged_copy_is_named_and_made_again_once_deleted(tmp_path: Path, cache_folder: Path) -> None:
-    dataset = TableFile(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
+    dataset = Table(write_table(tmp_path, "rows.arrow", write_arrow), **NAMES)
     dataset.load(0)
     (victim,) = cache_folder.rglob("train-inputs.npy")
     raw = bytearray(victim.read_bytes())
@@ -264,7 +264,7 @@ def test_writing_parts_takes_little_memory(tmp_path: Path, cache_folder: Path, m
     table = pd.DataFrame(values, columns=[f"x{number}" for number in range(width)])
     table["y"], table["client"] = np.arange(rows) % 10 == 0, np.arange(rows) % 50
     write_feather(tmp_path / "rows.feather", table)
-    dataset = TableFile(str(tmp_path / "rows.feather"))
+    dataset = Table(str(tmp_path / "rows.feather"))
     tracemalloc.start()
     try:
         loaded = dataset.load(0)
@@ -293,7 +293,7 @@ def damage_bytes(raw: bytes, seed: int) -> bytes:
 def read_error(file: Path) -> str:
     """What is said against a file; nothing if it can be read. Any other error than a ValueError comes through."""
     try:
-        prepare_table(TableFile(str(file), **NAMES).load(0), Preparation(), 0)
+        prepare_table(Table(str(file), **NAMES).load(0), Preparation(), 0)
     except ValueError as error:
         return str(error)
     return ""

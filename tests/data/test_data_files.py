@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fedauc.data import Preparation, prepare_table
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 from fedauc.data.partitions import IID
 
 ROWS = 12
@@ -92,7 +92,7 @@ def test_files_that_are_no_table_are_refused(
     build(wrong)
     (write_npz if name.endswith("npz") else write_csv)(good)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        (TableFile(str(good), test=str(wrong)) if second else TableFile(str(wrong))).load(0)
+        (Table(str(good), test=str(wrong)) if second else Table(str(wrong))).load(0)
     assert repr(str(wrong)) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,18 +101,18 @@ def test_files_that_are_no_table_are_refused(
 def test_suffixes_may_be_in_upper_case(tmp_path: Path, write: Callable[[Path], None], suffix: str) -> None:
     file = tmp_path / f"rows{suffix}"
     write(file)
-    table = TableFile(str(file), standardize=False).load(0)
+    table = Table(str(file), standardize=False).load(0)
     values = np.concatenate([np.asarray(part.inputs)[:, 0] for part in (table.train, table.test)])
     assert sorted(values.tolist()) == FRAME["x"].astype(np.float32).tolist()
     shutil.move(file, tmp_path / f"row{suffix}")
     with pytest.raises(ValueError, match=re.escape(f"did you mean 'row{suffix}'?")):
-        TableFile(str(file)).load(0)
+        Table(str(file)).load(0)
 
 
 def test_the_largest_float32_is_still_read(tmp_path: Path) -> None:
     largest = float(np.finfo(np.float32).max)
     FRAME.assign(x=[*FRAME["x"][:-1], largest]).to_csv(tmp_path / "edge.csv", index=False)
-    table = TableFile(str(tmp_path / "edge.csv"), standardize=False).load(0)
+    table = Table(str(tmp_path / "edge.csv"), standardize=False).load(0)
     assert max(np.asarray(part.inputs).max() for part in (table.train, table.test)) == np.float32(largest)
 
 
@@ -132,7 +132,7 @@ def rare(file: Path, positives: int) -> str:
     ],
 )
 def test_two_of_each_class_are_held_out(tmp_path: Path, positives: int, validation: float, held: list[int]) -> None:
-    table = TableFile(rare(tmp_path / "rare.csv", positives), validation_fraction=validation).load(0)
+    table = Table(rare(tmp_path / "rare.csv", positives), validation_fraction=validation).load(0)
     parts = [table.test] if table.validation is None else [table.test, table.validation]
     assert [int(part.labels.sum()) for part in parts] == held
     assert table.train.labels.sum() == positives - sum(held)
@@ -155,7 +155,7 @@ def test_two_of_each_class_are_held_out(tmp_path: Path, positives: int, validati
     ],
 )
 def test_too_few_rows_of_a_class_are_counted(tmp_path: Path, positives: int, validation: float, message: str) -> None:
-    dataset = TableFile(rare(tmp_path / "rare.csv", positives), validation_fraction=validation)
+    dataset = Table(rare(tmp_path / "rare.csv", positives), validation_fraction=validation)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         dataset.load(0)
     assert "\n" not in str(caught.value)
@@ -163,6 +163,6 @@ def test_too_few_rows_of_a_class_are_counted(tmp_path: Path, positives: int, val
 
 def test_second_file_needs_two_of_each_class(tmp_path: Path) -> None:
     later = rare(tmp_path / "later.csv", 1)
-    table = TableFile(rare(tmp_path / "rare.csv", 3), test=later).load(0)
+    table = Table(rare(tmp_path / "rare.csv", 3), test=later).load(0)
     with pytest.raises(ValueError, match="test part: labels holds 1 of the at least 2 positives"):
         prepare_table(table, Preparation(IID(2)), 0)

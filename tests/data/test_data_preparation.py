@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedauc.data import Preparation, Rows, Table, prepare_table
+from fedauc.data import Preparation, Rows, TableParts, prepare_table
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.partitions import IID, ByMetadata, Dirichlet, Natural
 
 
-def make_table() -> Table:
+def make_table() -> TableParts:
     """400 training rows, a quarter positive, of eight clients in two groups; a validation and a test part of 40."""
 
     def part(size: int) -> Rows:
         row = np.arange(size)
         return Rows(row[:, None].astype(np.float32), row % 4 == 0, row % 8, np.array(["x", "y"])[row % 2])
 
-    return Table(part(400), part(40), part(40), "made up")
+    return TableParts(part(400), part(40), part(40), "made up")
 
 
 def test_default_keeps_the_data_as_loaded() -> None:

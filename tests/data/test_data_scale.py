@@ -17,7 +17,7 @@ from fedauc.data import names as data_names
 from fedauc.data import standardization
 from fedauc.data.checks import BLOCK, as_float32, as_inputs
 from fedauc.data.clients import Clients
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
 from fedauc.data.io.memory import LARGE, sparse_zeros
 from fedauc.data.names import enumerate_names
 
@@ -150,7 +150,7 @@ def test_standardizing_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyP
     inputs = np.random.default_rng(0).normal(1000.0, 3.0, (101, 3)).astype(np.float32)
     inputs[:, 2] = 0.1
     rows = Rows(inputs, np.arange(101) % 2)
-    standardized = np.asarray(standardization.standardize_table(Table(rows, None, rows, "")).train.inputs)
+    standardized = np.asarray(standardization.standardize_table(TableParts(rows, None, rows, "")).train.inputs)
     values = inputs.astype(np.float64)
     expected = (values - values.mean(axis=0)) / np.array([*values.std(axis=0)[:2], 1.0])
     # Float32 has seven digits; results are of size one.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 
 ROWS = 40
 FRAME = pd.DataFrame(
@@ -40,7 +40,7 @@ def write_table(folder: Path, suffix: str, frame: pd.DataFrame = FRAME) -> str:
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
-    table = TableFile(write_table(tmp_path, suffix), **NAMES, standardize=False, test_fraction=0.25).load(0)
+    table = Table(write_table(tmp_path, suffix), **NAMES, standardize=False, test_fraction=0.25).load(0)
     # A quarter of 10 positives and of 30 negatives, to the nearest row and ties to even: 2 and 8.
     assert (len(table.train.labels), len(table.test.labels), table.test.labels.sum()) == (30, 10, 2)
     assert table.train.client is not None
@@ -60,7 +60,7 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
     shuffled = FRAME[["land", "age", "bank", "fraud", "amount"]].iloc[:12]
     shuffled.to_parquet(tmp_path / "later.parquet")
     later = str(tmp_path / "later.parquet")
-    table = TableFile(train, **NAMES, test=later, standardize=False, validation_fraction=0.1).load(0)
+    table = Table(train, **NAMES, test=later, standardize=False, validation_fraction=0.1).load(0)
     assert len(table.test.labels) == 12
     assert table.validation is not None
     assert len(table.train.labels) + len(table.validation.labels) == ROWS
@@ -70,13 +70,13 @@ def test_second_file_is_the_test_part(tmp_path: Path) -> None:
 
 def test_group_array_of_an_npz_is_found(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", x=np.zeros((8, 1)), y=np.arange(8) % 2, client=np.arange(8), group=np.arange(8) // 4)
-    table = TableFile(str(tmp_path / "g.npz")).load(0)
+    table = Table(str(tmp_path / "g.npz")).load(0)
     assert table.train.group is not None
     assert set(table.train.group) == {0, 1}
 
 
 def test_client_column_may_be_absent(tmp_path: Path) -> None:
-    assert TableFile(write_table(tmp_path, ".csv"), label="fraud", client="").load(0).train.client is None
+    assert Table(write_table(tmp_path, ".csv"), label="fraud", client="").load(0).train.client is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, changes: dict[str, Any],
     for key in {"path", "test"} & set(settings):
         settings[key] = str(tmp_path / str(settings[key]))
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        TableFile(**settings).load(0)
+        Table(**settings).load(0)
     assert "\n" not in str(caught.value)
 
 
@@ -119,4 +119,4 @@ def test_missing_pandas_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = write_table(tmp_path, ".csv")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match=re.escape("needs pandas and pyarrow: run pip install 'fedauc[frames]'")):
-        TableFile(path, **NAMES).load(0)
+        Table(path, **NAMES).load(0)

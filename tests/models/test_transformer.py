@@ -16,7 +16,7 @@ from fedauc.data.clients import Clients, examples
 from fedauc.data.dataset import Dataset
 from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.data.datasets.synthetic_tokens import SyntheticTokens
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 from fedauc.data.preparation import Preparation, Split, prepare_table
 from fedauc.engines import engines
 from fedauc.engines.batched import BatchedEngine
@@ -204,8 +204,8 @@ def test_a_run_on_tokens_learns_and_writes_a_folder(tmp_path: Path) -> None:
 def test_a_file_of_tokens_stays_integers_unless_it_is_standardized(tmp_path: Path) -> None:
     path, rows = tmp_path / "tokens.npz", np.arange(80).reshape(40, 2)
     np.savez(path, x=rows, y=np.arange(40) % 2, client=np.arange(40) % 4)
-    assert TableFile(path=str(path), standardize=False).load(0).train.inputs.dtype == np.int64
-    assert TableFile(path=str(path)).load(0).train.inputs.dtype == np.float32
+    assert Table(path=str(path), standardize=False).load(0).train.inputs.dtype == np.int64
+    assert Table(path=str(path)).load(0).train.inputs.dtype == np.float32
 
 
 def test_the_federation_trains_on_tokens(tmp_path: Path) -> None:

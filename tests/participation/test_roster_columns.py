@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.data.datasets.table import TableFile
+from fedauc.data.datasets.table import Table
 from fedauc.data.io import disk_tables
 from fedauc.data.partitions import IID
 from fedauc.data.preparation import Preparation, prepare_table
@@ -93,7 +93,7 @@ def test_a_file_describes_its_clients(
         frame.to_csv(path, index=False)
     else:
         frame.to_parquet(path)
-    data = TableFile(path=str(path), roster_columns=("timezone",))
+    data = Table(path=str(path), roster_columns=("timezone",))
     table = data.load(0)
     # The time zone is no feature; the region is text, and so is none anyway.
     assert table.train.inputs.shape[1] == 1
@@ -111,14 +111,14 @@ def test_a_client_with_two_values_is_refused(tmp_path: Path) -> None:
         Clients.from_frame(frame, "y", "client", columns=["timezone"])
     frame.to_csv(tmp_path / "rows.csv", index=False)
     with pytest.raises(ValueError, match=f"rows.csv': {message}"):
-        TableFile(path=str(tmp_path / "rows.csv"), roster_columns=("timezone",)).load(0)
+        Table(path=str(tmp_path / "rows.csv"), roster_columns=("timezone",)).load(0)
     with pytest.raises(ValueError, match="column 'timezone' is missing in 1 rows, the first row 3"):
         Clients.from_arrays([[0.0]] * 4, [0, 1, 0, 1], list("aabb"), columns={"timezone": ["u", "u", "v", None]})
 
 
 def test_clients_of_another_partition_have_no_columns(tmp_path: Path) -> None:
     make_frame().to_csv(tmp_path / "rows.csv", index=False)
-    table = TableFile(path=str(tmp_path / "rows.csv"), roster_columns=("timezone",)).load(0)
+    table = Table(path=str(tmp_path / "rows.csv"), roster_columns=("timezone",)).load(0)
     with pytest.raises(ValueError, match="partition 'iid' makes others: use partition 'natural'"):
         prepare_table(table, Preparation(partition=IID(clients=3)), 0)
 
@@ -157,7 +157,7 @@ def test_the_command_lines_options_reach_the_schedule(tmp_path: Path) -> None:
     make_frame().to_csv(tmp_path / "rows.csv", index=False)
     texts = {"data": "table", "data.path": str(tmp_path / "rows.csv"), "data.roster-columns": "timezone,region"}
     config = build_config(None, None, texts | {"participation.group-column": "timezone"})
-    assert config.data == TableFile(path=texts["data.path"], roster_columns=("timezone", "region"))
+    assert config.data == Table(path=texts["data.path"], roster_columns=("timezone", "region"))
     assert Config.from_json(config.to_json()) == config
     clients = prepare_table(config.data.load(0), config.preparation, 0).train
     assert config.recipe.participation.bind(clients.roster, 0).cycle_length == 3

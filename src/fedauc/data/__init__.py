@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedauc.data.clients import Clients, Examples, examples
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.data.partitions import Assignment, Partition, find_partitions
 from fedauc.data.preparation import (
     Preparation,
@@ -25,7 +25,7 @@ __all__ = [
     "Preparation",
     "Rows",
     "Split",
-    "Table",
+    "TableParts",
     "class_scales",
     "examples",
     "find_datasets",

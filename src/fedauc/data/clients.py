@@ -25,11 +25,15 @@ BLOCK = 1 << 18
 
 
 class Examples(NamedTuple):
-    """Rows to evaluate on: inputs `[n, ...]`, float labels 0/1 `[n]`, and each row's client for per-client metrics."""
+    """Rows to evaluate on: inputs `[n, ...]`, float labels 0/1 `[n]`, and each row's client for per-client metrics.
+
+    `rows` are the numbers of the rows in the file that they come from, where there is one.
+    """
 
     inputs: Tensor
     labels: Tensor
     clients: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Examples:
         """The same rows in another float type (integers stay) or on another device."""
@@ -135,7 +139,7 @@ class Clients:
         `columns` are those that a schedule may use: one value for all rows of a client.
         """
         roles = resolve_columns(frame, Columns(label, client, group or "", tuple(features or ()), tuple(columns)))
-        return cls.from_arrays(*read_frame(frame, roles), {name: frame[name] for name in columns})
+        return cls.from_arrays(*read_frame(frame, roles)[:4], {name: frame[name] for name in columns})
 
     @classmethod
     def from_file(
@@ -153,7 +157,7 @@ class Clients:
         """
         check_suffix(path)
         roles = Columns(label, client, group or "", tuple(features or ()), tuple(columns))
-        clients = cls.from_arrays(*read_rows(path, roles))
+        clients = cls.from_arrays(*read_rows(path, roles)[:4])
         values = read_client_columns(path, roles) if columns else {}
         return replace(clients, columns={name: select_values(values[name], clients.names) for name in columns})
 

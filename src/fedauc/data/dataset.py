@@ -11,34 +11,50 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedauc.data.features import FeatureEncoder
+
+LABEL_VALUES = ("0", "1")
+"""How the negative and the positive class are written where a file does not say otherwise."""
+
 
 class Rows(NamedTuple):
-    """Rows not yet assigned to clients: inputs `[n, ...]`, labels 0/1 `[n]`, and client and group names `[n]`."""
+    """Rows not yet assigned to clients: inputs `[n, ...]`, labels 0/1 `[n]`, and client and group names `[n]`.
+
+    `numbers` are the numbers of the rows in the file that they come from, counted from 0.
+    """
 
     inputs: np.ndarray | Tensor
     labels: np.ndarray
     client: np.ndarray | None = None
     group: np.ndarray | None = None
+    numbers: np.ndarray | None = None
 
     def take(self, rows: np.ndarray | slice) -> Rows:
         """The rows with the given numbers; a slice copies nothing."""
-        client = None if self.client is None else self.client[rows]
-        group = None if self.group is None else self.group[rows]
-        return Rows(self.inputs[rows], self.labels[rows], client, group)
+        client, group, numbers = (
+            None if column is None else column[rows] for column in (self.client, self.group, self.numbers)
+        )
+        return Rows(self.inputs[rows], self.labels[rows], client, group, numbers)
 
 
 ClientColumns = dict[str, dict[int | str, int | float | str]]
 """What a schedule may know about clients: by the column's name, its value for each client's name."""
 
 
-class Table(NamedTuple):
-    """What a dataset loads; `note` describes it in one line, for reports. `client_columns` is for schedules."""
+class TableParts(NamedTuple):
+    """What a dataset loads; `note` describes it in one line, for reports. `client_columns` is for schedules.
+
+    `encoder` says how raw columns became inputs, where they did, and `label_values` how the file writes the negative
+    and the positive class.
+    """
 
     train: Rows
     validation: Rows | None
     test: Rows
     note: str
     client_columns: ClientColumns = {}  # noqa: RUF012
+    encoder: FeatureEncoder | None = None
+    label_values: tuple[str, str] = LABEL_VALUES
 
 
 @dataclass(frozen=True)
@@ -52,5 +68,5 @@ class Dataset(ABC):
     """For rows that only stand in for real ones: `STAND-IN` or `SYNTHETIC`, and for what. The note begins with it."""
 
     @abstractmethod
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """The rows, split into training, validation (may be None) and test."""

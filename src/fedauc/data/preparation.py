@@ -11,7 +11,8 @@ import numpy as np
 from fedauc import keys
 from fedauc.data.checks import as_labels, naming_source
 from fedauc.data.clients import Clients, Examples, examples
-from fedauc.data.dataset import ClientColumns, Rows, Table
+from fedauc.data.dataset import LABEL_VALUES, ClientColumns, Rows, TableParts
+from fedauc.data.features import FeatureEncoder
 from fedauc.data.names import select_values
 from fedauc.data.partitions import Assignment, Natural, Partition
 from fedauc.fields import check_fields, option
@@ -34,15 +35,20 @@ class Preparation:
 
 
 class Split(NamedTuple):
-    """What a run needs: clients to train, examples to select on (may be None) and to test on, and a note."""
+    """What a run needs: clients to train, examples to select on (may be None) and to test on, and a note.
+
+    `encoder` and `label_values` are those of the loaded table.
+    """
 
     train: Clients
     validation: Examples | None
     test: Examples
     note: str
+    encoder: FeatureEncoder | None = None
+    label_values: tuple[str, str] = LABEL_VALUES
 
 
-def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
+def prepare_table(table: TableParts, preparation: Preparation, seed: int) -> Split:
     """Apply a preparation to the training part; validation and test stay as they were loaded."""
     partition = preparation.partition
     with naming_source("train part"):
@@ -59,16 +65,20 @@ def prepare_table(table: Table, preparation: Preparation, seed: int) -> Split:
     validation = None
     if table.validation is not None:
         with naming_source("validation part"):
-            names = partition.client_names(table.validation)
-            validation = examples(table.validation.inputs, table.validation.labels, names)
+            validation = _make_examples(table.validation, partition)
     with naming_source("test part"):
-        test = examples(table.test.inputs, table.test.labels, partition.client_names(table.test))
+        test = _make_examples(table.test, partition)
     empty = int((np.diff(clients.offsets) == 0).sum())
     note = (
         f"{table.note}; {len(rows.labels)} of {len(table.train.labels)} training rows, "
         f"{clients.census.positives.sum()} labelled positive, over {len(clients)} clients ({empty} empty)"
     )
-    return Split(clients, validation, test, note)
+    return Split(clients, validation, test, note, table.encoder, table.label_values)
+
+
+def _make_examples(rows: Rows, partition: Partition) -> Examples:
+    held_out = examples(rows.inputs, rows.labels, partition.client_names(rows))
+    return held_out._replace(rows=rows.numbers)
 
 
 def _columns_of_clients(

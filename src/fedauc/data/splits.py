@@ -8,14 +8,17 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.data.checks import MIN_ROWS_PER_CLASS, check_classes
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
+from fedauc.data.io.memory import index_type
 
 
-def split_table(rows: Rows, test: float, validation: float, seed: int) -> Table:
+def split_table(rows: Rows, test: float, validation: float, seed: int) -> TableParts:
     """Hold out a test part, then a validation part of the remainder (none if its fraction is 0)."""
+    if rows.numbers is None:
+        rows = rows._replace(numbers=np.arange(len(rows.labels), dtype=index_type(len(rows.labels))))
     rest, test_rows = hold_out_rows(rows, test, seed, "test")
     train, validation_rows = hold_out_validation(rest, validation, seed)
-    return Table(train, validation_rows, test_rows, "")
+    return TableParts(train, validation_rows, test_rows, "")
 
 
 def hold_out_validation(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows | None]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
+from fedauc.data.features import FeatureEncoder
 from fedauc.data.io.memory import row_blocks
 
 BLOCK = 1 << 20
 """How many values are processed at once: 8 MiB in float64."""
 
 
-def standardize_table(table: Table) -> Table:
+def standardize_table(table: TableParts, names: Sequence[str] = ()) -> TableParts:
     """Standardise every part by the training part's mean and deviation; a constant column is only shifted.
 
-    Results are float32; moments are computed in float64.
+    Results are float32; moments are computed in float64. `names` are those of the columns; with them the result has an
+    encoder, which does the same to other rows.
     """
     mean, deviation = column_moments(np.asarray(table.train.inputs))
 
@@ -26,7 +30,8 @@ def standardize_table(table: Table) -> Table:
         return rows._replace(inputs=scaled)
 
     validation = None if table.validation is None else standardize(table.validation)
-    return table._replace(train=standardize(table.train), validation=validation, test=standardize(table.test))
+    parts = table._replace(train=standardize(table.train), validation=validation, test=standardize(table.test))
+    return parts._replace(encoder=FeatureEncoder.of_numbers(names, mean, deviation)) if names else parts
 
 
 def scale_rows(inputs: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

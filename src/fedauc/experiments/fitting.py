@@ -11,6 +11,7 @@ from torch import nn
 
 from fedauc.data.checks import as_inputs, check_classes, naming_source
 from fedauc.data.clients import Clients, Examples, examples
+from fedauc.data.features import FeatureEncoder
 from fedauc.discovery import lookup, read_members
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
@@ -47,6 +48,7 @@ class Fitted:
     state: State
     client_states: dict[int, Tree]
     stopped_early: str | None = None
+    encoder: FeatureEncoder | None = None
 
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's."""
@@ -129,7 +131,8 @@ def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
     """The rows of one part, checked: both classes, and the shape of the training rows."""
     if rows is None:
         return None
-    if not isinstance(rows, (tuple, list)) or len(rows) not in (2, 3):
+    is_given_as_arrays = isinstance(rows, (tuple, list)) and len(rows) in (2, 3)
+    if not (is_given_as_arrays or isinstance(rows, Examples)):
         raise ValueError(f"{name} is a {type(rows).__name__}; give a pair of arrays (inputs, labels), or examples(...)")
     with naming_source(name):
         part = rows if isinstance(rows, Examples) else examples(*rows)

@@ -104,7 +104,9 @@ class Run:
         assert self.loop.checkpointer is not None
         self.loop.checkpointer.wait()
         self.folder.write_model(network.build_module(model).state_dict())
-        self.folder.write_arrays("scores.npz", {"labels": labels, "scores": scores})
+        origins = {"rows": self.data.split.test.rows, "clients": self.data.split.test.clients}
+        known_origins = {name: column for name, column in origins.items() if column is not None}
+        self.folder.write_arrays("scores.npz", {"labels": labels, "scores": scores, **known_origins})
         self.folder.write_result(result)
         return result
 
@@ -160,7 +162,7 @@ class PreparedData:
     @cached_property
     def fingerprint(self) -> str:
         """A short hash, to notice when the data change under a run."""
-        digest, (train, _, test, _) = hashlib.blake2b(digest_size=8), self.split
+        digest, train, test = hashlib.blake2b(digest_size=8), self.split.train, self.split.test
         tensors = (train.inputs, train.labels, test.inputs, test.labels)
         arrays = [train.rows, train.offsets, *(tensor.cpu().numpy() for tensor in tensors)]
         for array in arrays:
@@ -207,7 +209,7 @@ class DataCache:
 def assemble_run(config: Config, cache: DataCache) -> tuple[PreparedData, Assembly]:
     """A run's data and parts; what does not fit is a `ValueError` before anything is written."""
     data = cache.prepare_data(config)
-    train, validation, test, _ = data.split
+    train, validation, test = data.split[:3]
     for rows in (train.inputs, test.inputs, *(() if validation is None else (validation.inputs,))):
         config.model.check_inputs(rows)
     module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)

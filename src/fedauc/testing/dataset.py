@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.testing._expectations import check_configuration, expect, untouched_generators
 
 
@@ -15,7 +15,7 @@ def check_dataset(dataset: Dataset, seeded: bool = True) -> None:
     check_seeds(dataset, seeded)
 
 
-def list_parts(table: Table) -> list[Rows]:
+def list_parts(table: TableParts) -> list[Rows]:
     """Training, validation (if there are any) and test rows."""
     return [rows for rows in (table.train, table.validation, table.test) if rows is not None]
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc import keys
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
 from fedauc.data.io.readers import NPZ_ERRORS
 from fedauc.data.io.stored import File, Source, StoredDataset, save_array
 from fedauc.discovery import lookup
@@ -67,14 +67,14 @@ class ChestMNIST(StoredDataset):
         save_array(into, "labels", np.concatenate(labels).astype(np.uint8))
         return {part: len(rows) for part, rows in zip(PARTS, labels, strict=True)}
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """The official split, whatever the seed."""
         arrays, counts = self.load_parsed()
         labels = arrays["labels"][:, FINDINGS.index(self.finding)].astype(np.int8)
         rows, first = Rows(arrays["images"], labels), counts["train"]
         second = first + counts["val"]
         parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
-        return Table(*parts, f"chestmnist, {self.finding} against its absence")
+        return TableParts(*parts, f"chestmnist, {self.finding} against its absence")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ChestStandIn(StoredDataset):
             save_array(into, "patients", np.unique(archive["patient"], return_inverse=True)[1])
         return {}
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """All images of a patient go to one part; patients with and without a mass are split in the same shares."""
         arrays, _ = self.load_parsed()
         rows, patients = Rows(arrays["images"], np.array(arrays["labels"])), arrays["patients"]
@@ -109,7 +109,7 @@ class ChestStandIn(StoredDataset):
         train, validation, test = (
             rows.take(np.flatnonzero(part_of_row == part)) for part in ("", "validation", "test")
         )
-        return Table(train, validation, test, self.caveat)
+        return TableParts(train, validation, test, self.caveat)
 
 
 def _assign_patients(has_mass: np.ndarray, seed: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
 from fedauc.data.io.stored import File, MissingFiles, Source, StoredDataset, save_array
 from fedauc.data.splits import sample_rows
 from fedauc.discovery import lookup
@@ -111,7 +111,7 @@ class Cifar(StoredDataset):
         save_array(into, "labels", labels)
         return {"train": sum(len(part[1]) for part in parts[: len(distribution.train)])}
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """The official test images, and the official training images split by the seed."""
         arrays, parsed_counts = self.load_parsed()
         positive, train_rows = self._positive_class(), parsed_counts["train"]
@@ -119,14 +119,14 @@ class Cifar(StoredDataset):
         train, test = rows.take(slice(train_rows)), rows.take(slice(train_rows, None))
         note = f"{self.name}, {self.classes[positive]!r} against the rest"
         if not self.validation_rows:
-            return Table(train, None, test, note)
+            return TableParts(train, None, test, note)
         counts = {1: self.validation_positives, 0: self.validation_rows - self.validation_positives}
         for label, count in counts.items():
             members = int((train.labels == label).sum())
             if count >= members:
                 name = "validation_positives" if label else "validation_rows"
                 raise ValueError(f"{name} asks for {count} of {members} rows labelled {label}: lower it")
-        return Table(*sample_rows(train, counts, seed, "validation"), test, note)
+        return TableParts(*sample_rows(train, counts, seed, "validation"), test, note)
 
     def _positive_class(self) -> int:
         numbers = {name: number for number, name in enumerate(self.classes)}

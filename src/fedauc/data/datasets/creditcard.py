@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.data.io.stored import File, Source, StoredDataset, save_array
 from fedauc.data.splits import split_table
 from fedauc.data.standardization import standardize_table
@@ -17,6 +17,9 @@ from fedauc.fields import check_fields, option
 
 HOURS = 48
 """The data span two days."""
+
+COLUMNS = (*(f"V{number}" for number in range(1, 29)), "Amount")
+"""The columns of the published file that are inputs: 28 principal components and the amount."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class CreditCard(Dataset):
                 f"hours_per_group is {self.hours_per_group}; it must divide 24: use 1, 2, 3, 4, 6, 8 or 12"
             )
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """A split stratified by label; every column is standardised on the training part."""
-        table = standardize_table(split_table(self.read_rows(), self.test_fraction, self.validation_fraction, seed))
+        parts = split_table(self.read_rows(), self.test_fraction, self.validation_fraction, seed)
+        table = standardize_table(parts, COLUMNS)
         return table._replace(note=f"{len(table.train.labels)} transactions of {HOURS} hourly clients to train on")
 
     def read_rows(self) -> Rows:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedauc.data.dataset import Rows, Table
+from fedauc.data.dataset import Rows, TableParts
 from fedauc.data.io.disk_tables import write_array
 from fedauc.data.io.stored import File, MissingFiles, ParsedArrays, Source, StoredDataset, save_array
 from fedauc.data.standardization import standardize_table
@@ -197,7 +197,7 @@ class Medicare(StoredDataset):
                 "min_rows for a sample"
             )
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """2017 to 2020 to train on, 2021 for validation, 2022 for testing, whatever the seed."""
         return read_years(*self.load_parsed())
 
@@ -227,7 +227,7 @@ def write_years(years: list[ProviderYear], into: Path) -> dict[str, int]:
     """Standardise years on the training ones and write them, training first, then validation, then test."""
     *train, validation, test = (Rows(year.inputs, year.labels, year.states) for year in years)
     joined = Rows(*(np.concatenate(columns) for columns in zip(*(rows[:3] for rows in train), strict=True)))
-    table = standardize_table(Table(joined, validation, test, ""))
+    table = standardize_table(TableParts(joined, validation, test, ""))
     assert table.validation is not None
     parts = {"train": table.train, "validation": table.validation, "test": table.test}
     shape = (sum(len(part.labels) for part in parts.values()), *table.train.inputs.shape[1:])
@@ -239,13 +239,13 @@ def write_years(years: list[ProviderYear], into: Path) -> dict[str, int]:
     return {name: len(part.labels) for name, part in parts.items()}
 
 
-def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int]) -> Table:
+def read_years(arrays: dict[str, np.ndarray], counts: dict[str, int]) -> TableParts:
     """The parts as slices of the memory-mapped arrays, with the state as the client."""
     rows = Rows(arrays["inputs"], np.array(arrays["labels"]), np.array(STATES)[arrays["states"]])
     first, second = counts["train"], counts["train"] + counts["validation"]
     parts = (rows.take(slice(first)), rows.take(slice(first, second)), rows.take(slice(second, None)))
     note = f"Medicare Part B by provider and LEIE, {first} provider-years of {len(STATES)} states to train on"
-    return Table(*parts, note)
+    return TableParts(*parts, note)
 
 
 # ------------------------------------------------------------------------------------------------- the exclusion list

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.data.checks import MIN_ROWS_PER_CLASS
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.data.datasets.medicare import STATES
 from fedauc.fields import check_fields, option
 
@@ -38,14 +38,14 @@ class Synthetic(Dataset):
         if self.clients * self.rows_per_client < 2:
             raise ValueError("rows_per_client is 1 for 1 client; an AUC needs two rows: raise either")
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """Draw the direction and the clients' offsets once, then three independent parts."""
         step, offsets = _draw_means((self.clients, self.features), self.separation, self.shift, seed)
         train, validation, test = (
             self._generate_rows(step, offsets, seed, part) for part in ("train", "validation", "test")
         )
         note = f"{len(train.labels)} synthetic rows of {self.clients} clients to train on"
-        return Table(train, validation, test, note)
+        return TableParts(train, validation, test, note)
 
     def _generate_rows(self, step: np.ndarray, offsets: np.ndarray, seed: int, part: str) -> Rows:
         size = self.clients * self.rows_per_client
@@ -79,13 +79,13 @@ class SyntheticMedicare(Dataset):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """Draw the direction and the states' offsets once, then three independent parts."""
         step, offsets = _draw_means((len(STATES), self.features), self.separation, self.shift, seed)
         sizes = {"train": self.rows, "validation": self.rows // 4, "test": self.rows // 4}
         train, validation, test = (self._generate_rows(step, offsets, size, seed, part) for part, size in sizes.items())
         note = f"{self.caveat}: {self.rows} synthetic rows of {len(STATES)} states to train on"
-        return Table(train, validation, test, note)
+        return TableParts(train, validation, test, note)
 
     def _generate_rows(self, step: np.ndarray, offsets: np.ndarray, size: int, seed: int, part: str) -> Rows:
         shares = 1 / np.arange(1, len(STATES) + 1)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedauc import keys
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.fields import check_fields, option
 
 
@@ -34,13 +34,13 @@ class SyntheticTokens(Dataset):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """Three independent parts of one size; clients keep their weights."""
         logarithms = keys.numpy_generator(seed, "words").standard_normal((self.clients, self.vocabulary))
         weights = np.exp(self.shift * logarithms)
         edges = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
         train, validation, test = (self._generate_rows(edges, seed, part) for part in ("train", "validation", "test"))
-        return Table(
+        return TableParts(
             train, validation, test, f"{len(train.labels)} synthetic rows of {self.clients} clients to train on"
         )
 

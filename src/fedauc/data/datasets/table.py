@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from fedauc.data.dataset import Dataset, Rows, Table
+from fedauc.data.dataset import Dataset, Rows, TableParts
 from fedauc.data.io import disk_tables
 from fedauc.data.io.readers import Columns, check_suffix, read_client_columns, read_table
 from fedauc.data.splits import hold_out_validation, split_table
@@ -15,7 +15,7 @@ from fedauc.fields import check_fields, describe, option
 
 
 @dataclass(frozen=True)
-class TableFile(Dataset):
+class Table(Dataset):
     """Rows of a file, split at random unless `test` names a second file.
 
     In a CSV, Parquet or Arrow file `label`, `client` and `group` name columns and `features` defaults to every other
@@ -51,7 +51,7 @@ class TableFile(Dataset):
             raise ValueError(f"roster_columns is {self.roster_columns}, but client is empty; name the client column")
         check_fields(self)
 
-    def load(self, seed: int) -> Table:
+    def load(self, seed: int) -> TableParts:
         """Read, split by label, standardise on the training part; inputs are float32."""
         paths = (self.path, self.test) if self.test else (self.path,)
         if any(disk_tables.is_large(path) for path in paths):
@@ -66,7 +66,7 @@ class TableFile(Dataset):
     def _columns(self) -> Columns:
         return Columns(self.label, self.client, self.group, self.features, self.roster_columns)
 
-    def _load_into_memory(self, seed: int) -> Table:
+    def _load_into_memory(self, seed: int) -> TableParts:
         rows, columns = read_table(self.path, self._columns)
         parts = self._split_rows(rows, seed)
         if self.test:
@@ -74,15 +74,15 @@ class TableFile(Dataset):
             if parts["test"].inputs.shape[1:] != rows.inputs.shape[1:]:
                 shapes = f"{tuple(parts['test'].inputs.shape[1:])} and path has {tuple(rows.inputs.shape[1:])}"
                 raise ValueError(f"test has inputs of shape {shapes}; give both files the same features")
-        table = Table(parts["train"], parts.get("validation"), parts["test"], "")
+        table = TableParts(parts["train"], parts.get("validation"), parts["test"], "")
         return standardize_table(table) if self.standardize else table
 
-    def _load_from_disk(self, paths: tuple[str, ...], seed: int) -> Table:
+    def _load_from_disk(self, paths: tuple[str, ...], seed: int) -> TableParts:
         """The same parts from memory-mapped files, which the first call writes."""
         key = repr((self._columns, self.test_fraction, self.validation_fraction, self.standardize, seed))
         parsed = disk_tables.load_disk_table(paths, key, lambda into: self._write_to_disk(into, seed))
         validation = disk_tables.read_part(parsed, "validation") if self.validation_fraction else None
-        return Table(disk_tables.read_part(parsed, "train"), validation, disk_tables.read_part(parsed, "test"), "")
+        return TableParts(disk_tables.read_part(parsed, "train"), validation, disk_tables.read_part(parsed, "test"), "")
 
     def _write_to_disk(self, into: Path, seed: int) -> None:
         columns = disk_tables.write_parts(into, self.path, self._columns, lambda rows: self._split_rows(rows, seed))

@@ -72,10 +72,10 @@ def load_disk_table(paths: Sequence[str], key: str, build: Callable[[Path], obje
 
 def read_part(parsed: ParsedArrays, name: str) -> Rows:
     """One part of a table on disk, memory-mapped."""
-    inputs, labels, client, group = (parsed.arrays.get(f"{name}-{field}") for field in Rows._fields)
+    inputs, labels, *others = (parsed.arrays.get(f"{name}-{field}") for field in Rows._fields)
     if inputs is None or labels is None:
         raise ValueError(f"part {name!r} is not among {sorted(parsed.arrays)}: delete the folder of parsed tables")
-    return Rows(inputs, labels, client, group)
+    return Rows(inputs, labels, *others)
 
 
 def write_parts(into: Path, path: str, columns: Columns, split: Callable[[Rows], Parts]) -> Columns:
@@ -91,6 +91,7 @@ def write_parts(into: Path, path: str, columns: Columns, split: Callable[[Rows],
     parts = split(rows)
     for name, part in parts.items():
         np.save(into / f"{name}-labels.npy", part.labels)
+        np.save(into / f"{name}-numbers.npy", np.asarray(part.inputs))
         _write_names(into / f"{name}-client.npy", clients, part.client)
         _write_names(into / f"{name}-group.npy", groups, part.group)
     with readers.naming_file(file):

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedauc.data.checks import as_float32, as_inputs, as_labels, naming_source
 from fedauc.data.dataset import ClientColumns, Rows
+from fedauc.data.io.memory import index_type
 from fedauc.data.names import as_names, enumerate_names, find_client_values
 from fedauc.discovery import lookup
 
@@ -105,7 +106,8 @@ def check_rows(rows: Rows, columns: Columns) -> Rows:
     inputs = np.asarray(rows.inputs)
     if inputs.dtype not in (np.int32, np.int64):
         inputs = as_float32(inputs, columns.features)
-    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs), columns.label))
+    numbers = np.arange(len(inputs), dtype=index_type(len(inputs)))
+    return rows._replace(inputs=inputs, labels=as_labels(rows.labels, len(inputs), columns.label), numbers=numbers)
 
 
 def check_suffix(path: str) -> None:
