@@ -34,7 +34,7 @@ unit: $(STAMP)
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
 
-test-slow: $(STAMP)  ## tests that compile every method, which takes minutes
+test-slow: $(STAMP)  ## tests that take long: they compile much or start many processes
 	$(BIN)/python -m pytest --only slow -p no:cacheprovider tests
 
 # Flower's pins clash with those of the other environment.

@@ -10,7 +10,7 @@ from fedauc import plugins
 
 REASONS = {
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
-    "slow": "compiles every method, which takes minutes; run it with `make test-slow`",
+    "slow": "takes long: it compiles much or starts many processes; run it with `make test-slow`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
 }
 

@@ -132,7 +132,10 @@ def test_an_objective_of_another_kind_is_refused(name: str) -> None:
         if isinstance(objective, family):
             assert kind(objective=objective).objective is objective
         else:
-            with pytest.raises(ValueError, match=f"^objective is '{objective.name}'; {name} needs a "):
+            with pytest.raises(
+                ValueError,
+                match=f"^objective is '{objective.name}', which the algorithm {name} cannot use; use one of: ",
+            ):
                 kind(objective=objective)
 
 

@@ -60,7 +60,7 @@ print("passed")
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(params=["installed", "named"])
+@pytest.fixture(params=["named", pytest.param("installed", marks=pytest.mark.slow)])
 def way(request: pytest.FixtureRequest) -> str:
     """How the package is found: by its entry point, or by its module's name."""
     return str(request.param)

@@ -30,11 +30,21 @@ def torchrun(ranks: int, *command: str) -> None:
         ("cycp-pairwise", "batched", 2, {}),
         ("a-scaffold", "batched", 2, {}),
         ("cycp-minimax", "loop", 2, {}),
-        ("rs-pairwise", "loop", 3, {}),
         ("cycp-minimax", "loop", 2, {"transforms": ["clip", "quantize"], "server_optimizer": "momentum"}),
-        ("cycp-pairwise", "batched", 2, {"mean": "median", "groups": 2, "per_round": 3, "transforms": ["top-k"]}),
-        ("scaffold", "batched", 2, {"wrappers": ["personal-head", "momentum"]}),
-        ("cycp-minimax", "loop", 2, {"wrappers": ["fedprox", "adam"]}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("rs-pairwise", "loop", 3, {}),
+                (
+                    "cycp-pairwise",
+                    "batched",
+                    2,
+                    {"mean": "median", "groups": 2, "per_round": 3, "transforms": ["top-k"]},
+                ),
+                ("scaffold", "batched", 2, {"wrappers": ["personal-head", "momentum"]}),
+                ("cycp-minimax", "loop", 2, {"wrappers": ["fedprox", "adam"]}),
+            )
+        ),
     ],
 )
 def test_two_gloo_processes_give_the_single_processs_result(

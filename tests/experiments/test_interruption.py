@@ -17,7 +17,7 @@ from every_cycle import every_cycle  # noqa: F401
 from fedauc.experiments.folder import RunFolder
 from fedauc.locks import LockBusy
 
-METHODS = ["cycp-pairwise", "a-scaffold", "codasca"]
+METHODS = ["cycp-pairwise", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a-scaffold", "codasca"))]
 
 ARGUMENTS = [
     *("--data", "synthetic", "--data.clients", "8", "--data.rows-per-client", "40", "--cycles", "12"),

@@ -428,7 +428,7 @@ BAD = {
     ),
     "an option twice": (["--vary", "learning-rate=1", "--vary", "lr=2"], ["learning-rate", "twice"]),
     "fixed and varied": (["--vary", "groups=2,3"], ["--groups", "3", "varied too"]),
-    "a bad value": (["--vary", "learning-rate=1,-1"], ["learning_rate", "-1", "above 0"]),
+    "a bad value": (["--vary", "learning-rate=1,-1"], ["--learning-rate", "-1", "above 0"]),
     "folders of one name": (["--data", "table", "--vary", "data.path=a/b.csv,a:b.csv"], ["path=a-b.csv", "folder"]),
     "seeds elsewhere": (["--vary", "seed=1,2"], ["--seeds 1,2"]),
     "a seed": (["--seed", "1"], ["--seeds 1"]),

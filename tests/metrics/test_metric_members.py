@@ -96,7 +96,7 @@ def test_the_default_columns_are_those_of_every_old_record() -> None:
     ("text", "message"),
     [
         ("acu", "unknown metric 'acu': did you mean 'auc'? known: ap, auc, pauc, recall, tpauc"),
-        ("auc@0.1", "metric 'auc@0.1' has 1 arguments; auc takes none: write auc"),
+        ("auc@0.1", "metric 'auc@0.1' has 1 argument; auc takes none: write auc"),
         ("pauc@0.1:0.2", "metric 'pauc@0.1:0.2' has 2 arguments; pauc takes 1 (max_fpr): write pauc@0.05"),
         ("pauc@", "metric 'pauc@' has max_fpr ''; it must be a number: write pauc@0.05"),
         ("pauc@0", "metric 'pauc@0': max_fpr is 0.0; it must be a number above 0 and at most 1: raise max_fpr"),

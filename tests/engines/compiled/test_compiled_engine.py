@@ -85,7 +85,9 @@ def list_compiled(functions: dict[Any, Any]) -> list[bool]:
     return [function is not None for function in functions.values()]
 
 
-@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("codasca", "scaffold"))) for name in CASES]
+)
 def test_compiled_runs_equal_the_loops(method: str) -> None:
     """What is compiled is the whole visit, save where memories roll over at the end of a cycle: there the steps are."""
     engine = compare_with_loop(method, **CASES[method])
@@ -152,7 +154,10 @@ def test_what_has_no_kernel_is_not_compiled() -> None:
         assemble_training(recipe, module, seven_clients())
 
 
-@pytest.mark.parametrize(("method", "own"), [("cycp-pairwise", {"groups": 1}), ("codasca", {"local_steps": 1})])
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("cycp-pairwise", {"groups": 1}), pytest.param("codasca", {"local_steps": 1}, marks=pytest.mark.slow)],
+)
 def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
     method: str, own: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
