@@ -18,7 +18,8 @@ from fedauc.engines.batched import BatchedEngine, CohortRows, VisitBatches, Vmap
 from fedauc.engines.kernels import KernelNetwork, Unsupported, build_kernels
 from fedauc.experiments.assembly import assemble_training
 from fedauc.interfaces import Model, Network
-from fedauc.models._layers import ImageMean, InputScaling
+from fedauc.models._layers import AddedBranches, ImageMean, InputScaling
+from fedauc.models.tabular import Tabular
 from fedauc.network import ModuleNetwork
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.trees import Tree, tree_leaves
@@ -41,6 +42,12 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(FEATURES, 6, bias=False), nn.Tanh(), nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 2)
     ),
+    "skip connection": lambda: nn.Sequential(
+        AddedBranches(nn.Linear(FEATURES, 3), nn.Sequential(nn.Tanh(), nn.Linear(FEATURES, 3, bias=False))),
+        AddedBranches(nn.Identity(), nn.Sequential(nn.ReLU(), nn.Linear(3, 3))),
+        nn.Linear(3, 1),
+    ),
+    "tabular": lambda: Tabular(width=5, blocks=2, hidden=3).build((FEATURES,), 0),
     "wrapped": lambda: InputScaling(nn.Sequential(nn.Identity(), nn.Linear(FEATURES, 3), nn.ReLU(), nn.Linear(3, 1))),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from fedauc.models import ModelConfig, find_models
 from fedauc.models.cnn import SmallCNN
 from fedauc.models.linear import Linear
 from fedauc.models.mlp import MLP
+from fedauc.models.tabular import Tabular
 from fedauc.testing.model import check_model, check_outputs, flat_weights, random_images
 
 SHAPE = (3, 8, 8)
@@ -39,7 +41,7 @@ def test_bytes_are_scaled_as_the_model_says(name: str, dtype: torch.dtype) -> No
     assert module(random_images()).dtype == dtype
 
 
-@pytest.mark.parametrize("config", [Linear(init="default"), MLP(), SmallCNN()])
+@pytest.mark.parametrize("config", [Linear(init="default"), MLP(), SmallCNN(), Tabular()])
 def test_weights_follow_the_seed(config: ModelConfig) -> None:
     first, again, different = (flat_weights(config.build(SHAPE, seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
@@ -58,6 +60,8 @@ def test_nothing_is_buffered(name: str) -> None:
         (Linear(bias=False), 192),
         (MLP((5, 4), outputs=2), 192 * 5 + 5 + 5 * 4 + 4 + 4 * 2 + 2),
         (MLP(()), 192 + 1),
+        # The linear model, the first layer, two layers of each of the two blocks, and the head.
+        (Tabular(width=5, blocks=2, hidden=3), 192 + 192 * 5 + 5 + 2 * (5 * 3 + 3 + 3 * 5 + 5) + 5 + 1),
         (SmallCNN((8,), norm_groups=2, outputs=3), 3 * 8 * 9 + 2 * 8 + 8 * 3 + 3),  # 3x3 kernels, scale and shift, head
     ],
 )
@@ -74,11 +78,38 @@ def test_linear_starts_at_zero_and_is_linear() -> None:
     assert flat_weights(started).any()
 
 
+def test_the_tabular_network_is_its_equation() -> None:
+    """h(x) = a . x + w . z_L + b, with residual blocks between, once all weights are random."""
+    module = Tabular(width=5, blocks=2, hidden=3).build((4,), 0).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    linear, first, shift, *blocks, head, bias = [parameter.detach().numpy() for parameter in module.parameters()]
+    rows = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    states = np.maximum(rows.numpy() @ first.T + shift, 0)
+    for number in range(0, len(blocks), 4):
+        inner, inner_shift, outer, outer_shift = blocks[number : number + 4]
+        states = states + np.maximum(states @ inner.T + inner_shift, 0) @ outer.T + outer_shift
+    expected = rows.numpy() @ linear.T + states @ head.T + bias
+    np.testing.assert_allclose(module(rows).detach().numpy(), expected, rtol=1e-12)
+
+
+def test_the_tabular_network_starts_as_a_shallow_one() -> None:
+    """The linear model and the residual blocks add nothing before the first step."""
+    module = Tabular(width=5, blocks=3).build((4,), 0).double()
+    _, first, shift, *_, head, bias = [parameter.detach() for parameter in module.parameters()]
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(module(rows), (rows @ first.T + shift).relu() @ head.T + bias)
+    assert module(rows).std() > 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Linear(init="ones"), "init is 'ones'; use 'zeros' or 'default'"),  # type: ignore[arg-type]
         (lambda: MLP((0,)), "hidden is 0; it must be a whole number of at least 1"),
+        (lambda: Tabular(width=0), "width is 0; it must be a whole number of at least 1"),
+        (lambda: Tabular(blocks=-1), "blocks is -1; it must be a whole number of at least 0"),
         (lambda: MLP(outputs=-1), "outputs is -1; it must be a whole number of at least 1"),
         (lambda: SmallCNN(()), "channels is empty; give at least one number of channels"),
         (lambda: SmallCNN((12,)), "channels is 12; it must be a multiple of norm_groups, 8"),

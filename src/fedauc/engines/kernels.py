@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedauc.interfaces import ForwardPass, Model, Network
-from fedauc.models._layers import ImageMean, InputScaling
+from fedauc.models._layers import AddedBranches, ImageMean, InputScaling
 
 Weights = Sequence[Tensor]
 """A layer's parameters, each `[M, n]`."""
@@ -258,6 +258,49 @@ class PoolKernel(Kernel):
         return below.view(saved.shape), []
 
 
+class BranchesKernel(Kernel):
+    """The sum of several chains of kernels on the same inputs; an empty chain passes them on unchanged."""
+
+    def __init__(self, branches: Sequence[Sequence[Kernel]]) -> None:
+        self._branches = branches
+        self.lengths = tuple(length for branch in branches for kernel in branch for length in kernel.lengths)
+
+    def run_forward(self, weights: Weights, inputs: Tensor) -> tuple[Tensor, Any]:
+        """Each branch forward, and the sum of their outputs."""
+        saved, total = [], None
+        for branch, branch_weights in zip(self._branches, self._divide_weights(weights), strict=True):
+            outputs, branch_saved = inputs, []
+            for kernel, layer_weights in zip(branch, branch_weights, strict=True):
+                outputs, layer_saved = kernel.run_forward(layer_weights, outputs)
+                branch_saved.append(layer_saved)
+            saved.append(branch_saved)
+            total = outputs if total is None else total + outputs
+        assert total is not None
+        return total, saved
+
+    def run_backward(self, weights: Weights, saved: Any, slope: Tensor, first: bool) -> Gradients:
+        """Each branch backward from the same derivative; those with respect to the inputs are added."""
+        gradients: list[Tensor] = []
+        below: Tensor | None = None
+        branches = zip(self._branches, self._divide_weights(weights), saved, strict=True)
+        for branch, branch_weights, branch_saved in branches:
+            branch_slope, branch_gradients = slope, list[Tensor]()
+            for number in range(len(branch) - 1, -1, -1):
+                is_first = first and number == 0
+                layer = (branch_weights[number], branch_saved[number], branch_slope, is_first)
+                branch_slope, layer_gradients = branch[number].run_backward(*layer)
+                branch_gradients = layer_gradients + branch_gradients
+            gradients += branch_gradients
+            if not first:
+                below = branch_slope if below is None else below + branch_slope
+        return slope if below is None else below, gradients
+
+    def _divide_weights(self, weights: Weights) -> list[list[list[Tensor]]]:
+        """The weights of each layer of each branch."""
+        remaining = iter(weights)
+        return [[[next(remaining) for _ in kernel.lengths] for kernel in branch] for branch in self._branches]
+
+
 def _parameter_lengths(layer: nn.Module) -> tuple[int, ...]:
     return tuple(parameter.numel() for parameter in layer.parameters())
 
@@ -293,6 +336,8 @@ def _walk_layers(module: nn.Module) -> Iterator[Kernel]:
         for child in module._modules.values():
             if child is not None:
                 yield from _walk_layers(child)
+    elif isinstance(module, AddedBranches):
+        yield BranchesKernel([list(_walk_layers(branch)) for branch in module.branches])
     elif kind is not nn.Identity:
         yield _make_kernel(module)
 

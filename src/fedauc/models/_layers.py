@@ -147,3 +147,19 @@ class TokenTransformer(nn.Module):
         states = self.tokens(tokens) + self.positions.weight
         scores: Tensor = self.head(self.norm(self.blocks(states)).mean(-2))
         return scores
+
+
+class AddedBranches(nn.Module):
+    """The sum of several networks on the same inputs; with `nn.Identity` as one of them it is a skip connection."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`[B, n]` to the shape that all branches return."""
+        first, *others = self.branches
+        outputs: Tensor = first(inputs)
+        for branch in others:
+            outputs = outputs + branch(inputs)
+        return outputs
