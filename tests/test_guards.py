@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedauc.algorithms import find_algorithms
 from fedauc.algorithms.minimax import starting_point
+from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.fitting import fit
 from fedauc.guards import DUAL_LIMIT, SCORE_LIMIT, Advice, DivergenceMonitor, TrainingStopped, check_scores
 from fedauc.interfaces import Algorithm, BatchSize, Model, Phase
@@ -204,3 +206,18 @@ def test_half_of_the_scores_may_be_large_and_not_more() -> None:
     check_scores(FEDAVG, PHASE, torch.tensor([0.0, SCORE_LIMIT, SCORE_LIMIT]))
     with pytest.raises(TrainingStopped, match="they diverge"):
         check_scores(FEDAVG, PHASE, torch.tensor([0.0, -2 * SCORE_LIMIT, 2 * SCORE_LIMIT]))
+
+
+def test_inputs_of_unit_size_are_not_to_be_scaled_down_further() -> None:
+    """What is advised last is something that the run does not do already."""
+    wrong = torch.tensor([math.nan, 1.0])
+    several_steps = PHASE._replace(local_steps=8)
+    scaled = Advice(0.1, "clients", has_scaled_inputs=True)
+    with pytest.raises(TrainingStopped, match=r"another initialisation, or fewer local steps \(now 8, say 2\)$"):
+        check_scores(FEDAVG, several_steps, wrong, scaled)
+    with pytest.raises(TrainingStopped, match=r"or more rows per local step \(now 1 positives and 1 negatives\)$"):
+        check_scores(FEDAVG, PHASE, wrong, scaled)
+    clients = small_federation()
+    assert assemble_training(small_recipe("cycp-fedavg"), linear_scorer(), clients).training.advice.has_scaled_inputs
+    large = replace(clients, inputs=clients.inputs * 1e4)
+    assert not assemble_training(small_recipe("cycp-fedavg"), linear_scorer(), large).training.advice.has_scaled_inputs

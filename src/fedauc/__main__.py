@@ -8,12 +8,13 @@ import sys
 def main() -> None:
     """Start the command line, or say what it needs."""
     try:
-        import rich  # noqa: F401
-        import typer  # noqa: F401
-    except ModuleNotFoundError as error:
-        print(f"error: the command line needs {error.name}; install it: pip install 'fedauc[cli]'", file=sys.stderr)
-        sys.exit(2)
-    try:
+        try:
+            import rich  # noqa: F401
+            import typer  # noqa: F401
+        except ModuleNotFoundError as error:
+            remedy = "run pip install typer rich matplotlib"
+            print(f"error: the command line needs {error.name}, which is not installed: {remedy}", file=sys.stderr)
+            sys.exit(2)
         from fedauc.cli import start
 
         start()

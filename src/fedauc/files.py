@@ -6,8 +6,12 @@ import functools
 import glob
 import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+PROBE_BYTES = 65536
+"""What `check_writable` writes: about the size of a small run folder."""
 
 
 def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
@@ -15,7 +19,7 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
     _remove_stale_parts(path.parent.absolute())
     part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with naming_path(path), part.open("wb") as file:
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
@@ -23,6 +27,38 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
     finally:
         # It exists only where the write has failed.
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming_path(path: Path) -> Iterator[None]:
+    """Let the errors of writing to an open file name it, as those of opening it do: a full disk has no name of its own.
+
+    >>> with naming_path(Path("scores.csv")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    OSError: [Errno 28] No space left on device: 'scores.csv'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path where nothing can be written: a file is written beside it, or in its nearest existing parent.
+
+    It is as large as a small run folder, so that a full disk is noticed too, and removed at once.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        write_atomically(folder / f".{path.name}.probe", bytes(PROBE_BYTES))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{path} cannot be written: {folder} says {reason!r}; choose another folder") from error
+    (folder / f".{path.name}.probe").unlink()
 
 
 @functools.lru_cache(maxsize=1024)

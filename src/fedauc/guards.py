@@ -39,11 +39,13 @@ class Advice(NamedTuple):
     """What the advice to the user depends on, besides the round: values of options.
 
     `learning_rate` is that of the first stage, None where it is not known; later stages may divide it.
+    `has_scaled_inputs` says that the rows are of about unit size already, or no numbers that could be scaled.
     """
 
     learning_rate: float | None = None
     weighting: str = "clients"
     server_learning_rate: float | None = None
+    has_scaled_inputs: bool = False
 
 
 NO_ADVICE = Advice()
@@ -123,7 +125,17 @@ def _stop_training(algorithm: Algorithm, phase: Phase, what: str, advice: Advice
     if isinstance(algorithm.objective, Minimax) and algorithm.objective.score == "identity":
         remedy += " or score='sigmoid', which bounds the scores"
     else:
-        last = "inputs on a smaller scale" if advice.weighting == "clients" else "weighting='clients'"
-        remedy += f", another initialisation, or {last}"
+        remedy += f", another initialisation, or {_choose_last_remedy(phase, advice)}"
     where = f"stopped in round {phase.round} (cycle {phase.cycle}, stage {phase.stage})"
     return TrainingStopped(f"{where}: {what}; {remedy}")
+
+
+def _choose_last_remedy(phase: Phase, advice: Advice) -> str:
+    """The remedy that is tried last, of those that the run does not follow already."""
+    if advice.weighting != "clients":
+        return "weighting='clients'"
+    if not advice.has_scaled_inputs:
+        return "inputs on a smaller scale"
+    if phase.local_steps > 1:
+        return f"fewer local steps (now {phase.local_steps}, say {max(1, phase.local_steps // 4)})"
+    return f"more rows per local step (now {phase.batch.positives} positives and {phase.batch.negatives} negatives)"

@@ -199,6 +199,16 @@ class Plan:
         return self._ends[-1] * self._cycle_length
 
     @property
+    def scoring_rounds(self) -> int:
+        """The number of rounds in which clients only score rows, so that later rounds have scores to compare with."""
+        return sum(self._scoring) * self._cycle_length
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps that a client would take if it came in every learning round."""
+        return sum(stage.cycles * stage.local_steps for stage in self._stages) * self._cycle_length
+
+    @property
     def stages(self) -> list[Stage]:
         """The stages, in order."""
         return list(self._stages)

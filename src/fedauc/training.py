@@ -95,12 +95,13 @@ class Training:
     uploads: UploadPipeline = UploadPipeline()
     server_optimizer: ServerOptimizer = Plain()
     ema_decay: float = 0.9
+    has_scaled_inputs: bool = False
 
     @property
     def advice(self) -> Advice:
         """The values that the advice to the user names where training diverges."""
         server_rate = getattr(self.server_optimizer, "learning_rate", None)
-        return Advice(self.plan.stages[0].learning_rate, self.setting.weighting, server_rate)
+        return Advice(self.plan.stages[0].learning_rate, self.setting.weighting, server_rate, self.has_scaled_inputs)
 
     def initial_state(self, model: Model) -> State:
         """The state before the first round."""

@@ -118,5 +118,5 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, changes: dict[str, Any],
 def test_missing_pandas_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_table(tmp_path, ".csv")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ValueError, match=re.escape("needs pandas and pyarrow: run pip install 'fedauc[frames]'")):
+    with pytest.raises(ValueError, match=re.escape("needs pandas and pyarrow: run pip install pandas pyarrow")):
         Table(path, **NAMES).load(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -176,3 +178,26 @@ def test_an_index_buffer_survives_half_precision() -> None:
 
     fitted = fit(Indexed(), make_clients(), "cycp-fedavg", groups=3, cycles=1, dtype="bfloat16")
     assert fitted.module.get_buffer("index").tolist() == [999]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "verbose", "is_heard"),
+    [(Terminal, None, True), (io.StringIO, None, False), (io.StringIO, True, True), (Terminal, False, False)],
+)
+def test_fit_reports_progress_where_somebody_reads_it(
+    stream: type[io.StringIO], verbose: bool | None, is_heard: bool
+) -> None:
+    with redirect_stderr(stream()) as heard:
+        fit(nn.Linear(4, 1), make_clients(), test=make_rows(100), groups=3, cycles=1, verbose=verbose)
+    lines = heard.getvalue().splitlines()
+    assert bool(lines) == is_heard
+    if is_heard:
+        assert lines[0] == "12 sites are simulated in this process, with all rows in one place, in 3 groups at random"
+        assert lines[1].startswith("3 of the 6 rounds of cycp-pairwise only collect scores")
+        assert lines[3] == "cycp-pairwise: 6 rounds"
+        assert lines[-1].startswith("cycp-pairwise: done, round 6 of 6, AUC ")

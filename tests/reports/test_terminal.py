@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 import data_files
 from cli_helpers import fedauc, paper_command
@@ -166,6 +167,27 @@ def test_compiling_shows_a_bar_that_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     shown, _, finished = console.file.getvalue().partition("then")  # type: ignore[attr-defined]
     assert "compiling the training step (about a minute the first time)" in shown
     assert "compiling" not in finished
+
+
+def test_a_bar_names_the_phase_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    with ProgressBars() as bars:
+        with report_activity("loading creditcard"):
+            console.print(bars._progress.get_renderable())
+        observe = bars.add_bar("cycp-pairwise")
+        observe(Progress(0, 32, None, phase="scoring"))
+        console.print(bars._progress.get_renderable())
+        observe(Progress(16, 32, {"auc": 0.75}))
+        console.print(bars._progress.get_renderable())
+        observe(Progress(32, 32, {"auc": 0.75}, phase="done"))
+        console.print(bars._progress.get_renderable())
+    shown = Text.from_ansi(console.file.getvalue()).plain.splitlines()  # type: ignore[attr-defined]
+    loading, scoring, training, done = [" ".join(line.split()) for line in shown if line.strip()]
+    assert loading.endswith("loading creditcard")
+    assert (" 0/32 left " in scoring, scoring.endswith(" scoring")) == (True, True)
+    assert (" 16/32 left " in training, training.endswith(" training AUC 0.7500")) == (True, True)
+    assert ("training" in done, " took " in done) == (False, True)
 
 
 def test_a_comparison_says_whether_it_shows_intervals_or_spreads() -> None:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from fedauc.cli.help_panels import keep_option_names
-from fedauc.cli.lazy_import import delay_import
+from fedauc.cli.lazy_import import delay_import, finish_imports
 from fedauc.cli.training import COMMANDS, add_config_options
 from fedauc.plugins import VARIABLE
 from fedauc.version import VERSION
@@ -48,9 +48,11 @@ def start() -> None:
     if command not in ("resume", "show", *GROUPS) and not is_distributed:
         delay_import("numpy")
         delay_import("torch")
+    else:
+        finish_imports()
     folder = find_out_folder(words)
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", folder)
-    trains_into = folder if command in ("run", "compare", "sweep") else ""
+    trains_into = folder if command in ("run", "compare", "sweep", "resume") else ""
     run_app(partial(build_app, command), words, "fedauc", remedy, trains_into)
 
 
@@ -114,8 +116,10 @@ def run_app(
             code = command(words, prog_name=program, standalone_mode=False)
     except USAGE_ERROR as error:
         _exit_with_message(describe_usage_error(error), 2)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         _exit_with_message(f"error: {error}", 2)
+    except OSError as error:
+        _exit_with_message(describe_system_error(error, how_to_continue if _is_made(folder) else ""), 2)
     except RuntimeError as error:
         from fedauc.guards import TrainingStopped
 
@@ -131,10 +135,23 @@ def run_app(
     # Some releases of typer turn an interrupt into this code.
     if code in (130, 143):
         ended = "interrupted" if code == 130 else "terminated"
-        if folder and not Path(shlex.split(folder)[0]).exists():
+        if folder and not _is_made(folder):
             _exit_with_message(f"{ended} before the first round; nothing was saved", code)
         _exit_with_message(f"{ended}; go on with: {how_to_continue}", code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_made(folder: str) -> bool:
+    """Whether a folder exists that was typed as an option."""
+    return bool(folder) and Path(shlex.split(folder)[0]).exists()
+
+
+def describe_system_error(error: OSError, how_to_continue: str) -> str:
+    """What the system refused, with the path where it is known, and how a run goes on once that is mended."""
+    if error.filename is None or error.strerror is None:
+        return f"error: {error}"
+    remedy = f"; mend that, then go on with: {how_to_continue}" if how_to_continue else ""
+    return f"error: {error.filename}: {error.strerror.lower()}{remedy}"
 
 
 def hide_flag_types(command: Any) -> None:

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
+import signal
 import sys
-from types import ModuleType
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 from typing import Any
 
 
@@ -46,6 +52,29 @@ def finish_import(name: str) -> None:
 
 
 def finish_imports() -> None:
-    """Run the code of every delayed package, numpy's before torch's, which imports parts of numpy."""
-    for name in ("numpy", "torch"):
-        finish_import(name)
+    """Run the code of every delayed package, numpy's before torch's, which imports parts of numpy.
+
+    What trains is imported too, since that loads torch's compiler: after this, Ctrl-C finds nothing half imported.
+    """
+    with exiting_on_interrupt():
+        for name in ("numpy", "torch"):
+            finish_import(name)
+        importlib.import_module("fedauc.experiments.runner")
+
+
+@contextmanager
+def exiting_on_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, without exit handlers: inside torch's own imports it is a long traceback."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, _exit_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted before the first round; nothing was saved\n")
+    os._exit(130)

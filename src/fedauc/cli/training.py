@@ -135,7 +135,9 @@ def run(
     config: ConfigFile = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
 ) -> None:
-    """Train one method into a run folder.
+    """Train one method into a run folder. The sites are simulated: all rows are read in this process.
+
+    To train across machines instead, see [bold]fedauc federation --help[/bold].
 
     Example: [bold]fedauc run --data creditcard --method cycp-pairwise --cycles 30 --seed 0 --out runs/first[/bold]
     """
@@ -149,7 +151,7 @@ def run(
     from fedauc.experiments.runner import Run
 
     with rank_folder(out) as folder:
-        _train_run(Run.create(built, folder), profile)
+        _train_run(lambda: Run.create(built, folder), profile)
 
 
 def compare(
@@ -161,7 +163,7 @@ def compare(
     seeds: Seeds = "0",
     config: ConfigFile = None,
 ) -> None:
-    """Train several methods side by side, then print a table and draw the learning curves.
+    """Train several methods side by side on simulated sites, then print a table and draw the learning curves.
 
     Example: [bold]fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --out runs/three[/bold]
     """
@@ -172,7 +174,7 @@ def compare(
     from fedauc.experiments.ranks import rank_folder
 
     with rank_folder(out) as folder:
-        _train_comparison(Comparison.create(folder, runs))
+        _train_comparison(lambda: Comparison.create(folder, runs))
 
 
 def sweep(
@@ -211,7 +213,7 @@ def sweep(
         print(describe_groups(plan_run_groups(runs, DataCache())))
         return
     with rank_folder(out) as folder:
-        _train_comparison(Comparison.create(folder, runs, sweep=True))
+        _train_comparison(lambda: Comparison.create(folder, runs, sweep=True))
 
 
 def resume(folder: RunsFolder) -> None:
@@ -220,21 +222,25 @@ def resume(folder: RunsFolder) -> None:
     Example: [bold]fedauc resume runs/first[/bold]
     """
     from fedauc.experiments.comparison import Comparison
+    from fedauc.experiments.folder import RunFolder
     from fedauc.experiments.ranks import rank_folder
     from fedauc.experiments.runner import Run
 
     with rank_folder(folder) as ranks_folder:
         if Comparison.is_comparison(ranks_folder):
-            _train_comparison(Comparison(ranks_folder))
+            _train_comparison(lambda: Comparison(ranks_folder))
         else:
-            run = Run.resume(ranks_folder)
-            if run.folder.done:
+            if RunFolder.open(ranks_folder).done:
                 logging.getLogger("fedauc").info("%s is finished already; nothing is left to train", folder)
-            _train_run(run)
+            _train_run(lambda: Run.resume(ranks_folder))
 
 
-def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print a run's final and best AUC with interval, rounds and bytes.
+def show(
+    folder: RunsFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sites: Annotated[bool, typer.Option("--sites", help="Print the AUC of every site of a run.")] = False,
+) -> None:
+    """Print a run's final and best AUC with interval, rounds, bytes, and the sites with the lowest and highest AUC.
 
     Example: [bold]fedauc show runs/first --json[/bold]
     """
@@ -247,8 +253,10 @@ def show(folder: RunsFolder, as_json: Annotated[bool, typer.Option("--json", hel
         if as_json:
             print(json.dumps(summarize_run(RunFolder.open(folder)), indent=2))
         else:
-            print_run(RunFolder.open(folder))
+            print_run(RunFolder.open(folder), all_sites=sites)
         return
+    if sites:
+        raise ValueError(f"--sites is given, but {folder} holds several runs; show one of their folders")
     comparison = Comparison(folder)
     if as_json:
         runs = [{"setting": setting} | summarize_run(run_folder) for setting, run_folder in comparison.run_folders()]
@@ -339,17 +347,18 @@ def name_bars(runs: list[str]) -> dict[str, str]:
     }
 
 
-def _train_run(run: Run, profile: bool = False) -> None:
-    """Train a run to its end under a progress bar, and print its result."""
+def _train_run(open_run: Callable[[], Run], profile: bool = False) -> None:
+    """Load a run and train it to its end under a progress bar, and print its result."""
     from rich.console import Console
 
     from fedauc.experiments.folder import RunFolder
     from fedauc.reports.profile import profile_work, shares_table
-    from fedauc.reports.progress import ProgressBars
+    from fedauc.reports.progress import open_progress
     from fedauc.reports.tables import print_run
 
     shares = None
-    with ProgressBars() as bars:
+    with open_progress() as bars:
+        run = open_run()
         observer = bars.add_bar(run.config.recipe.method)
         if profile:
             shares = profile_work(lambda: run.train_to_end(observer))
@@ -360,13 +369,14 @@ def _train_run(run: Run, profile: bool = False) -> None:
         Console().print(shares_table(shares))
 
 
-def _train_comparison(comparison: Comparison) -> None:
+def _train_comparison(open_comparison: Callable[[], Comparison]) -> None:
     """Train what has not run yet, print and write the tables, and end with code 3 if a run had to stop."""
-    from fedauc.reports.progress import ProgressBars
+    from fedauc.reports.progress import open_progress
     from fedauc.reports.tables import write_comparison
 
-    names = name_bars(list(comparison.read_configs()))
-    with ProgressBars() as bars:
+    with open_progress() as bars:
+        comparison = open_comparison()
+        names = name_bars(list(comparison.read_configs()))
         stopped = comparison.train_runs(lambda name: bars.add_bar(names[name]))
     write_comparison(comparison)
     for name, reason in stopped.items():

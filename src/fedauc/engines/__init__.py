@@ -17,7 +17,7 @@ from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.engines.loop import LoopEngine
 from fedauc.engines.simulator import Simulator
-from fedauc.interfaces import Algorithm, Setting
+from fedauc.interfaces import Algorithm, Engine, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.plugins import cache_until_registration
 from fedauc.uploads import UploadPipeline
@@ -67,6 +67,29 @@ def make_engine(name: str, parts: EngineParts) -> Simulator:
             reason = unsupported.reason
     _log_loop_choice(reason)
     return LoopEngine(*parts[:-1])
+
+
+def explain_engine(name: str, engine: Engine, local_steps: int) -> str:
+    """Which engine trains a run of so many local steps, and why, in one sentence; empty where the log says it already.
+
+    `name` is the one that the recipe asks for.
+    """
+    chosen = str(getattr(engine, "name", type(engine).__name__))
+    if name != "auto":
+        return f"the engine {chosen!r} trains them, as the configuration says"
+    steps, batched = f"{local_steps:,} local steps", isinstance(engine, BatchedEngine)
+    if isinstance(engine, GraphedEngine):
+        return (
+            f"the engine {chosen!r} trains the clients of a round together in a CUDA graph, since the device is a GPU"
+        )
+    if isinstance(engine, CompiledEngine):
+        return f"the engine {chosen!r} trains them, since compiling pays off for {steps} ({COMPILE_FROM:,} or more)"
+    if batched and local_steps >= COMPILE_FROM:
+        return f"the engine {chosen!r} trains the clients of a round together, since their steps cannot be compiled"
+    if batched:
+        reason = f"{steps} are too few for compiling to pay off ({COMPILE_FROM:,} or more)"
+        return f"the engine {chosen!r} trains the clients of a round together; {reason}"
+    return ""
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,6 +23,9 @@ from fedauc.wrappers import wrap_algorithm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+SAMPLED_ROWS, UNIT_SIZE = 256, 10.0
+"""The scale of inputs is judged by about so many rows: their root mean square is at most this after standardisation."""
+
 
 class Assembly(NamedTuple):
     """A training, its network and its first state."""
@@ -61,9 +64,8 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     uploads.mean.check_cohort_size(per_round)
     distributed = dist.is_available() and dist.is_initialized()
     rank_uploads = uploads.on_each_rank() if distributed else uploads
-    local_steps = sum(stage.cycles * stage.local_steps for stage in stages) * schedule.cycle_length
     engine: Engine = make_engine(
-        recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, local_steps)
+        recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, plan.local_steps)
     )
     if isinstance(engine, GraphedEngine):
         first_cycle = range(min(schedule.cycle_length, plan.total_rounds))
@@ -82,6 +84,7 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
         uploads,
         recipe.server_optimizer,
         recipe.ema_decay,
+        _are_inputs_scaled(clients.inputs),
     )
     return Assembly(training, network, training.initial_state(network.initial_model()))
 
@@ -102,6 +105,12 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
         raise ValueError(
             f"the model gives {numbers_per_row} numbers per row; objective {objective.name!r} needs {needs}"
         )
+
+
+def _are_inputs_scaled(inputs: Tensor) -> bool:
+    """Whether rows are of about unit size, as after standardisation; integers, such as token ids, have no scale."""
+    sample = inputs[:: max(1, len(inputs) // SAMPLED_ROWS)]
+    return not inputs.is_floating_point() or float(sample.double().square().mean().sqrt()) <= UNIT_SIZE
 
 
 def _choose_rows_to_try(inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.experiments.config import Config
-from fedauc.experiments.folder import RunFolder, encode_json, refuse_existing
+from fedauc.experiments.folder import RunFolder, check_new_folder, encode_json
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.runner import DataCache, Run
@@ -36,7 +36,7 @@ class Comparison:
     @staticmethod
     def create(path: Path, runs: Mapping[str, Config], sweep: bool = False) -> Comparison:
         """Check every run, then make the folder."""
-        refuse_existing(path)
+        check_new_folder(path)
         cache = DataCache()
         groups = plan_run_groups(runs, cache)
         configs = {name: config.to_document() for name, config in runs.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from fedauc.discovery import lookup, read_members
 from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
+from fedauc.experiments.decisions import describe_decisions
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
+from fedauc.experiments.progress_lines import ProgressLines, is_watched
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
@@ -66,9 +69,14 @@ def fit(
     validation: Examples | tuple[Any, Any] | None = None,
     metrics: str | Metric | Sequence[str | Metric] = DEFAULT_METRICS,
     callbacks: str | Callback | Sequence[str | Callback] = (),
+    verbose: bool | None = None,
     **settings: Any,
 ) -> Fitted:
     """Train `module` on the clients' data; evaluate on `test` and `validation` rows after every cycle.
+
+    The sites are simulated: their rows are in this process, and `fedauc federation` runs the same rounds across
+    machines. With `verbose`, a handful of lines on standard error say what was decided, how far the run is and how
+    long it still takes; unless given, they are printed where standard error is a terminal or a notebook.
 
     Held-out rows are examples, or a pair of arrays. `metrics` are texts such as `pauc@0.05`, or instances; all are
     measured on the test rows, and the first one on the validation rows too. `callbacks` are instances, or names of
@@ -112,7 +120,12 @@ def fit(
         clients=clients,
         evaluates_average=recipe.evaluates_average,
     )
-    loop.train_to_end()
+    if verbose is None:
+        verbose = is_watched(sys.stderr)
+    with ProgressLines(quiet=not verbose) as lines:
+        for sentence in describe_decisions(recipe, clients.roster, assembly):
+            lines.print_line(sentence)
+        loop.train_to_end(lines.add_bar(recipe.method))
     end = loop.finish()
     training = assembly.training
     return Fitted(

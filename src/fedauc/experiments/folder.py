@@ -30,7 +30,7 @@ import torch
 
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.config import Config
-from fedauc.files import write_atomically
+from fedauc.files import check_writable, naming_path, write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
 
@@ -102,6 +102,11 @@ class RunFolder:
         return str(self.read_result()["data"] if self.done else self._read_json("environment.json").get("note", ""))
 
     @property
+    def scoring_rounds(self) -> int:
+        """The rounds of the whole run in which clients only score rows; 0 in folders that do not say so."""
+        return int(self._read_json("environment.json").get("scoring_rounds", 0))
+
+    @property
     def done(self) -> bool:
         """Whether the run has finished."""
         return (self.path / "result.json").is_file()
@@ -130,7 +135,7 @@ class RunFolder:
 
     def append_line(self, name: str, line: Mapping[str, Any]) -> None:
         """Add a line to a file of JSON lines; it is on the disk when this returns."""
-        with (self.path / name).open("ab") as file:
+        with naming_path(self.path / name), (self.path / name).open("ab") as file:
             file.write(encode_json(line, indent=None).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -192,10 +197,19 @@ class RunFolder:
         return stored["labels"], stored["scores"]
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse to write over a folder."""
-    if path.exists():
-        raise ValueError(f"{path} exists already; choose another --out, or go on with `fedauc resume {path}`")
+def check_new_folder(path: Path) -> None:
+    """Refuse a path that exists already or cannot be written, before any data is loaded."""
+    if not path.exists():
+        check_writable(path)
+        return
+    remedy = "choose another --out"
+    if (path / "result.json").is_file():
+        remedy += f", or look at its result with `fedauc show {path}`"
+    elif any((path / name).is_file() for name in ("config.json", "comparison.json")):
+        remedy += f", or go on with `fedauc resume {path}`"
+    else:
+        remedy = f"it is not a run folder, and fedauc writes over nothing: {remedy}"
+    raise ValueError(f"{path} exists already; {remedy}")
 
 
 def describe_environment() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import InitVar, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ from fedauc.trees import Tree, is_empty
 class Progress(NamedTuple):
     """How far a run is: rounds done, rounds in all, the last record, and whether training had to be stopped.
 
-    `column` names the value of the record that a progress bar shows, and `label` is how the bar calls it.
+    `column` names the value of the record that a progress bar shows, and `label` is how the bar calls it. `phase` says
+    what happens in the next round: training, scoring (clients only score rows), or nothing, as the run is done.
     """
 
     done: int
@@ -46,6 +47,7 @@ class Progress(NamedTuple):
     stopped: bool = False
     column: str = "auc"
     label: str = "AUC"
+    phase: Literal["training", "scoring", "done"] = "training"
 
 
 Observer = Callable[[Progress], None]
@@ -130,7 +132,13 @@ class RunLoop:
         record = self.records[-1] if self.records else None
         total = self.state.round if self.stop_reason else self.training.plan.total_rounds
         column, name = (next(iter(names), "") for names in (self.columns.values, self.columns.names))
-        return Progress(self.state.round, total, record, column=column, label="AUC" if name == "auc" else name)
+        label, phase = "AUC" if name == "auc" else name, self._next_phase()
+        return Progress(self.state.round, total, record, column=column, label=label, phase=phase)
+
+    def _next_phase(self) -> Literal["training", "scoring", "done"]:
+        if self.is_over:
+            return "done"
+        return "scoring" if self.training.plan.phase(self.state.round).scoring else "training"
 
     @property
     def is_over(self) -> bool:

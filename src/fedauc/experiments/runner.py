@@ -19,14 +19,16 @@ from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config
+from fedauc.experiments.decisions import describe_decisions, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
-from fedauc.experiments.folder import RunFolder, describe_environment, encode_json, refuse_existing
+from fedauc.experiments.folder import RunFolder, check_new_folder, describe_environment, encode_json
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, describe_roster
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.metrics import group_auc, parse_metrics
+from fedauc.progress import report_activity
 
 
 @dataclass
@@ -42,10 +44,12 @@ class Run:
     @staticmethod
     def create(config: Config, path: Path, cache: DataCache | None = None) -> Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
-        refuse_existing(path)
+        check_new_folder(path)
         data, assembly = assemble_run(config, cache or DataCache())
         environment = {**describe_environment(), **describe_used_plugins(config)}
-        environment |= {"data": data.fingerprint, "note": data.split.note}
+        decisions = describe_decisions(config.recipe, data.split.train.roster, assembly)
+        environment |= {"data": data.fingerprint, "note": data.split.note, "decisions": decisions}
+        environment |= {"scoring_rounds": assembly.training.plan.scoring_rounds}
         roster = describe_roster(data.split.train, assembly.training)
         files = {
             "config.json": config.to_json(),
@@ -53,6 +57,8 @@ class Run:
             ROSTER_FILE: encode_json(roster, indent=None),
         }
         first = first_checkpoint(assembly.start)
+        for sentence in decisions:
+            log_once(sentence)
         return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)
 
     @staticmethod
@@ -201,7 +207,8 @@ class DataCache:
         if key in self._used:
             self._last = self._used[key]
         else:
-            split = prepare_table(config.data.load(config.data_seed), config.preparation, config.data_seed)
+            with report_activity(f"loading {config.data.name}"):
+                split = prepare_table(config.data.load(config.data_seed), config.preparation, config.data_seed)
             self._last = self._used[key] = PreparedData(split)
         return self._last
 

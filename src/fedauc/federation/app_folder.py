@@ -29,7 +29,7 @@ def create_app_folder(
 ) -> None:
     """Write an app for these sites (name to group), completely or not at all."""
     if find_spec("flwr") is None:
-        raise ValueError("flwr is not installed here; a federation needs it: run pip install 'fedauc[flower]'")
+        raise ValueError("flwr is not installed here; a federation needs it: run pip install 'flwr>=1.41,<1.42'")
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another folder")
     for name in groups:

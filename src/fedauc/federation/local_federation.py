@@ -224,5 +224,5 @@ def _find_program(program: str) -> Path:
     """A program of the Python environment that we run in."""
     path = Path(sys.executable).parent / program
     if not path.is_file():
-        raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install 'fedauc[flower]'")
+        raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install 'flwr>=1.41,<1.42'")
     return path

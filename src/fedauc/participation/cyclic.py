@@ -76,6 +76,16 @@ class Cyclic(Participation):
             )
         return _CyclicSchedule(groups, self.per_round, seed, reshuffled=self.order == "reshuffled")
 
+    def explain_groups(self, clients: Roster) -> str:
+        """How the groups are made, as the end of a sentence."""
+        if self.given:
+            return "as the configuration lists them"
+        if self.group_column:
+            return f"by the column {self.group_column!r}"
+        if self.assignment == "metadata" or (self.assignment == "auto" and clients.groups is not None):
+            return "by the group labels of the data"
+        return "at random"
+
     def _assign_groups(self, clients: Roster, seed: int) -> ClientLists:
         if self.given:
             return _group_as_given(clients, self.given)

@@ -1,4 +1,4 @@
-"""Progress bars: one per run, on standard error."""
+"""Progress on standard error: one bar per run at a terminal, plain lines in a log file or a pipe."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedauc.experiments.progress_lines import ProgressLines
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.run_loop import Progress as Step
 from fedauc.progress import show_activities
@@ -24,6 +25,15 @@ BAR_WIDTH, NARROW_BAR = 20, 6
 
 MAX_BARS = 16
 """Bars on the screen: a terminal of 24 lines would cut off the run under way below more."""
+
+
+PHASE_COLUMNS = len("training ")
+"""Columns of the phase, which is left out beside long names."""
+
+
+def open_progress() -> ProgressBars | ProgressLines:
+    """Bars at a terminal; elsewhere lines, because a bar would be written only when all is done."""
+    return ProgressBars() if Console(stderr=True).is_terminal else ProgressLines()
 
 
 def shorten_name(name: str, room: int) -> str:
@@ -82,9 +92,10 @@ class ProgressBars:
 
     def __exit__(self, *error: object) -> None:
         self._activities.close()
-        # Where nothing runs, nothing is shown, not even an empty line.
-        if not self._progress.tasks:
+        if not self._progress.live.is_started:
+            # Where nothing has run, nothing is shown, not even an empty line.
             return
+        self._progress.live.transient = not self._progress.tasks
         for task in self._progress.tasks:
             # A run that was done before has nothing to show.
             self._progress.update(task.id, visible=task.visible and task.total is not None)
@@ -102,9 +113,12 @@ class ProgressBars:
         task = self._progress.add_task(name, total=None, auc="")
 
         def observe(step: Step) -> None:
-            auc = f"{step.label} {step.record[step.column]:.4f}" if step.record else ""
-            # A longer name of a metric takes its room from the bars.
+            value = step.record and step.record[step.column]
+            auc = "" if value is None else f"{step.label} {value:.4f}"
+            # A longer name of a metric takes its room from the bars, and so does the phase where there is enough.
             room = self._room - len(name) - (len(step.label) - len("AUC"))
+            if step.phase != "done" and room - PHASE_COLUMNS >= NARROW_BAR:
+                room, auc = room - PHASE_COLUMNS, f"{step.phase} {auc}"
             self._bar.bar_width = max(1, min(self._bar.bar_width or BAR_WIDTH, room))
             self._progress.update(task, completed=step.done, total=step.rounds, auc="stopped" if step.stopped else auc)
 
@@ -114,6 +128,7 @@ class ProgressBars:
     def _show_activity(self, description: str) -> Iterator[None]:
         compiles = description.startswith("compiling")
         self._progress.activity = description + " (about a minute the first time)" * compiles
+        self._progress.start()
         self._progress.refresh()
         try:
             yield

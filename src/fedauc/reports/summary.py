@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
 
     The best round is chosen by the first metric on the validation rows where there are some; otherwise on the test
     rows, and `best_by` says so: that number is for looking at a curve, not for reporting. `final` describes the model
-    that a finished run has saved.
+    that a finished run has saved, and so do `client_auc` and `group_auc`, where test rows say whose they are.
     """
     records, config = folder.read_records(), folder.config
     stopped = folder.path / "stopped.txt"
@@ -40,11 +40,12 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
     return {
         **summary,
-        **{key: result[key] for key in ("kept_round", "stopped_early") if key in result},
+        **{key: result[key] for key in ("kept_round", "stopped_early", "client_auc", "group_auc") if key in result},
         "final": {key: final[key] for key in columns if key in final},
         "best": {key: best[key] for key in columns if key in best},
         "best_by": by,
         **{key: last[key] for key in counts},
+        "scoring_rounds": min(folder.scoring_rounds, last["rounds"]),
         "seconds": round(folder.training_seconds(), 3),
     }
 
@@ -94,7 +95,8 @@ class MethodSummary:
     """One method over its seeds; intervals and p-values are of the first seed's test scores.
 
     `value`, `spread`, `low` and `high` belong to the first metric, which has that `label`; `others` holds the means of
-    the other metrics by their labels, None where a metric is not defined.
+    the other metrics by their labels, None where a metric is not defined. `value` is NaN where no run has a record.
+    `unfinished` says what became of runs that are not done, by their seeds.
     """
 
     method: str
@@ -110,15 +112,17 @@ class MethodSummary:
     bytes_down: int
     seconds: float
     p_value: float | None
+    scoring_rounds: int = 0
+    unfinished: Mapping[int, str] = field(default_factory=dict)
+    first_run_done: bool = True
 
 
 def compare_methods(folders: Iterable[tuple[str, RunFolder]]) -> list[MethodSummary]:
-    """One line per method, in order; each is tested against the first by a paired DeLong test."""
+    """One line per method, in order; each is tested against the first that is done, by a paired DeLong test."""
     runs: dict[str, list[RunFolder]] = {}
     for method, folder in folders:
-        if folder.read_records():
-            runs.setdefault(method, []).append(folder)
-    reference = next(iter(runs.values()), [None])[0]
+        runs.setdefault(method, []).append(folder)
+    reference = next((folder for seeds in runs.values() for folder in seeds[:1] if folder.done), None)
     return [_summarize_method(method, seeds, reference) for method, seeds in runs.items()]
 
 
@@ -151,8 +155,16 @@ def rank_settings(folders: Iterable[tuple[str, RunFolder]], runs_per_setting: Ma
 
 
 def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolder | None) -> MethodSummary:
-    summaries = [summarize_run(folder) for folder in folders]
+    everything = [summarize_run(folder) for folder in folders]
+    unfinished = {summary["seed"]: summary["status"] for summary in everything if summary["status"] != "done"}
     decisive, *others = parse_metrics(folders[0].config.metrics)
+    summaries = [summary for summary in everything if summary["final"] is not None]
+    if not summaries:
+        undefined = dict.fromkeys((metric.label for metric in others), None)
+        nothing = (math.nan, 0.0, None, None, undefined, 0, 0, 0, 0.0, None)
+        return MethodSummary(
+            method, len(folders), decisive.label, *nothing, unfinished=unfinished, first_run_done=False
+        )
     spread = Spread.of([summary["final"][decisive.columns[0]] for summary in summaries])
     first = summaries[0]
     low, high = (first["final"][column] for column in decisive.columns[1:]) if decisive.has_interval else (None, None)
@@ -170,6 +182,9 @@ def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolde
         bytes_down=first["bytes_down"],
         seconds=float(np.mean([summary["seconds"] for summary in summaries])),
         p_value=_p_value(folders[0], reference),
+        scoring_rounds=first["scoring_rounds"],
+        unfinished=unfinished,
+        first_run_done=folders[0].done,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedauc.experiments.comparison import Comparison
@@ -99,6 +102,10 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
     # The test compares AUCs, so that its p-values belong only beside an AUC.
     has_test = "AUC" in (label, *labels)
     for method in methods:
+        if math.isnan(method.value):
+            status = "stopped" if any(reason.startswith("stopped") for reason in method.unfinished.values()) else "-"
+            rows.append([method.method, status, *["-"] * (len(labels) + 4 + has_test)])
+            continue
         value = format_share(method.value, 4)
         if method.seeds > 1:
             value += f" ± {format_share(method.spread, 4)}"
@@ -116,10 +123,28 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
     measure = " ± sd" if several_seeds else " [95 %]" if has_interval else ""
     headers = ["method", f"{label}{measure}", *labels, "rounds", "up", "down", "sec", *(["p"] if has_test else [])]
     scores = " on the first seed's scores" if several_seeds else ""
-    caption = ""
+    sentences = []
     if has_test and len(methods) > 1:
-        caption = f"p: paired DeLong test of the AUC against {methods[0].method}{scores}."
-    return TextTable(headers, rows, caption, ["down", "sec", *labels])
+        reference = next((method for method in methods if method.first_run_done), methods[0])
+        sentences.append(f"p: paired DeLong test of the AUC against {reference.method}{scores}.")
+    sentences += [
+        f"{method.method}: {describe_scoring_rounds(method.rounds, method.scoring_rounds)}."
+        for method in methods
+        if method.scoring_rounds
+    ]
+    for method in methods:
+        sentences += [f"{method.method}, seed {seed}: {status}." for seed, status in method.unfinished.items()]
+    return TextTable(headers, rows, " ".join(sentences), ["down", "sec", *labels])
+
+
+def describe_scoring_rounds(rounds: int, scoring_rounds: int) -> str:
+    """Why a run has more rounds than its learning cycles.
+
+    >>> describe_scoring_rounds(248, 8)
+    '8 of the 248 rounds only collect the scores that later rounds compare with, 240 train'
+    """
+    purpose = "only collect the scores that later rounds compare with"
+    return f"{scoring_rounds} of the {rounds} rounds {purpose}, {rounds - scoring_rounds} train"
 
 
 def tabulate_settings(ranking: Ranking) -> TextTable:
@@ -164,29 +189,76 @@ def describe_groups(groups: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + (["alone:", *(f"  {name}" for name in alone)] if alone else []))
 
 
-def print_run(folder: RunFolder) -> None:
-    """Print caveats on the data, then a run's result, one fact a line."""
+def print_run(folder: RunFolder, all_sites: bool = False) -> None:
+    """Print caveats on the data, then a run's result, one fact a line; `all_sites` adds the AUC of every site."""
     _print_caveats([(folder.path.name, folder)])
     summary = summarize_run(folder)
     facts = {"method": summary["method"], "status": summary["status"]}
     if summary["final"] is not None:
-        metrics = parse_metrics(folder.config.metrics)
-        on_validation = summary["best_by"].startswith("validation_")
-        label = metrics[0].label
-        judged_by = f"validation {label}" if on_validation else f"test {label}, so not for reporting"
-        if "stopped_early" in summary:
-            facts["status"] = f"done, stopped early: {summary['stopped_early']}"
-        facts |= {
-            "method": f"{summary['method']}, seed {summary['seed']}",
-            "final" if summary["status"] == "done" else "latest": _describe_quality(summary["final"], metrics),
-            "best": f"{_describe_quality(summary['best'], metrics)} (by {judged_by})",
-            "rounds": f"{summary['rounds']} ({summary['visits']} client visits, {summary['absences']} absences)",
-            "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
-            "seconds": f"{summary['seconds']:.1f}",
-        }
+        facts |= _describe_result(summary, parse_metrics(folder.config.metrics))
     table = Table.grid(padding=(0, 2))
     for name, value in (facts | {"folder": str(folder.path)}).items():
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
+    Console().print(table)
+    if all_sites:
+        if "client_auc" not in summary:
+            raise ValueError(
+                f"{folder.path} has no AUC of sites; finished runs have it, where test rows say whose they are"
+            )
+        _print_sites(summary["client_auc"])
+
+
+def _describe_result(summary: dict[str, Any], metrics: Sequence[Metric]) -> dict[str, str]:
+    """The facts of a run that has been evaluated."""
+    on_validation, label = summary["best_by"].startswith("validation_"), metrics[0].label
+    judged_by = f"validation {label}" if on_validation else f"test {label}, so not for reporting"
+    is_done = summary["status"] == "done"
+    saved = " (the model that is saved)" if is_done else ""
+    if is_done and summary["best"]["round"] != summary["final"]["round"]:
+        # Test rows must not choose the model, so that only validation rows can.
+        how = "--keep best saves" if on_validation else "validation rows and --keep best save"
+        judged_by += f"; not the model that is saved: {how} the best one"
+    rounds = [f"{summary['visits']} client visits", f"{summary['absences']} absences"]
+    if summary["scoring_rounds"]:
+        rounds.append(describe_scoring_rounds(summary["rounds"], summary["scoring_rounds"]))
+    facts = {
+        "method": f"{summary['method']}, seed {summary['seed']}",
+        "final" if is_done else "latest": f"{_describe_quality(summary['final'], metrics)}{saved}",
+        "best": f"{_describe_quality(summary['best'], metrics)} (by {judged_by})",
+        "rounds": f"{summary['rounds']} ({', '.join(rounds)})",
+        "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
+        "seconds": f"{summary['seconds']:.1f}",
+    }
+    if "stopped_early" in summary:
+        facts["status"] = f"done, stopped early: {summary['stopped_early']}"
+    if summary.get("client_auc"):
+        facts["sites"] = describe_sites(summary["client_auc"])
+    return facts
+
+
+def describe_sites(client_auc: Mapping[str, float | None]) -> str:
+    """The sites with the lowest and the highest AUC, and how many have none.
+
+    >>> describe_sites({"a": 0.91234, "b": None, "c": 0.7, "d": 1.0})
+    'AUC from 0.7000 (c) to 1.0000 (d), median 0.9123; 1 of 4 sites has no AUC: its test rows are all of one class'
+    """
+    ranked = sorted((value, site) for site, value in client_auc.items() if value is not None)
+    without, sites = len(client_auc) - len(ranked), len(client_auc)
+    text = "no site has test rows of both classes"
+    if ranked:
+        (low, worst), (high, best) = ranked[0], ranked[-1]
+        text = f"AUC from {low:.4f} ({worst}) to {high:.4f} ({best}), median {median(value for value, _ in ranked):.4f}"
+    if ranked and without:
+        verb, whose = ("has", "its test rows are") if without == 1 else ("have", "their test rows are each")
+        text += f"; {without} of {sites} sites {verb} no AUC: {whose} all of one class"
+    return text
+
+
+def _print_sites(client_auc: Mapping[str, float | None]) -> None:
+    """Every site with its AUC, the worst first; those without one come last."""
+    table = Table("site", "AUC", box=None, padding=(0, 1), pad_edge=False)
+    for site, value in sorted(client_auc.items(), key=lambda item: (item[1] is None, item[1] or 0.0, item[0])):
+        table.add_row(escape(site), "-" if value is None else f"{value:.4f}")
     Console().print(table)
 
 

@@ -341,7 +341,7 @@ def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyarrow import csv as pyarrow_csv
     except ImportError:
-        raise ValueError(f"{path}: reading it needs pyarrow: run pip install 'fedauc[frames]'") from None
+        raise ValueError(f"{path}: reading it needs pyarrow: run pip install pyarrow") from None
     names, header_lines = read_header(path, TABLE_COLUMNS)
     types = {NPI: pa.int64(), STATE: pa.string(), ENTITY: pa.string()}
     types |= dict.fromkeys((*AMOUNTS, *MEANS), pa.float64())

@@ -145,7 +145,7 @@ def requiring_frames() -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise ValueError("reading it needs pandas and pyarrow: run pip install 'fedauc[frames]'") from None
+        raise ValueError("reading it needs pandas and pyarrow: run pip install pandas pyarrow") from None
 
 
 # ------------------------------------------------------------------------------------------------------- pandas frames

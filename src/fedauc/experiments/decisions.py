@@ -1,0 +1,38 @@
+"""What the library has decided for a run, in one sentence each: where the sites are, their groups, the engine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from fedauc.engines import explain_engine
+from fedauc.experiments.assembly import Assembly
+from fedauc.experiments.recipe import Recipe
+from fedauc.interfaces import Roster
+from fedauc.participation.cyclic import Cyclic
+
+
+def describe_decisions(recipe: Recipe, roster: Roster, assembly: Assembly) -> list[str]:
+    """The sentences that a user reads before training starts."""
+    training = assembly.training
+    total, scoring = training.plan.total_rounds, training.plan.scoring_rounds
+    groups = len(training.schedule.groups)
+    if isinstance(recipe.participation, Cyclic):
+        who = f"{groups} {'group' if groups == 1 else 'groups'} {recipe.participation.explain_groups(roster)}"
+    else:
+        name = getattr(recipe.participation, "name", type(recipe.participation).__name__)
+        who = f"rounds by the participation {name!r}"
+    sites = int((roster.sizes > 0).sum())
+    sentences = [f"{sites} sites are simulated in this process, with all rows in one place, in {who}"]
+    if scoring:
+        sentences.append(
+            f"{scoring} of the {total} rounds of {recipe.method} only collect scores, which later rounds compare with"
+        )
+    engine = explain_engine(recipe.engine, training.engine, training.plan.local_steps)
+    return [*sentences, engine] if engine else sentences
+
+
+@functools.lru_cache(maxsize=256)
+def log_once(sentence: str) -> None:
+    """Log a sentence, unless this process has logged it before: the runs of a comparison decide much alike."""
+    logging.getLogger("fedauc").info("%s", sentence)
