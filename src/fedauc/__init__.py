@@ -9,6 +9,7 @@ from fedauc.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from fedauc.data import Clients, Examples, examples
+    from fedauc.estimator import FederatedAUCClassifier
     from fedauc.experiments.config import Config
     from fedauc.experiments.fitting import Fitted, fit
     from fedauc.experiments.recipe import Recipe
@@ -19,6 +20,7 @@ __all__ = [
     "Clients",
     "Config",
     "Examples",
+    "FederatedAUCClassifier",
     "Fitted",
     "Recipe",
     "TrainingStopped",
@@ -32,6 +34,7 @@ _HOMES = {
     "Clients": "fedauc.data",
     "Config": "fedauc.experiments.config",
     "Examples": "fedauc.data",
+    "FederatedAUCClassifier": "fedauc.estimator",
     "Fitted": "fedauc.experiments.fitting",
     "Recipe": "fedauc.experiments.recipe",
     "TrainingStopped": "fedauc.guards",
