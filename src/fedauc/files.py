@@ -66,12 +66,13 @@ def _remove_stale_parts(folder: Path) -> None:
     """Remove what killed processes of this machine left half-written; once per folder, since folders may be large."""
     for part in folder.glob(f".*.{glob.escape(platform.node())}-*.part"):
         process = part.stem.rpartition("-")[2]
-        if process.isdecimal() and not _is_process_alive(int(process)):
+        if process.isdecimal() and not is_process_alive(int(process)):
             with suppress(OSError):
                 part.unlink()
 
 
-def _is_process_alive(process: int) -> bool:
+def is_process_alive(process: int) -> bool:
+    """Whether a process of this machine exists; systems other than POSIX cannot tell, and say yes."""
     # Signal 0 only asks whether the process exists, but only POSIX systems treat it so.
     if os.name != "posix":
         return True

@@ -21,14 +21,17 @@ from typing import Annotated, Any
 
 import typer
 
+from fedauc.cli import reporting, training
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
-from fedauc.cli.training import COMMANDS, add_config_options
 from fedauc.plugins import VARIABLE
 from fedauc.version import VERSION
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
+
+COMMANDS = training.COMMANDS | reporting.COMMANDS
+"""All commands by name."""
 
 GROUPS = {
     "data": "Manage the files that datasets need.",
@@ -85,7 +88,7 @@ def build_app(command: str) -> typer.Typer:
             # Only its line in the list of commands will be shown.
             app.command(name, help=inspect.getdoc(function))(lambda: None)
         elif "texts" in inspect.signature(function).parameters:
-            app.command(name)(add_config_options(function))
+            app.command(name)(training.add_config_options(function))
         else:
             app.command(name)(function)
     for name, text in GROUPS.items():

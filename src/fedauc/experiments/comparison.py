@@ -64,6 +64,10 @@ class Comparison:
             name: Config.from_json(json.dumps(config), f"{self.path / NAME}: {name}") for name, config in runs.items()
         }
 
+    def list_names(self) -> list[str]:
+        """The names of all runs, started or not."""
+        return list(self._read_file()["runs"])
+
     def seeds_per_setting(self) -> dict[str, int]:
         """How many seeds each setting runs with."""
         return dict(Counter(map(setting_of, self._read_file()["runs"])))

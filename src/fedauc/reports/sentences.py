@@ -1,0 +1,191 @@
+"""What a report says in words: the answer, and what left the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedauc.metrics import delong_test
+from fedauc.reports.caveats import has_caveat
+from fedauc.reports.report_runs import ReportRun
+from fedauc.reports.report_tables import format_p_value
+from fedauc.reports.tables import format_bytes
+
+SIGNIFICANCE = 0.05
+
+
+def client_noun(run: ReportRun) -> str:
+    """What the participants are called: a federation has sites, a simulation clients."""
+    return "site" if run.is_federation else "client"
+
+
+def answer_run(run: ReportRun) -> str:
+    """The answer of one run in a sentence."""
+    final, metric = run.final, run.metrics[0]
+    if final is None or final.get(metric.columns[0]) is None:
+        return f"{run.name} has not been evaluated yet: {run.status}."
+    value = final[metric.columns[0]]
+    trained = _describe_training(run)
+    if metric.text != "auc":
+        return f"{trained}, the model has a test {metric.label} of {value:.3f}."
+    if run.is_federation:
+        bounds = "" if final["auc_low"] == final["auc_high"] else f", exactly known to lie in {_interval(final, True)}"
+        rows = f"{final['test_positives']:,} positive and {final['test_negatives']:,} negative held-out rows"
+        over = f"over {rows} of {final['test_sites']} sites"
+        wins = f"the model ranks a positive row above a negative one {_share(value)} of the time"
+        return f"{trained}, {wins} (AUC {value:.3f}{bounds}, {over})."
+    interval = "" if final.get("low") is None else f", 95 % interval {_interval(final, False)}"
+    rows = ""
+    if run.scored is not None:
+        positives = int((run.scored.labels == 1).sum())
+        rows = f"; {len(run.scored.labels):,} test rows, {positives:,} of them positive"
+    so_far = "" if run.done else " so far"
+    return (
+        f"{trained}, the model{so_far} ranks a random positive case above a random negative one {_share(value)} of the "
+        f"time (AUC {value:.3f}{interval}{rows})."
+    )
+
+
+def answer_comparison(runs: Sequence[ReportRun]) -> str:
+    """The answer of several runs: which has the highest final value, and whether the next one differs from it."""
+    metric = runs[0].metrics[0]
+    known = {run.name: (run.final or {}).get(metric.columns[0]) for run in runs}
+    finals: dict[str, float] = {name: value for name, value in known.items() if value is not None}
+    measured = sorted((run for run in runs if run.name in finals), key=lambda run: -finals[run.name])
+    if len(measured) < 2:
+        return "Fewer than two runs have been evaluated, so that nothing can be compared yet."
+    best, second = measured[:2]
+    sentence = (
+        f"Of {len(measured)} runs, {best.name} has the highest test {metric.label}, {finals[best.name]:.4f}, "
+        f"followed by {second.name} with {finals[second.name]:.4f}"
+    )
+    first, other = best.scored, second.scored
+    same_rows = first is not None and other is not None and first.labels.tolist() == other.labels.tolist()
+    if metric.text != "auc" or not same_rows or first is None or other is None:
+        return f"{sentence}."
+    tested = delong_test(first.labels, first.scores, other.scores)
+    verdict = "a significant" if tested.p_value < SIGNIFICANCE else "not a significant"
+    return f"{sentence}: {verdict} difference (DeLong's paired test, p = {format_p_value(tested.p_value).lstrip('=')})."
+
+
+def list_facts(run: ReportRun) -> list[tuple[str, str, str]]:
+    """The numbers at the top of a page: name, value, and a line below it."""
+    final, metrics = run.final or {}, run.metrics
+    last = run.records[-1] if run.records else {}
+    facts = []
+    for metric in metrics[:2]:
+        value = final.get(metric.columns[0])
+        if value is None:
+            continue
+        ends = [final.get(column) for column in metric.columns[1:]]
+        below = f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}" if ends and None not in ends else "on the test rows"
+        facts.append((f"test {metric.label}", f"{value:.3f}", below))
+    if run.roster is not None:
+        noun = client_noun(run)
+        groups = run.roster.group_count
+        below = f"in {groups:,} groups that take turns" if groups > 1 else "in one group"
+        facts.append((f"{noun}s", f"{run.roster.clients:,}", below))
+    if last:
+        total = f"of {run.roster.rounds:,}" if run.roster is not None else "so far"
+        below = f"{last['visits']:,} visits, {last['absences']:,} absences"
+        facts.append(("rounds", f"{last['rounds']:,} {total}" if not run.done else f"{last['rounds']:,}", below))
+        sent = last["bytes_up"] + last["bytes_down"]
+        below = f"{format_bytes(last['bytes_up'])} up, {format_bytes(last['bytes_down'])} down"
+        facts.append(("traffic", format_bytes(sent), below))
+        if last.get("seconds") is not None:
+            facts.append(("training time", format_seconds(last["seconds"]), "with evaluations"))
+    return facts
+
+
+def list_page_caveats(runs: Sequence[ReportRun]) -> list[str]:
+    """What a reader must know before reading any number."""
+    notes = list(dict.fromkeys(run.note for run in runs if has_caveat(run.note)))
+    unfinished = [run.name for run in runs if not run.done]
+    if unfinished:
+        stopped = [f"{run.name} was stopped: {run.status}" for run in runs if run.status not in ("done", "unfinished")]
+        going = [run.name for run in runs if run.status == "unfinished"]
+        notes += stopped + (
+            [f"Not finished: {', '.join(going)}. Sections that need scores are empty."] if going else []
+        )
+    if not any(run.is_federation for run in runs):
+        notes.append(
+            "This is a simulation: the rows of all clients were in one place, and training treated them as if they "
+            "were apart."
+        )
+    return notes
+
+
+def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
+    """What leaves a client, and which protection there is: names and sentences."""
+    noun, recipe = client_noun(run), run.recipe
+    where = (
+        "The rows stayed at the sites. The following left them."
+        if run.is_federation
+        else "Nothing left any machine, because the clients were simulated in one place. In a federation of this "
+        "configuration, the following would leave a client."
+    )
+    lines = [("Where the rows were", where)]
+    lines.append(("Once, at the start", f"The number of positive and of negative rows of the {noun}."))
+    update = "What the algorithm averages: the change of the model's weights"
+    update += ", with dual variables or control variates where the algorithm has them."
+    if run.records:
+        last = run.records[-1]
+        per_visit = format_bytes(round(last["bytes_up"] / max(1, last["visits"])))
+        update += f" A visit sent {per_visit} on average."
+    lines.append(("In each visit", update))
+    if recipe.algorithm.scoring_pass:
+        lines.append(
+            (
+                "Scores of rows",
+                f"The {recipe.algorithm.name} algorithm compares rows across {noun}s, so that model scores of sampled "
+                "rows leave them, separately for positives and negatives, without the rows themselves.",
+            )
+        )
+    transforms = ", ".join(transform.name for transform in recipe.transforms)
+    lines.append(("Changes to uploads", f"Applied in this order: {transforms}." if transforms else "None."))
+    if run.is_federation:
+        sent = {
+            "none": "Nothing: the server does not evaluate.",
+            "histograms": "Histograms of the held-out rows' scores per class.",
+            "scores": "Every held-out row's score with its label: the server is a trusted evaluator.",
+        }
+        lines.append(("For the evaluation", sent[run.policy["evaluation"]]))
+    lines.append(("Never", f"A row's features; labels, except as counts per class{_except_scores(run)}."))
+    lines.append(
+        (
+            "Formal privacy",
+            "None. No noise for differential privacy is added and uploads are not summed securely, so that the server "
+            "sees each upload. Uploads and scores can reveal something about single rows.",
+        )
+    )
+    return lines
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in words that fit a tile.
+
+    >>> format_seconds(3.04), format_seconds(75), format_seconds(7300)
+    ('3.0 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _describe_training(run: ReportRun) -> str:
+    noun = client_noun(run)
+    over = "" if run.roster is None else f" with {run.roster.clients:,} {noun}{'s' * (run.roster.clients != 1)}"
+    return f"After {run.rounds_done:,} rounds of {run.recipe.method}{over}"
+
+
+def _except_scores(run: ReportRun) -> str:
+    return " and beside scores for the evaluation" if run.policy.get("evaluation") == "scores" else ""
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _interval(final: dict[str, float], bounds: bool) -> str:
+    low, high = (final["auc_low"], final["auc_high"]) if bounds else (final["low"], final["high"])
+    return f"{low:.4f} to {high:.4f}" if bounds else f"{low:.3f} to {high:.3f}"

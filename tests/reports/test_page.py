@@ -1,0 +1,143 @@
+"""The report page: complete, without network, and with the numbers of the metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import fedauc
+from fedauc.experiments.runner import Run
+from fedauc.metrics import auc, delong_interval, delong_test
+from fedauc.reports.page import build_document, render_page
+from fedauc.reports.page_sections import build_sections
+from fedauc.reports.report_runs import read_report_runs
+from report_runs_helpers import make_config
+
+SECTIONS = [
+    "answer",
+    "comparison",
+    "ranking",
+    "learning",
+    "sites",
+    "participation",
+    "scores",
+    "thresholds",
+    "traffic",
+    "privacy",
+    "settings",
+    "methods",
+]
+
+
+def without_plotly(page: str) -> str:
+    """The page without its longest script, which is not ours."""
+    longest = max(re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL), key=len)
+    assert len(longest) > 1_000_000
+    return page.replace(longest, "")
+
+
+def test_the_command_writes_a_page_with_every_section(
+    comparison_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.html"
+    done = fedauc(capsys, "report", str(comparison_folder), "--out", str(path))
+    assert (done.code, done.out) == (0, f"{path}\n")
+    page = path.read_text()
+    assert re.findall(r'<section id="([a-z]+)"', page) == SECTIONS
+    assert re.findall(r'<a href="#([a-z]+)"', page) == SECTIONS
+
+
+def test_the_page_loads_nothing(comparison_folder: Path) -> None:
+    """No address in any attribute or style, and the browser is told to refuse all of them."""
+    page = without_plotly(render_page(read_report_runs([comparison_folder])))
+    assert re.findall(r"https?://", page) == []
+    assert re.findall(r'(?:src|href)="(?!#|data:)', page) == []
+    assert "default-src 'none'" in page
+    assert "connect-src" not in page
+
+
+def test_every_figure_of_the_page_has_a_place_a_summary_and_numbers(comparison_folder: Path) -> None:
+    page = without_plotly(render_page(read_report_runs([comparison_folder])))
+    figures = json.loads(re.findall(r'id="figure-data">(.*?)</script>', page, flags=re.DOTALL)[0])
+    places = dict(re.findall(r'class="plot" id="([^"]+)" role="img" aria-label="([^"]+)"', page))
+    assert places.keys() == figures.keys()
+    assert all(len(summary) > 20 for summary in places.values())
+    assert all(trace.get("x") or trace.get("z") for figure in figures.values() for trace in figure["data"])
+
+
+def test_the_numbers_are_those_of_the_metrics(comparison_folder: Path) -> None:
+    runs = read_report_runs([comparison_folder])
+    first, second = (run.scored for run in runs)
+    assert first is not None
+    assert second is not None
+    texts = build_document(runs)["texts"]
+    interval = delong_interval(second.labels, second.scores)
+    shown = f"{interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+    assert shown in texts["comparison-0"]
+    tested = delong_test(second.labels, second.scores, first.scores)
+    assert f"{tested.difference:+.4f}" in texts["comparison-0"]
+    assert f"{tested.p_value:.3f}" in texts["comparison-0"]
+
+
+def test_the_tables_of_sites_and_groups_begin_with_the_lowest_auc(comparison_folder: Path) -> None:
+    run = read_report_runs([comparison_folder])[0]
+    rows = run.scored
+    assert rows is not None
+    assert rows.clients is not None
+    assert run.roster is not None
+    assert run.roster.listed is not None
+    groups = dict(zip(run.roster.listed["name"], run.roster.listed["group"], strict=True))
+    by_group = np.array([groups[str(name)] for name in rows.clients])
+    expected = sorted(auc(rows.labels[by_group == group], rows.scores[by_group == group]) for group in range(3))
+    text = build_document([run])["texts"]["sites-0"]
+    table = text[: text.index("<details>")]
+    shown = [float(value) for value in re.findall(r'data-value="([\d.]+)">0\.\d{4}<', table)]
+    assert shown == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_unfinished_run_has_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
+    Run.create(make_config(), tmp_path / "run")
+    runs = read_report_runs([tmp_path / "run"])
+    texts = build_document(runs)["texts"]
+    assert "has not been evaluated yet" in texts["answer-0"]
+    assert "written when the run is done" in texts["ranking-0"]
+    assert "No round has been evaluated yet" in texts["participation-0"]
+
+
+def test_an_old_folder_without_roster_and_clients_says_so(comparison_folder: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(comparison_folder / "cycp-minimax" / "seed-0", old)
+    (old / "roster.json").unlink()
+    with np.load(old / "scores.npz") as stored:
+        labels, scores = stored["labels"], stored["scores"]
+    np.savez(old / "scores.npz", labels=labels, scores=scores)
+    texts = build_document(read_report_runs([old]))["texts"]
+    assert "no roster.json" in texts["participation-0"]
+    assert "intervals are missing" in texts["sites-0"]
+    assert "<strong>" not in texts["answer-0"]
+
+
+def test_names_of_clients_cannot_become_markup(comparison_folder: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "run"
+    shutil.copytree(comparison_folder / "cycp-minimax" / "seed-0", hostile)
+    roster = json.loads((hostile / "roster.json").read_text())
+    roster["listed"]["name"][0] = "</script><script>alert(1)</script>"
+    (hostile / "roster.json").write_text(json.dumps(roster))
+    assert "<script>alert(1)" not in render_page(read_report_runs([hostile]))
+
+
+def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = fedauc(capsys, "report", str(tmp_path))
+    assert done.code == 2
+    assert "is not a run folder" in done.err
+
+
+def test_of_many_runs_the_best_six_are_detailed(comparison_folder: Path) -> None:
+    first, second = read_report_runs([comparison_folder])
+    sections = {section.key: section for section in build_sections([first, second] * 4)}
+    assert len(sections["sites"].blocks) == 6
