@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FLOWER ?= .venv-flower
+DOCS ?= .venv-docs
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-slow test-federation bench clean
+.PHONY: demo test lint types unit test-gpu test-slow test-federation bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -48,8 +49,21 @@ test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this
 	$(FLOWER)/bin/python -m pytest --only flower -p no:cacheprovider tests/federation/test_edge.py \
 	  tests/federation/test_real.py
 
+$(DOCS)/.installed: pyproject.toml constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	PIP_CONSTRAINT=constraints-docs.txt $(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+docs: $(DOCS)/.installed  ## the documentation as docs/_build/html; a warning or a broken link inside it is an error
+	$(DOCS)/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(DOCS)/bin/python -m sphinx -W --keep-going -q -b linkcheck -D 'linkcheck_ignore=https?://.*' docs docs/_build/links
+	@echo "The documentation is docs/_build/html/index.html; docs/_build/links/output.txt lists links that lead out of it."
+
+docs-links: $(DOCS)/.installed  ## follow the links that lead out of the documentation
+	$(DOCS)/bin/python -m sphinx -q -b linkcheck docs docs/_build/links
+
 bench: $(STAMP)  ## speed against peers on this CPU; makes their environments under benchmarks/.venvs
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf $(VENV) $(FLOWER) $(DOCS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,0 +1,47 @@
+"""How Sphinx builds the documentation from the Markdown pages of this folder: `make docs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fedauc
+
+project, author = "fedauc", "The fedauc authors"
+release = version = fedauc.__version__
+project_copyright = author
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+exclude_patterns = ["_build", "figures"]
+html_theme, html_title = "furo", "fedauc"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+
+# Anchors such as results.md#what-has-not-been-run, as GitHub makes them.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+# Docstrings are plain text with code in single backquotes.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 100
+
+# `make docs` checks links inside the site and lists the others; `make docs-links` fetches them.
+linkcheck_timeout = 20
+linkcheck_anchors = False
+
+
+def mark_code_blocks(app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings indent code after a colon; reStructuredText wants two colons."""
+    for number in range(len(lines) - 2):
+        indented = lines[number + 2].startswith("    ") and not lines[number + 1].strip()
+        if indented and lines[number].endswith(":") and not lines[number].startswith(" "):
+            lines[number] += ":"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", mark_code_blocks)
