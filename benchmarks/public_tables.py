@@ -116,8 +116,8 @@ def describe_table(table: PublicTable) -> dict[str, object]:
 
 
 def prepare_covid(tests: pd.DataFrame) -> pd.DataFrame:
-    """Leaves out what is known only with the result: the cycle threshold and the time until the result."""
-    tests = tests[tests["result"] != "invalid"]
+    """The first test of every person, without what is known only with the result, such as the cycle threshold."""
+    tests = tests[tests["result"] != "invalid"].drop_duplicates("subject_id")
     features = ["gender", "pan_day", "demo_group", "age", "drive_thru_ind", "orderset", "payor_group", "patient_class"]
     frame = tests[[*features, "col_rec_tat"]]
     return frame.assign(positive=tests["result"] == "positive", site=tests["clinic_name"])
@@ -155,7 +155,11 @@ def prepare_flights(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFram
 
 
 def prepare_crashes(occupants: pd.DataFrame) -> pd.DataFrame:
-    """The case number starts with the sampling region. Injury severity is left out, because it holds the outcome."""
+    """One occupant per car, since those of one car share their fate, without the severity of the injury.
+
+    The case number starts with the sampling region.
+    """
+    occupants = occupants.drop_duplicates(["caseid", "yearacc"])
     kept = ["dvcat", "airbag", "seatbelt", "frontal", "sex", "ageOFocc", "yearacc", "yearVeh", "abcat", "occRole"]
     site = occupants["caseid"].str.split(":").str[0]
     return occupants[[*kept, "deploy"]].assign(positive=occupants["dead"] == "dead", site="region " + site)

@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.impute import SimpleImputer
@@ -53,15 +54,19 @@ Setting = Mapping[str, Any]
 MIN_CATEGORY_ROWS = 10
 """Categories with fewer training rows share one column."""
 
+BINS = 16
+"""Bins of a number in piecewise-linear encodings."""
+
 MIN_OWN_ROWS = 5
 """Test rows of each class that a site needs before an AUC on its own rows is computed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Training, validation or test rows: encoded for linear models and networks, encoded for trees, labels, sites."""
+    """Training, validation or test rows: standardised, with piecewise-linear bins too, and coded for trees."""
 
     inputs: np.ndarray
+    binned: np.ndarray
     codes: np.ndarray
     labels: np.ndarray
     sites: np.ndarray
@@ -82,6 +87,24 @@ Scores = tuple[np.ndarray, np.ndarray]
 """Scores of the validation rows and of the test rows."""
 
 
+class PiecewiseLinear(TransformerMixin, BaseEstimator):
+    """Numbers between two quantiles become 0 to 1, one output per bin (Gorishniy et al. 2022); missing ones are 0."""
+
+    def fit(self, frame: pd.DataFrame, labels: Any = None) -> PiecewiseLinear:
+        """Quantiles of the training rows."""
+        quantiles = frame.quantile(np.linspace(0, 1, BINS + 1)).to_numpy()
+        self.edges_ = [np.unique(column[np.isfinite(column)]) for column in quantiles.T]
+        return self
+
+    def transform(self, frame: pd.DataFrame) -> np.ndarray:
+        """One output per bin of every column."""
+        outputs = [np.zeros((len(frame), 0))]
+        for values, edges in zip(frame.to_numpy(dtype=float).T, self.edges_, strict=True):
+            if len(edges) > 1:
+                outputs.append(np.clip((values[:, None] - edges[:-1]) / np.diff(edges), 0, 1))
+        return np.nan_to_num(np.concatenate(outputs, axis=1))
+
+
 @lru_cache(maxsize=2)
 def load_split(name: str, seed: int) -> Split:
     """Split a table by class and encode it with statistics of the training rows."""
@@ -92,23 +115,24 @@ def load_split(name: str, seed: int) -> Split:
     filled = make_pipeline(SimpleImputer(strategy="mean", add_indicator=True), StandardScaler())
     rare = {"min_frequency": MIN_CATEGORY_ROWS}
     one_hot = OneHotEncoder(handle_unknown="infrequent_if_exist", sparse_output=False, **rare)
-    dense = make_column_transformer((filled, numbers), (one_hot, categories))
+    # Boosting reads negative categories as missing.
     ordinal = OrdinalEncoder(
         handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2, max_categories=250, **rare
     )
-    trees = make_column_transformer(("passthrough", numbers), (ordinal, categories))
-
-    def encode(part: pd.DataFrame, dense_rows: np.ndarray, codes: np.ndarray) -> Part:
-        # Boosting reads negative categories as missing.
-        return Part(dense_rows.astype(np.float32), codes, part["positive"].to_numpy(), part["site"].to_numpy())
-
-    is_category = np.arange(len(numbers) + len(categories)) >= len(numbers)
+    encoders = (
+        make_column_transformer((filled, numbers), (one_hot, categories)),
+        make_column_transformer((filled, numbers), (one_hot, categories), (PiecewiseLinear(), numbers)),
+        make_column_transformer(("passthrough", numbers), (ordinal, categories)),
+    )
+    parts = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts = [encode(train, dense.fit_transform(train), trees.fit_transform(train).astype(float))]
-        for part in (validation, test):
-            parts.append(encode(part, dense.transform(part), trees.transform(part).astype(float)))
-    return Split(*parts, is_category, seed)
+        for encoder in encoders:
+            encoder.fit(train)
+        for part in (train, validation, test):
+            arrays = (encoder.transform(part).astype(np.float32) for encoder in encoders)
+            parts.append(Part(*arrays, part["positive"].to_numpy(), part["site"].to_numpy()))
+    return Split(*parts, np.arange(len(numbers) + len(categories)) >= len(numbers), seed)
 
 
 # --------------------------------------------------------------------------- the contenders
@@ -192,17 +216,20 @@ def measure_scores(split: Split, validation: np.ndarray, test: np.ndarray) -> di
 
 
 def measure_federated(method: str, model: str, split: Split, setting: Setting) -> dict[str, float]:
-    """Federated training; the model of the best cycle by validation AUC."""
-    train = split.train
-    clients = fedauc.Clients.from_arrays(train.inputs, train.labels, client=train.sites)
-    module = find_models()[model]().build(train.inputs.shape[1:], seed=split.seed)
-    validation = (split.validation.inputs, split.validation.labels)
+    """Federated training; the model of the best cycle by validation AUC. `tabular` and `-bins` get numbers in bins."""
+    config = find_models()[model.removesuffix("-bins")]()
+    binned = model.endswith("-bins") or model == "tabular"
+    train, validation, test = (
+        part.binned if binned else part.inputs for part in (split.train, split.validation, split.test)
+    )
+    clients = fedauc.Clients.from_arrays(train, split.train.labels, client=split.train.sites)
     recipe = Recipe.of(method, keep="best", seed=split.seed, **setting)
+    module = config.build(train.shape[1:], seed=split.seed)
     try:
-        fitted = fedauc.fit(module, clients, recipe, validation=validation)
+        fitted = fedauc.fit(module, clients, recipe, validation=(validation, split.validation.labels))
     except fedauc.TrainingStopped:
         return {"validation": 0.0, "test": 0.0, "own": 0.0}
-    measured = measure_scores(split, fitted.scores(split.validation.inputs), fitted.scores(split.test.inputs))
+    measured = measure_scores(split, fitted.scores(validation), fitted.scores(test))
     return {**measured, "best_round": fitted.round, "rounds": fitted.traffic.rounds}
 
 
@@ -216,7 +243,7 @@ class Contender:
 
 
 METHODS = ("cycp-fedavg", "cycp-minimax", "cycp-pairwise")
-MODELS = tuple(name for name in ("linear", "mlp", "tabular") if name in find_models())
+MODELS = ("linear", "linear-bins", "mlp", "tabular")
 RATES = (0.01, 0.03, 0.1, 0.3)
 """Learning rates of a linear model. Minimax takes a third of them, and networks three times as much."""
 
@@ -255,7 +282,7 @@ def list_contenders() -> dict[str, Contender]:
         "sites-boosting": Contender(partial(measure_sites, fit_boosting), site_trees),
     }
     for method, model in product(METHODS, MODELS):
-        factor = (1 / 3 if method == "cycp-minimax" else 1) * (1 if model == "linear" else 3)
+        factor = (1 / 3 if method == "cycp-minimax" else 1) * (1 if model.startswith("linear") else 3)
         tuned = tuple({"learning_rate": round_rate(factor * rate), "weighting": "pooled"} for rate in RATES)
         by_clients = ({**setting, "weighting": "clients"} for setting in tuned)
         varied = ({**setting, **change} for change in VARIATIONS for setting in tuned[1:3])
@@ -301,7 +328,7 @@ def list_tasks(tables: list[str], seeds: list[int], names: list[str], studied: b
     ]
 
 
-def run_tasks(tasks: list[Task], processes: int, out: Path) -> None:
+def run_tasks(tasks: list[Task], processes: int, minutes: float, out: Path) -> None:
     """Train all, and append every result to a file of JSON lines, so that an interrupted run goes on where it was."""
     out.parent.mkdir(parents=True, exist_ok=True)
     done = {key_of(*(row[name] for name in TASK_FIELDS)) for row in read_rows(out)} if out.exists() else set()
@@ -312,9 +339,13 @@ def run_tasks(tasks: list[Task], processes: int, out: Path) -> None:
         for count, row in enumerate(pool.imap_unordered(run_task, todo), start=1):
             file.write(json.dumps(row) + "\n")
             file.flush()
+            elapsed = time.perf_counter() - started
             if count % 50 == 0:
-                left = (len(todo) - count) * (time.perf_counter() - started) / count
+                left = (len(todo) - count) * elapsed / count
                 print(f"{count} of {len(todo)}, about {left:.0f} s left", flush=True)
+            if elapsed > 60 * minutes:
+                print(f"Stopped after {count} of {len(todo)} trainings; the same command goes on.", flush=True)
+                break
 
 
 def key_of(table: str, seed: int, contender: str, setting: Setting) -> str:
@@ -338,6 +369,7 @@ def main() -> None:
     run.add_argument("--contenders", default=",".join(list_contenders()))
     run.add_argument("--settings", choices=("tuned", "all"), default="tuned")
     run.add_argument("--processes", type=int, default=2)
+    run.add_argument("--minutes", type=float, default=1e6, help="start no training after this time")
     run.add_argument("--out", type=Path, default=Path("benchmarks/out/tables.jsonl"))
     arguments = parser.parse_args()
     if arguments.command == "describe":
@@ -346,7 +378,7 @@ def main() -> None:
     else:
         names, seeds = arguments.contenders.split(","), [int(seed) for seed in arguments.seeds.split(",")]
         tasks = list_tasks(arguments.tables.split(","), seeds, names, arguments.settings == "all")
-        run_tasks(tasks, arguments.processes, arguments.out)
+        run_tasks(tasks, arguments.processes, arguments.minutes, arguments.out)
 
 
 if __name__ == "__main__":
