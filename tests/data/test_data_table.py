@@ -86,7 +86,8 @@ def test_client_column_may_be_absent(tmp_path: Path) -> None:
         ({"path": "zebra.npz"}, "no such file: give the path of a file that exists"),
         ({"label": "fraudd"}, "unknown column 'fraudd': did you mean 'fraud'?"),
         ({"client": "banks"}, "unknown column 'banks': did you mean 'bank'?"),
-        ({"features": ("land",)}, "feature column 'land' is"),
+        ({"features": ("age", "fraud")}, "features lists the label column 'fraud'; leave it out"),
+        ({"features": ("ages",)}, "unknown column 'ages': did you mean 'age'?"),
         (
             {"label": "age"},
             "label column 'age' holds 2, 3, 4, 5, 6; labels must be 0 or 1: name another column",

@@ -70,6 +70,25 @@ def read_columns(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: read_pandas_column(frame[name]) for name in names}
 
 
+def as_pandas_frame(table: Any) -> Any:
+    """A pandas frame of a polars frame, a pyarrow table or a mapping of arrays; a pandas frame is returned as it is."""
+    library = _library_of(table)
+    if library == "pandas":
+        return table
+    import pandas as pd
+
+    if library == "polars":
+        table = (table.collect() if hasattr(table, "collect") else table).to_arrow()
+    if library in ("polars", "pyarrow"):
+        return table.to_pandas(date_as_object=False)
+    if isinstance(table, Mapping):
+        return pd.DataFrame(dict(table))
+    raise ValueError(
+        f"the table is a {type(table).__name__}, which has no column names; give a frame of pandas or polars, a table "
+        "of pyarrow, or a mapping of arrays"
+    )
+
+
 def read_pandas_column(column: Any) -> np.ndarray:
     """A pandas column as an array: plain numbers as they are, others as float64, datetime64 or objects."""
     kind = column.dtype.kind if hasattr(column.dtype, "kind") else "O"

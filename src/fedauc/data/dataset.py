@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
+
+from fedauc.data.summaries import SummaryTraffic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,11 +45,19 @@ ClientColumns = dict[str, dict[int | str, int | float | str]]
 """What a schedule may know about clients: by the column's name, its value for each client's name."""
 
 
+class TableSummary(NamedTuple):
+    """What became of a raw table's columns: those left out and why, what needs attention, and what sites have sent."""
+
+    ignored: Mapping[str, str] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
+    traffic: SummaryTraffic = SummaryTraffic()
+
+
 class TableParts(NamedTuple):
     """What a dataset loads; `note` describes it in one line, for reports. `client_columns` is for schedules.
 
     `encoder` says how raw columns became inputs, where they did, and `label_values` how the file writes the negative
-    and the positive class.
+    and the positive class; `summary` says what became of the columns of a raw table.
     """
 
     train: Rows
@@ -55,6 +67,7 @@ class TableParts(NamedTuple):
     client_columns: ClientColumns = {}  # noqa: RUF012
     encoder: FeatureEncoder | None = None
     label_values: tuple[str, str] = LABEL_VALUES
+    summary: TableSummary = TableSummary()
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,8 @@ class Dataset(ABC):
     """One line: what it is and whom to cite."""
     caveat: ClassVar[str] = ""
     """For rows that only stand in for real ones: `STAND-IN` or `SYNTHETIC`, and for what. The note begins with it."""
+    path_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that are paths of files or folders; a run folder stores them as absolute paths."""
 
     @abstractmethod
     def load(self, seed: int) -> TableParts:

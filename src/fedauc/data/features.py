@@ -67,16 +67,16 @@ class CategoryColumn:
 
     def look_up_codes(self, values: np.ndarray) -> np.ndarray:
         """The index of each row's output among those of the column; their number where all are zero."""
-        return self.recode(*code_texts(values))
+        codes, texts = code_texts(values)
+        return np.asarray(self.make_code_table(texts)[codes])
 
-    def recode(self, codes: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        """The same for codes into a list of texts, -1 where a value is missing."""
+    def make_code_table(self, texts: Sequence[str]) -> np.ndarray:
+        """The same index for each of these texts, and as the last entry that of a missing value."""
         width = len(self.feature_names)
         other = width - 1 if self.has_other else width
         missing = len(self.values) if self.has_missing else other
         known = {value: number for number, value in enumerate(self.values)}
-        numbers = np.array([known.get(text, other) for text in texts] + [missing], dtype=np.int64)
-        return np.asarray(numbers[codes])
+        return np.array([*(known.get(text, other) for text in texts), missing], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def as_names(values: Any, column: str, rows: int) -> np.ndarray:
     names = as_array(values, column)
     if names.shape != (rows,):
         raise ValueError(f"{column} has shape {names.shape} and inputs has {rows} rows; give one {column} name per row")
-    missing = _find_missing(names)
+    missing = find_missing_names(names)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
         raise ValueError(
@@ -102,7 +102,7 @@ def find_client_values(client: np.ndarray, names: np.ndarray, column: str, value
         raise ValueError(
             f"column {column!r} has shape {array.shape}; give one value for each of the {len(client)} rows"
         )
-    missing = _find_missing(array)
+    missing = find_missing_names(array)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
         raise ValueError(f"column {column!r} is missing in {missing.sum()} rows, the first row {row}; fill it in")
@@ -123,7 +123,8 @@ def select_values(values: Mapping[int | str, Any], names: np.ndarray) -> np.ndar
     return np.array([values[name] for name in names.tolist()])
 
 
-def _find_missing(names: np.ndarray) -> np.ndarray:
+def find_missing_names(names: np.ndarray) -> np.ndarray:
+    """Which names are missing: NaN, None, pandas' NA, or an empty text."""
     if names.dtype.kind == "f":
         return np.asarray(np.isnan(names))
     if names.dtype.kind == "U":

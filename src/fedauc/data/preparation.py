@@ -11,7 +11,7 @@ import numpy as np
 from fedauc import keys
 from fedauc.data.checks import as_labels, naming_source
 from fedauc.data.clients import Clients, Examples, examples
-from fedauc.data.dataset import LABEL_VALUES, ClientColumns, Rows, TableParts
+from fedauc.data.dataset import LABEL_VALUES, ClientColumns, Rows, TableParts, TableSummary
 from fedauc.data.features import FeatureEncoder
 from fedauc.data.names import select_values
 from fedauc.data.partitions import Assignment, Natural, Partition
@@ -37,7 +37,7 @@ class Preparation:
 class Split(NamedTuple):
     """What a run needs: clients to train, examples to select on (may be None) and to test on, and a note.
 
-    `encoder` and `label_values` are those of the loaded table.
+    `encoder`, `label_values` and `summary` are those of the loaded table.
     """
 
     train: Clients
@@ -46,6 +46,7 @@ class Split(NamedTuple):
     note: str
     encoder: FeatureEncoder | None = None
     label_values: tuple[str, str] = LABEL_VALUES
+    summary: TableSummary = TableSummary()
 
 
 def prepare_table(table: TableParts, preparation: Preparation, seed: int) -> Split:
@@ -73,7 +74,7 @@ def prepare_table(table: TableParts, preparation: Preparation, seed: int) -> Spl
         f"{table.note}; {len(rows.labels)} of {len(table.train.labels)} training rows, "
         f"{clients.census.positives.sum()} labelled positive, over {len(clients)} clients ({empty} empty)"
     )
-    return Split(clients, validation, test, note, table.encoder, table.label_values)
+    return Split(clients, validation, test, note, table.encoder, table.label_values, table.summary)
 
 
 def _make_examples(rows: Rows, partition: Partition) -> Examples:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedauc.data.io.memory import index_type, row_blocks
 from fedauc.data.io.readers import Columns
 from fedauc.data.io.stored import File, ParsedArrays, cache_folders, files_fingerprint, load_or_build, resolve_folder
 from fedauc.data.names import as_names, enumerate_names
-from fedauc.data.standardization import BLOCK, column_moments, scale_rows
+from fedauc.data.standardization import BLOCK
 
 LARGE = 1 << 28
 """From this many bytes of float32 on, a columnar file is copied to disk as rows instead of being read into memory."""
@@ -92,21 +92,18 @@ def write_parts(into: Path, path: str, columns: Columns, split: Callable[[Rows],
     for name, part in parts.items():
         np.save(into / f"{name}-labels.npy", part.labels)
         np.save(into / f"{name}-numbers.npy", np.asarray(part.inputs))
-        _write_names(into / f"{name}-client.npy", clients, part.client)
-        _write_names(into / f"{name}-group.npy", groups, part.group)
+        write_names(into / f"{name}-client.npy", clients, part.client)
+        write_names(into / f"{name}-group.npy", groups, part.group)
     with readers.naming_file(file):
         _write_inputs(into, file, resolved, parts)
     return resolved
 
 
-def standardize_parts(into: Path, names: Sequence[str]) -> None:
-    """Standardise the parts in their files by the mean and deviation of the first of them."""
-    mean, deviation = column_moments(np.load(_inputs_path(into, names[0]), mmap_mode="r"))
-    for name in names:
-        for block in row_blocks(np.load(_inputs_path(into, name), mmap_mode="r").shape, BLOCK):
-            # A new mapping for each block, because written pages stay in memory while they are mapped.
-            rows = np.load(_inputs_path(into, name), mmap_mode="r+")
-            rows[block] = scale_rows(rows[block], mean, deviation)
+def write_inputs(
+    into: Path, name: str, shape: tuple[int, ...]
+) -> AbstractContextManager[Callable[[np.ndarray], object]]:
+    """Yields a function that appends rows to the inputs of a part."""
+    return write_array(_inputs_path(into, name), np.dtype(np.float32), shape)
 
 
 def _inputs_path(into: Path, name: str) -> Path:
@@ -128,9 +125,9 @@ def _iterate_blocks(file: Path, columns: Columns) -> Iterator[tuple[int, Rows]]:
         start += len(frame)
 
 
-def _read_row_labels(file: Path, columns: Columns) -> tuple[Rows, _NameCodes, _NameCodes]:
+def _read_row_labels(file: Path, columns: Columns) -> tuple[Rows, NameCodes, NameCodes]:
     """Each row's number, label, and client and group codes, with the names that the codes stand for."""
-    clients, groups, labels = _NameCodes("client"), _NameCodes("group"), []
+    clients, groups, labels = NameCodes("client"), NameCodes("group"), []
     # One feature is enough for a block to know its number of rows.
     for _, rows in _iterate_blocks(file, columns._replace(features=columns.features[:1])):
         labels.append(rows.labels)
@@ -148,15 +145,15 @@ def _write_inputs(into: Path, file: Path, columns: Columns, parts: Parts) -> Non
         for number, (name, rows) in enumerate(parts.items()):
             part_of_row[np.asarray(rows.inputs)] = number
             shape = (len(rows.labels), len(columns.features))
-            writer = write_array(_inputs_path(into, name), np.dtype(np.float32), shape)
-            append_rows.append(stack.enter_context(writer))
+            append_rows.append(stack.enter_context(write_inputs(into, name, shape)))
         for start, rows in _iterate_blocks(file, columns):
             numbers = part_of_row[start : start + len(rows.labels)]
             for number in range(len(parts)):
                 append_rows[number](np.asarray(rows.inputs)[numbers == number])
 
 
-def _write_names(path: Path, names: _NameCodes, codes: np.ndarray | None) -> None:
+def write_names(path: Path, names: NameCodes, codes: np.ndarray | None) -> None:
+    """Write the names that codes stand for, a block at a time."""
     if codes is None:
         return
     distinct = np.array(list(names.code_of))
@@ -165,7 +162,7 @@ def _write_names(path: Path, names: _NameCodes, codes: np.ndarray | None) -> Non
             append_rows(distinct[codes[block]])
 
 
-class _NameCodes:
+class NameCodes:
     """The names of a column as integer codes, numbered by first appearance in `code_of`: a few bytes per row."""
 
     def __init__(self, column: str) -> None:

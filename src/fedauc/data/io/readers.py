@@ -1,4 +1,4 @@
-"""Reading a table from a CSV, Parquet, Arrow or NumPy file, or from a pandas frame."""
+"""Reading a table from a text, Parquet, Arrow or NumPy file, or from a frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import logging
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 from fedauc.data.checks import as_float32, as_inputs, as_labels, naming_source
 from fedauc.data.dataset import ClientColumns, Rows
 from fedauc.data.io.memory import index_type
+from fedauc.data.io.text_files import CSV_SUFFIXES, JSON_SUFFIXES, format_suffix, read_text_frame
 from fedauc.data.names import as_names, enumerate_names, find_client_values
 from fedauc.discovery import lookup
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 COLUMNAR_SUFFIXES = (".parquet", ".arrow", ".feather")
 """Parquet, and Arrow's own format (also called Feather), as a file or as a stream."""
 
-SUFFIXES = (".csv", *COLUMNAR_SUFFIXES, ".npz")
-"""The supported formats, recognised by the end of a file's name, in upper or lower case."""
+SUFFIXES = (".csv", *COLUMNAR_SUFFIXES, ".npz", *CSV_SUFFIXES[1:], *JSON_SUFFIXES)
+"""The supported formats, recognised by the end of a file's name, in upper or lower case; text may be compressed."""
 
 BLOCK = 1 << 16
 """How many rows of a columnar file are read at once."""
@@ -44,7 +45,8 @@ NPZ_ERRORS = (
 class Columns(NamedTuple):
     """The roles of columns: an empty `client` or `group` means there is none, empty `features` all other numbers.
 
-    `roster` columns describe clients to schedules, so they are no features unless they are listed there.
+    `roster` columns describe clients to schedules, so they are no features unless they are listed there. The columns
+    in `ignore` are never features.
     """
 
     label: str
@@ -52,6 +54,7 @@ class Columns(NamedTuple):
     group: str = ""
     features: tuple[str, ...] = ()
     roster: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
 
 def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
@@ -63,40 +66,56 @@ def read_table(path: str, columns: Columns) -> tuple[Rows, Columns]:
     file = Path(path)
     check_exists(file)
     with naming_file(file):
-        if file.suffix.lower() == ".npz":
-            rows, resolved = _read_npz(file, columns), columns
+        if is_npz(file):
+            rows, resolved = read_npz(file, columns), columns
         else:
-            with requiring_frames():
-                frame = _read_columnar(file) if is_columnar(file) else _read_csv(file, columns)
+            frame = read_file_frame(file, columns)
             resolved = resolve_columns(frame, columns)
             rows = read_frame(frame, resolved)
         return check_rows(rows, resolved), resolved
 
 
+def read_file_frame(file: Path, columns: Columns) -> pd.DataFrame:
+    """The table of a text, Parquet or Arrow file; client and group names in a text file stay text."""
+    with requiring_frames():
+        return _read_columnar(file) if is_columnar(file) else read_text_frame(file, (columns.client, columns.group))
+
+
+def is_npz(file: Path) -> bool:
+    """Whether a file's name says that it holds numpy arrays."""
+    return file.suffix.lower() == ".npz"
+
+
 def read_client_columns(path: str, columns: Columns) -> ClientColumns:
     """The value of every roster column for every client; a client whose rows disagree is refused."""
-    file, values = Path(path), ClientColumns({name: {} for name in columns.roster})
+    file = Path(path)
     with naming_file(file):
-        for block in _iterate_roster_blocks(file, columns):
-            names, client = enumerate_names(as_names(block[columns.client], "client", len(block[columns.client])))
-            for column, known in values.items():
-                found = find_client_values(client, names, column, block[column])
-                for name, value in zip(names.tolist(), found.tolist(), strict=True):
-                    if known.setdefault(name, value) != value:
-                        both = f"{column} {known[name]!r} and {value!r}"
-                        raise ValueError(f"client {name!r} has {both}; give all rows of a client the same {column}")
+        return merge_roster_blocks(_iterate_roster_blocks(file, columns), columns)
+
+
+def merge_roster_blocks(blocks: Iterable[Mapping[str, np.ndarray]], columns: Columns) -> ClientColumns:
+    """The same from blocks of rows, each with the client and the roster columns."""
+    values = ClientColumns({name: {} for name in columns.roster})
+    for block in blocks:
+        names, client = enumerate_names(as_names(block[columns.client], "client", len(block[columns.client])))
+        for column, known in values.items():
+            found = find_client_values(client, names, column, block[column])
+            for name, value in zip(names.tolist(), found.tolist(), strict=True):
+                if known.setdefault(name, value) != value:
+                    both = f"{column} {known[name]!r} and {value!r}"
+                    raise ValueError(f"client {name!r} has {both}; give all rows of a client the same {column}")
     return values
 
 
 def _iterate_roster_blocks(file: Path, columns: Columns) -> Iterator[dict[str, np.ndarray]]:
     """The client and the roster columns of a file, a block of rows at a time."""
     needed = [columns.client, *columns.roster]
-    if file.suffix.lower() == ".npz":
+    if is_npz(file):
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             yield {name: _read_array(arrays, name) for name in needed}
         return
     with requiring_frames():
-        frames = iterate_frames(file, needed) if is_columnar(file) else iter([_read_csv(file, columns)])
+        frames = iterate_frames(file, needed) if is_columnar(file) else iter([read_file_frame(file, columns)])
         for frame in frames:
             yield {name: _read_column(frame, name) for name in needed}
 
@@ -113,7 +132,7 @@ def check_rows(rows: Rows, columns: Columns) -> Rows:
 def check_suffix(path: str) -> None:
     """Refuse a file name that does not end in a supported format."""
     file = Path(path)
-    if file.suffix.lower() in SUFFIXES:
+    if format_suffix(file) in SUFFIXES:
         return
     _refuse_directory(file)
     raise ValueError(f"path is {path!r}; it must end in {', '.join(SUFFIXES)}: convert the file")
@@ -123,7 +142,7 @@ def check_exists(file: Path) -> None:
     """Refuse a file that does not exist, and suggest one with a similar name."""
     _refuse_directory(file)
     if not file.is_file():
-        candidates = [path.name for path in file.parent.glob("*") if path.suffix.lower() in SUFFIXES]
+        candidates = [path.name for path in file.parent.glob("*") if format_suffix(path) in SUFFIXES]
         similar = difflib.get_close_matches(file.name, candidates, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else "give the path of a file that exists"
         raise ValueError(f"path is {str(file)!r}, but there is no such file: {hint}")
@@ -151,10 +170,8 @@ def requiring_frames() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- pandas frames
 
 
-def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
-    """The same columns with the features listed; refuses columns that are missing or features that are not numeric."""
-    from pandas.api.types import is_numeric_dtype
-
+def check_frame(frame: pd.DataFrame) -> None:
+    """Refuse a frame without rows, and names of columns that are no text or appear twice."""
     unnamed = [name for name in frame.columns if not isinstance(name, str)]
     if unnamed:
         raise ValueError(f"column {unnamed[0]!r} has no text for a name: use frame.columns = frame.columns.astype(str)")
@@ -164,6 +181,13 @@ def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
     if len(frame) == 0:
         # An empty column has no type, so a later check would complain about that instead.
         raise ValueError("the table has no rows; give at least one positive and one negative")
+
+
+def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
+    """The same columns with the features listed; refuses columns that are missing or features that are not numeric."""
+    from pandas.api.types import is_numeric_dtype
+
+    check_frame(frame)
     roles = (columns.label, columns.client, columns.group, *columns.roster)
     for name in (*roles, *columns.features):
         if name:
@@ -203,29 +227,6 @@ def _read_column(frame: pd.DataFrame, name: str) -> np.ndarray:
         raise ValueError(f"column {name!r} is missing in {rows}; drop or fill them")
     values: np.ndarray = frame[name].to_numpy()
     return values
-
-
-# ----------------------------------------------------------------------------------------------------------------- CSV
-
-
-def _read_csv(file: Path, columns: Columns) -> pd.DataFrame:
-    import pandas as pd
-
-    # Client and group names stay text, so that 007 does not become 7.
-    text = {name: str for name in (columns.client, columns.group) if name}
-    try:
-        frame = pd.read_csv(file, dtype=text)
-    except pd.errors.EmptyDataError:
-        raise ValueError("it is empty: write one line of column names, then one line per row") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text: save the table as CSV in UTF-8") from None
-    except pd.errors.ParserError as error:
-        reason = str(error).rpartition("C error: ")[2].strip()
-        raise ValueError(f"it is no regular CSV ({reason}): give every line as many values as the first") from error
-    if len(frame) and not isinstance(frame.index, pd.RangeIndex):
-        # Pandas takes values without a column name for row names, which shifts every other value by one column.
-        raise ValueError("its lines hold more values than its first line has names: name every column")
-    return frame
 
 
 # --------------------------------------------------------------------------------------------------- Parquet and Arrow
@@ -271,10 +272,10 @@ def iterate_frames(file: Path, columns: Sequence[str] = ()) -> Iterator[pd.DataF
             rows += selected.num_rows
             if rows >= BLOCK:
                 # Making a frame takes milliseconds whatever its size, and a file may have thousands of small batches.
-                yield pa.Table.from_batches(pending).to_pandas()
+                yield pa.Table.from_batches(pending).to_pandas(date_as_object=False)
                 schema, pending, rows = None, [], 0
         if pending:
-            yield pa.Table.from_batches(pending).to_pandas()
+            yield pa.Table.from_batches(pending).to_pandas(date_as_object=False)
         elif schema is not None:
             yield schema.empty_table().to_pandas()
 
@@ -335,7 +336,8 @@ def _explaining_damage(file: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- NumPy
 
 
-def _read_npz(file: Path, columns: Columns) -> Rows:
+def read_npz(file: Path, columns: Columns) -> Rows:
+    """The arrays of a file: inputs `x`, and those that `columns` names."""
     if columns.features:
         raise ValueError(f"features is {columns.features}; an .npz file has no column names: leave features empty")
     if not zipfile.is_zipfile(file):

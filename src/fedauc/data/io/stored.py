@@ -87,6 +87,7 @@ class StoredDataset(Dataset):
     """
 
     sources: ClassVar[tuple[Source, ...]]
+    path_fields: ClassVar[tuple[str, ...]] = ("folder",)
 
     folder: str = option("", "Folder of the files; $FEDAUC_DATA or ~/.cache/fedauc by default.")
 

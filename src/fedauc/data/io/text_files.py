@@ -1,0 +1,121 @@
+"""Tables in text files: CSV and its relatives, and JSON lines, plain or compressed with gzip."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CSV_SUFFIXES = (".csv", ".tsv", ".txt")
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+GZIP = ".gz"
+
+SEPARATORS = (",", ";", "\t", "|")
+"""Of these, the one that occurs most often in the first line separates the values."""
+
+SAMPLED_LINES = 50
+"""How many lines show whether numbers have a decimal comma."""
+
+QUOTED = re.compile(r'"[^"]*"')
+
+MISSING_VALUES = ("?",)
+"""Cells that count as missing besides the empty one and pandas' own list (NA, NaN, null and others)."""
+
+
+def format_suffix(file: Path) -> str:
+    """The suffix that says the format, in lower case, without that of a compression."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes[-1:] == [GZIP] and len(suffixes) > 1 and suffixes[-2] in (*CSV_SUFFIXES, *JSON_SUFFIXES):
+        return suffixes[-2]
+    return suffixes[-1] if suffixes else ""
+
+
+def read_text_frame(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
+    """The table of a text file; the columns named stay text, so that 007 does not become 7."""
+    return _read_json_lines(file) if format_suffix(file) in JSON_SUFFIXES else _read_csv(file, text_columns)
+
+
+def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        separator, decimal = _detect_separator(file)
+        # A converter keeps NA, which may be the name of a country, from being taken for a missing name.
+        frame = pd.read_csv(
+            file,
+            sep=separator,
+            decimal=decimal,
+            converters={name: str.strip for name in text_columns if name},
+            na_values=list(MISSING_VALUES),
+            skipinitialspace=True,
+            encoding="utf-8-sig",
+            low_memory=False,
+        )
+    except pd.errors.EmptyDataError:
+        raise ValueError("it is empty: write one line of column names, then one line per row") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text: save the table as CSV in UTF-8") from None
+    except pd.errors.ParserError as error:
+        reason = str(error).rpartition("C error: ")[2].strip()
+        raise ValueError(f"it is no regular CSV ({reason}): give every line as many values as the first") from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
+    if len(frame) and not isinstance(frame.index, pd.RangeIndex):
+        # Pandas takes values without a column name for row names, which shifts every other value by one column.
+        raise ValueError("its lines hold more values than its first line has names: name every column")
+    return frame
+
+
+def _detect_separator(file: Path) -> tuple[str, str]:
+    """The separator of values, and the decimal mark: a comma where values are separated otherwise and none has a point.
+
+    The first line decides, without what is in quotes.
+    """
+    with _open_text(file) as stream:
+        lines = [line for line, _ in zip(stream, range(SAMPLED_LINES), strict=False)]
+    header = QUOTED.sub("", next((line for line in lines if line.strip()), ""))
+    tab_first = ("\t", *SEPARATORS) if format_suffix(file) == ".tsv" else SEPARATORS
+    separator = max(tab_first, key=header.count)
+    if separator == ",":
+        return separator, "."
+    cells = [cell.strip().strip('"') for line in lines[1:] for cell in line.split(separator)]
+    has_comma = any(re.fullmatch(r"[+-]?\d+,\d+", cell) for cell in cells)
+    has_point = any(re.fullmatch(r"[+-]?\d+\.\d+", cell) for cell in cells)
+    return separator, "," if has_comma and not has_point else "."
+
+
+def _read_json_lines(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    records: list[dict[str, Any]] = []
+    try:
+        with _open_text(file) as stream:
+            for number, line in enumerate(stream, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number} is no JSON ({error}): write one object per line") from None
+                if not isinstance(record, dict):
+                    raise ValueError(f"line {number} is a {type(record).__name__}: write one JSON object per line")
+                records.append(record)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text: save it in UTF-8") from None
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
+    if not records:
+        raise ValueError("it is empty: write one JSON object per line, with the same names in each")
+    return pd.DataFrame.from_records(records)
+
+
+def _open_text(file: Path) -> IO[str]:
+    if file.suffix.lower() == GZIP:
+        return gzip.open(file, "rt", encoding="utf-8-sig")
+    return file.open(encoding="utf-8-sig")
