@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from fedauc.data import Dataset, find_datasets
+from fedauc.data.example_table import encode_claims
 from fedauc.data.io.downloads import download_file
 from fedauc.data.io.stored import (
     File,
@@ -30,6 +32,7 @@ from fedauc.data.io.stored import (
 )
 from fedauc.data.statistics import PAPER_COUNTS, ClassCounts, count_classes
 from fedauc.discovery import lookup
+from fedauc.files import write_atomically
 from fedauc.reports.caveats import caveat_sentence
 from fedauc.reports.tables import format_bytes
 
@@ -155,6 +158,25 @@ def show_statistics(
         print(f"error: {reason}", file=sys.stderr)
     if errors:
         raise typer.Exit(2)
+
+
+@app.command("example")
+def write_example(
+    path: Annotated[Path, typer.Argument(help="The CSV file to write; it must not exist.")],
+    rows: Annotated[int, typer.Option("--rows", help="Number of claims.", min=100)] = 8000,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other claims.")] = 0,
+    label: Annotated[bool, typer.Option("--label/--no-label", help="Whether to write the label column.")] = True,
+) -> None:
+    """Write a synthetic table of insurance claims, to try the other commands on.
+
+    The label is the column `fraud` (yes, no), and `state` is the site of a claim.
+
+    Example: [bold]fedauc data example claims.csv[/bold]
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists already; name another file")
+    write_atomically(path, encode_claims(rows, seed, label))
+    print(f"{path}: {rows:,} synthetic claims")
 
 
 def _prefix_dataset(dataset: StoredDataset, message: object) -> str:
