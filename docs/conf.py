@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import fedauc
@@ -34,14 +35,21 @@ linkcheck_timeout = 20
 linkcheck_anchors = False
 
 
-def mark_code_blocks(app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings indent code after a colon; reStructuredText wants two colons."""
-    for number in range(len(lines) - 2):
-        indented = lines[number + 2].startswith("    ") and not lines[number + 1].strip()
-        if indented and lines[number].endswith(":") and not lines[number].startswith(" "):
-            lines[number] += ":"
+def convert_docstring(app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Plain docstrings to reStructuredText: code that is indented after a colon, and lists such as `name : meaning`."""
+    converted = []
+    for number, line in enumerate(lines):
+        following = lines[number + 1 : number + 3]
+        starts_code = len(following) == 2 and not following[0].strip() and following[1].startswith("    ")
+        if starts_code and line.endswith(":") and not line.startswith(" "):
+            converted.append(line + ":")
+        elif parameter := re.match(r"(\w+) : (.+)", line):
+            converted += [f"`{parameter[1]}`", f"    {parameter[2]}"]
+        else:
+            converted.append(line)
+    lines[:] = converted
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", mark_code_blocks)
+    app.connect("autodoc-process-docstring", convert_docstring)
