@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import is_dataclass
 from typing import Any
 
 import fedauc
+from fedauc.fields import list_fields
 
 project, author = "fedauc", "The fedauc authors"
 release = version = fedauc.__version__
@@ -14,8 +16,6 @@ project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
 exclude_patterns = ["_build", "figures"]
 html_theme, html_title = "furo", "fedauc"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
 html_show_sphinx = False
 
 # Anchors such as results.md#what-has-not-been-run, as GitHub makes them.
@@ -35,6 +35,13 @@ linkcheck_timeout = 20
 linkcheck_anchors = False
 
 
+def describe_fields(value: Any) -> list[str]:
+    """The help texts of a configuration's fields, which have no docstrings, as a list."""
+    fields = list_fields(value) if is_dataclass(value) and isinstance(value, type) else ()
+    described = [(known.name, known.description.help) for known in fields if known.description.help]
+    return [line for name, text in described for line in (f"`{name}`", f"    {text}")]
+
+
 def convert_docstring(app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Plain docstrings to reStructuredText: code that is indented after a colon, and lists such as `name : meaning`."""
     converted = []
@@ -47,7 +54,7 @@ def convert_docstring(app: Any, kind: str, name: str, value: Any, options: Any, 
             converted += [f"`{parameter[1]}`", f"    {parameter[2]}"]
         else:
             converted.append(line)
-    lines[:] = converted
+    lines[:] = [*converted, "", *describe_fields(value)] if kind == "class" else converted
 
 
 def setup(app: Any) -> None:
