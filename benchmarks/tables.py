@@ -144,21 +144,23 @@ def fit_logistic(train: Part, split: Split, setting: Setting) -> Scores:
     return model.decision_function(split.validation.inputs), model.decision_function(split.test.inputs)
 
 
-def fit_boosting(train: Part, split: Split, setting: Setting) -> Scores:
-    """Gradient boosting of trees."""
+def train_boosting(train: Part, split: Split, setting: Setting) -> HistGradientBoostingClassifier:
+    """Gradient boosting of trees, with categories as such. It cannot be given a column without any value."""
     model = HistGradientBoostingClassifier(
         categorical_features=split.is_category, early_stopping=False, random_state=0, **setting
     )
-    model.fit(train.codes, train.labels)
+    return model.fit(np.where(np.isnan(train.codes).all(axis=0), 0, train.codes), train.labels)
+
+
+def fit_boosting(train: Part, split: Split, setting: Setting) -> Scores:
+    """Gradient boosting with all its trees."""
+    model = train_boosting(train, split, setting)
     return model.decision_function(split.validation.codes), model.decision_function(split.test.codes)
 
 
 def fit_staged_boosting(train: Part, split: Split, setting: Setting) -> Scores:
     """The same with the best of ten numbers of trees by validation AUC."""
-    model = HistGradientBoostingClassifier(
-        categorical_features=split.is_category, early_stopping=False, random_state=0, **setting
-    )
-    model.fit(train.codes, train.labels)
+    model = train_boosting(train, split, setting)
     step = setting["max_iter"] // 10
     stages = zip(*(model.staged_decision_function(part.codes) for part in (split.validation, split.test)), strict=True)
     return max(islice(stages, step - 1, None, step), key=lambda pair: roc_auc_score(split.validation.labels, pair[0]))
@@ -223,12 +225,13 @@ def measure_federated(method: str, model: str, split: Split, setting: Setting) -
         part.binned if binned else part.inputs for part in (split.train, split.validation, split.test)
     )
     clients = fedauc.Clients.from_arrays(train, split.train.labels, client=split.train.sites)
-    recipe = Recipe.of(method, keep="best", seed=split.seed, **setting)
+    recipe = Recipe.of(method, **{"keep": "best", "seed": split.seed, **setting})
     module = config.build(train.shape[1:], seed=split.seed)
     try:
         fitted = fedauc.fit(module, clients, recipe, validation=(validation, split.validation.labels))
     except fedauc.TrainingStopped:
-        return {"validation": 0.0, "test": 0.0, "own": 0.0}
+        # A run that diverges is worth as much as a guess.
+        return {"validation": 0.5, "test": 0.5, "own": 0.5, "stopped": 1}
     measured = measure_scores(split, fitted.scores(validation), fitted.scores(test))
     return {**measured, "best_round": fitted.round, "rounds": fitted.traffic.rounds}
 
@@ -256,6 +259,9 @@ VARIATIONS: tuple[Setting, ...] = (
     {"positives": 64, "negatives": 64},
     {"cycles": 10},
     {"cycles": 100},
+    {"keep": "last"},
+    {"keep": "last", "stages": "constant"},
+    {"keep": "last", "stages": "constant", "stage_output": "ema"},
 )
 """What the study of defaults changes, one at a time, at the two middle learning rates."""
 

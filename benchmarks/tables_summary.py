@@ -1,34 +1,31 @@
-"""From the trainings of `tables.py` to a record with intervals, and from the record to the tables of docs/tables.md.
+"""From the trainings of `tables.py` to a record, and from the record to the tables of docs/tables.md.
 
     python benchmarks/tables_summary.py benchmarks/out/tables.jsonl benchmarks/records/tables.json  # the record
-    python benchmarks/tables_summary.py benchmarks/records/tables.json                              # as Markdown
+    python benchmarks/tables_summary.py benchmarks/records/tables.json docs/tables.md                 # the page
 
-An interval is a t-interval over the splits of a table. Splits share rows, so it shows how much the numbers depend on
-the split, not what would happen on other data.
+Numbers are means over the splits of a table, with the smallest and the largest. Splits share rows, so these show how
+much a number depends on the split, not what would happen on other data.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
-
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""The 97.5 % quantile of Student's t distribution, by the number of splits."""
 
 CENTRAL, BOOSTING = "central-logistic", "central-boosting"
 Row = Mapping[str, Any]
 Record = dict[str, Any]
 
 
-def compute_interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean and bounds of the 95 % interval over splits; a single split has none."""
-    half = T_95[len(values)] * stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return {"mean": mean(values), "low": mean(values) - half, "high": mean(values) + half}
+def compute_range(values: Sequence[float]) -> dict[str, float]:
+    """Mean, smallest and largest value over splits."""
+    return {"mean": mean(values), "low": min(values), "high": max(values)}
 
 
 def choose_settings(rows: Iterable[Row]) -> dict[tuple[str, str], dict[int, Row]]:
@@ -39,6 +36,12 @@ def choose_settings(rows: Iterable[Row]) -> dict[tuple[str, str], dict[int, Row]
         if row["tuned"] and row["validation"] > splits.get(row["seed"], {"validation": -1})["validation"]:
             splits[row["seed"]] = row
     return best
+
+
+def drop_unfinished_splits(rows: Sequence[Row]) -> list[Row]:
+    """The rows of those splits of a table on which every contender has run with all its tuned settings."""
+    counts = Counter((row["table"], row["seed"]) for row in rows if row["tuned"])
+    return [row for row in rows if counts[row["table"], row["seed"]] == max(counts.values())]
 
 
 def summarise_comparison(rows: Sequence[Row]) -> list[Record]:
@@ -52,12 +55,11 @@ def summarise_comparison(rows: Sequence[Row]) -> list[Record]:
             {
                 "table": table,
                 "contender": contender,
-                "auc": compute_interval([splits[seed]["test"] for seed in seeds]),
-                "difference": compute_interval([splits[seed]["test"] - central[seed]["test"] for seed in seeds]),
+                "auc": compute_range([splits[seed]["test"] for seed in seeds]),
+                "difference": compute_range([splits[seed]["test"] - central[seed]["test"] for seed in seeds]),
                 "own": mean(splits[seed]["own"] for seed in seeds),
                 "setting": json.loads(settings.most_common(1)[0][0]),
                 "splits": len(seeds),
-                "seconds": mean(splits[seed]["seconds"] for seed in seeds),
             }
         )
     return entries
@@ -67,11 +69,13 @@ def summarise_defaults(rows: Sequence[Row]) -> list[Record]:
     """For every fixed setting: the difference to central logistic regression, over tables, and on the worst table."""
     best = choose_settings(rows)
     differences: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    stopped: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
         if "/" in row["contender"] and row["seed"] in best[row["table"], CENTRAL]:
             reference = best[row["table"], CENTRAL][row["seed"]]["test"]
             key = (row["contender"], json.dumps(row["setting"]))
             differences[key][row["table"]].append(row["test"] - reference)
+            stopped[key] |= {row["table"]} if row.get("stopped") else set()
     entries = []
     for (contender, setting), by_table in differences.items():
         means = {table: mean(values) for table, values in by_table.items()}
@@ -83,6 +87,7 @@ def summarise_defaults(rows: Sequence[Row]) -> list[Record]:
                 "difference": mean(means.values()),
                 "worst": means[worst],
                 "worst_table": worst,
+                "stopped": sorted(stopped[contender, setting]),
                 "tables": len(means),
             }
         )
@@ -140,10 +145,11 @@ def find_entry(record: Record, table: str, contender: str) -> Record:
 
 
 def list_contenders(record: Record) -> list[str]:
-    """The contenders that have run on every table, in the order of the record."""
+    """Central models, models of single sites, and federated ones by model; those that have run on every table."""
     counts = Counter(entry["contender"] for entry in record["comparison"])
-    tables = {entry["table"] for entry in record["comparison"]}
-    return [contender for contender, count in counts.items() if count == len(tables)]
+    complete = [contender for contender, count in counts.items() if count == len(record["tables"])]
+    kinds = ("central-logistic", "central-", "sites-", "/linear", "/mlp", "/tabular")
+    return sorted(complete, key=lambda name: (next(kinds.index(kind) for kind in kinds if kind in name), name))
 
 
 def compare_contenders(record: Record) -> str:
@@ -156,8 +162,7 @@ def compare_contenders(record: Record) -> str:
             name: max(find_entry(record, name, c)["auc"]["mean"] for c in list_contenders(record)) for name in names
         }
         cells = [
-            f"{write_number(entry['auc']['mean'])} ± {write_number(entry['auc']['high'] - entry['auc']['mean'])}"
-            + (" \\*" if entry["auc"]["mean"] == best[entry["table"]] else "")
+            write_number(entry["auc"]["mean"]) + (" \\*" if entry["auc"]["mean"] == best[entry["table"]] else "")
             for entry in entries
         ]
         body.append([f"`{contender}`", *cells])
@@ -171,7 +176,7 @@ def compare_with_central(record: Record) -> str:
     for contender in list_contenders(record):
         if contender != CENTRAL:
             spans = [find_entry(record, name, contender)["difference"] for name in names]
-            cells = [f"{write_number(s['mean'], True)} ± {write_number(s['high'] - s['mean'])}" for s in spans]
+            cells = [", ".join(write_number(span[key], True) for key in ("low", "mean", "high")) for span in spans]
             body.append([f"`{contender}`", *cells])
     return make_table(["AUC less central logistic", *(f"`{name}`" for name in names)], body)
 
@@ -186,62 +191,148 @@ def compare_own_rows(record: Record) -> str:
     return make_table(["mean AUC on a site's own rows", *(f"`{name}`" for name in names)], body)
 
 
+DEFAULT_RATES = {"cycp-fedavg": 0.1, "cycp-minimax": 0.01, "cycp-pairwise": 0.1}
+"""Learning rates that the methods have by default."""
+
+
 def write_setting(setting: Mapping[str, Any]) -> str:
-    """A setting as text: what differs from pooled weighting, and the learning rate."""
-    words = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in setting.items()]
-    return ", ".join(words).replace("_", " ")
+    """What a setting changes, besides the learning rate and pooled weighting."""
+    changes = {name: value for name, value in setting.items() if name not in ("learning_rate", "weighting")}
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in changes.items()]
+    return ", ".join(words) or f"weighting {setting['weighting']}"
 
 
-def compare_defaults(record: Record, contender: str) -> str:
-    """Fixed settings of one contender, the best mean first."""
-    entries = sorted(
-        (entry for entry in record["defaults"] if entry["contender"] == contender),
-        key=lambda entry: -entry["difference"],
+def write_difference(entries: Sequence[Record]) -> str:
+    """The mean over tables and the worst table of the only entry; a dash if there is none."""
+    if not entries:
+        return "-"
+    entry = entries[0]
+    diverges = " diverges" if entry["worst_table"] in entry["stopped"] else ""
+    average, worst = (write_number(entry[name], True) for name in ("difference", "worst"))
+    return f"{average} ({worst} `{entry['worst_table']}`{diverges})"
+
+
+def compare_settings(record: Record, model: str) -> str:
+    """What each change does at the methods' default learning rates: the difference to central logistic regression."""
+    names = {method: f"{method}/{model}" for method in DEFAULT_RATES}
+    settings = dict.fromkeys(
+        write_setting(entry["setting"]) for entry in record["defaults"] if entry["contender"] in names.values()
     )
+    rows = []
+    for text in sorted(settings, key=lambda text: (not text.startswith("weighting"), text)):
+        cells = [
+            write_difference(
+                [
+                    entry
+                    for entry in record["defaults"]
+                    if entry["contender"] == names[method]
+                    and entry["setting"]["learning_rate"] == rate
+                    and write_setting(entry["setting"]) == text
+                ]
+            )
+            for method, rate in DEFAULT_RATES.items()
+        ]
+        rows.append([text, *cells])
+    return make_table(
+        ["", *(f"`{method}`, {write_number(rate)[:4].rstrip('0')}" for method, rate in DEFAULT_RATES.items())], rows
+    )
+
+
+def compare_rates(record: Record) -> str:
+    """Learning rates with pooled weighting: the difference to central logistic regression."""
+    entries = [entry for entry in record["defaults"] if write_setting(entry["setting"]) == "weighting pooled"]
+    rates = sorted({entry["setting"]["learning_rate"] for entry in entries})
+    contenders = [name for name in list_contenders(record) if "/" in name]
     body = [
         [
-            write_setting(entry["setting"]),
-            write_number(entry["difference"], True),
-            f"{write_number(entry['worst'], True)} (`{entry['worst_table']}`)",
+            f"`{name}`",
+            *(
+                write_difference(
+                    [e for e in entries if (e["contender"], e["setting"]["learning_rate"]) == (name, rate)]
+                )
+                for rate in rates
+            ),
         ]
-        for entry in entries
+        for name in contenders
     ]
-    return make_table([f"`{contender}`", "mean over tables", "worst table"], body)
+    return make_table(["learning rate", *(f"{rate:g}" for rate in rates)], body)
+
+
+def count_goals(record: Record) -> str:
+    """For every federated contender: its worst difference to central logistic regression and to per-site models."""
+    names, body = [table["name"] for table in record["tables"]], []
+    for contender in (name for name in list_contenders(record) if "/" in name):
+        entries = {name: find_entry(record, name, contender) for name in names}
+        worst = min(names, key=lambda name: entries[name]["difference"]["mean"])
+        alone = {
+            name: max(find_entry(record, name, kind)["auc"]["mean"] for kind in ("sites-logistic", "sites-boosting"))
+            for name in names
+        }
+        gains = {name: entries[name]["auc"]["mean"] - alone[name] for name in names}
+        least = min(names, key=gains.__getitem__)
+        boosting = [entries[name]["auc"]["mean"] - find_entry(record, name, BOOSTING)["auc"]["mean"] for name in names]
+        body.append(
+            [
+                f"`{contender}`",
+                f"{write_number(entries[worst]['difference']['mean'], True)} (`{worst}`)",
+                f"{write_number(gains[least], True)} (`{least}`)",
+                f"{sum(value > -0.01 for value in boosting)} of {len(names)}",
+            ]
+        )
+    head = [
+        "",
+        "worst against central logistic",
+        "least gain over the mean site",
+        "tables within .01 of central boosting, or above",
+    ]
+    return make_table(head, body)
 
 
 def make_blocks(record: Record) -> dict[str, str]:
     """Every generated part of docs/tables.md by name."""
-    blocks = {
+    return {
         "tables": describe_tables(record),
         "sources": list_sources(record),
+        "goals": count_goals(record),
         "comparison": compare_contenders(record),
         "differences": compare_with_central(record),
         "own rows": compare_own_rows(record),
+        "settings": compare_settings(record, "linear"),
+        "learning rates": compare_rates(record),
     }
-    for contender in dict.fromkeys(entry["contender"] for entry in record["defaults"]):
-        blocks[f"defaults of {contender}"] = compare_defaults(record, contender)
-    return blocks
 
 
-def main() -> None:
-    """Write the record, or print its Markdown."""
-    source = Path(sys.argv[1])
-    if len(sys.argv) == 2:
-        for name, block in make_blocks(json.loads(source.read_text())).items():
-            print(f"## {name}\n\n{block}\n")
-        return
-    from harness.report import describe_hardware
+def update_page(text: str, record: Record) -> str:
+    """The page with the generated parts between its markers replaced by those of the record."""
+    for name, block in make_blocks(record).items():
+        pattern = rf"<!-- begin {re.escape(name)} -->\n.*?<!-- end -->"
+        before, after = f"<!-- begin {name} -->\n", "<!-- end -->"
+        text = re.sub(pattern, lambda _, part=f"{before}\n{block}\n\n{after}": part, text, flags=re.DOTALL)
+    return text
+
+
+def write_record(trainings: Path, record_file: Path) -> None:
+    """Summarise the trainings on the splits that are complete."""
     from public_tables import TABLES, describe_table
 
-    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows = drop_unfinished_splits([json.loads(line) for line in trainings.read_text().splitlines()])
     used = [table for name, table in TABLES.items() if any(row["table"] == name for row in rows)]
     record = {
-        "about": {"splits": sorted({row["seed"] for row in rows}), "trainings": len(rows), **describe_hardware()},
+        "about": {"splits": sorted({row["seed"] for row in rows}), "trainings": len(rows)},
         "tables": [describe_table(table) for table in used],
         "comparison": summarise_comparison(rows),
         "defaults": summarise_defaults(rows),
     }
-    Path(sys.argv[2]).write_text(json.dumps(record, indent=1) + "\n")
+    record_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Write the record, or the page."""
+    source, target = map(Path, sys.argv[1:3])
+    if target.suffix == ".json":
+        write_record(source, target)
+    else:
+        target.write_text(update_page(target.read_text(), json.loads(source.read_text())))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedauc.experiments.config import Config
+from fedauc.experiments.decisions import describe_recommended
 from fedauc.experiments.options import InapplicableOption, build_config, list_options
 from fedauc.experiments.recipe import Recipe
 from fedauc.wrappers import find_wrappers
@@ -67,3 +68,22 @@ def test_a_recipe_takes_names_members_and_one_text() -> None:
     assert Recipe.of("fedavg", wrappers=FedProx()).wrappers == (FedProx(),)
     with pytest.raises(ValueError, match="wrappers is \\(3,\\); it must be a tuple of Wrappers"):
         Recipe.of("fedavg", wrappers=[3])
+
+
+def test_a_table_recommends_pooled_weighting_unless_the_user_chooses() -> None:
+    table = {"data": "table", "data.path": "claims.csv"}
+    config = build_config("cycp-fedavg", None, table)
+    assert config.recipe == Recipe.of("cycp-fedavg", weighting="pooled")
+    # It is stored like any other setting, so that a later default does not change the run.
+    assert '"weighting": "pooled"' in config.to_json()
+    assert build_config("cycp-fedavg", None, {**table, "weighting": "clients"}).recipe == Recipe.of("cycp-fedavg")
+    assert build_config("cycp-fedavg", None, {"data": "creditcard"}).recipe == Recipe.of("cycp-fedavg")
+    # A configuration file has a value for every field, and these values stay.
+    assert build_config(None, build_config("cycp-fedavg", None, {}), table).recipe == Recipe.of("cycp-fedavg")
+
+
+def test_a_run_says_which_recommended_settings_it_uses() -> None:
+    config = build_config("cycp-fedavg", None, {"data": "table", "data.path": "claims.csv"})
+    sentence = "the dataset 'table' recommends weighting pooled, which this run uses"
+    assert describe_recommended(config.data, config.recipe) == [sentence]
+    assert describe_recommended(config.data, Recipe.of("cycp-fedavg")) == []

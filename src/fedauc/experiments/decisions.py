@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
+from fedauc.data.dataset import Dataset
 from fedauc.engines import explain_engine
 from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.recipe import Recipe
@@ -30,6 +31,12 @@ def describe_decisions(recipe: Recipe, roster: Roster, assembly: Assembly) -> li
         )
     engine = explain_engine(recipe.engine, training.engine, training.plan.local_steps)
     return [*sentences, engine] if engine else sentences
+
+
+def describe_recommended(data: Dataset, recipe: Recipe) -> list[str]:
+    """Which of the settings that the dataset recommends are used."""
+    used = [f"{name} {value}" for name, value in data.recommended.items() if getattr(recipe, name) == value]
+    return [f"the dataset {data.name!r} recommends {', '.join(used)}, which this run uses"] if used else []
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass, replace
 from typing import Any, NamedTuple
 
+from fedauc.data import find_datasets
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config, Family, convert_value, find_family, list_families
@@ -114,8 +115,11 @@ def list_parameters(owner: type) -> list[FieldInfo]:
 
 
 def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
-    """The configuration that options describe, on top of `base` or of the method's defaults."""
-    config = base or Config(recipe=Recipe.of(method or DEFAULT_METHOD))
+    """The configuration that options describe, on top of `base` or of the method's defaults.
+
+    Without `base`, the settings that the dataset recommends replace the method's defaults.
+    """
+    config = base or Config(recipe=Recipe.of(method or DEFAULT_METHOD, **_find_recommended(texts.get("data"))))
     if base is not None and method is not None:
         # Only what differs between the two methods' defaults changes; the rest stays as the file has it.
         old, new = Recipe.of(base.recipe.method), Recipe.of(method)
@@ -141,6 +145,11 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
         owner: Any = functools.reduce(getattr, owner_path, config)
         config = _replace_at(config, owner_path, replace(owner, **values))
     return config
+
+
+def _find_recommended(name: str | None) -> Mapping[str, Any]:
+    """The settings that the dataset of a name recommends, as fields of the recipe."""
+    return {} if name is None else lookup("data", name, find_datasets()).recommended
 
 
 def parse_value(kind: Any, text: str, where: str) -> Any:

@@ -19,7 +19,7 @@ from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config
-from fedauc.experiments.decisions import describe_decisions, log_once
+from fedauc.experiments.decisions import describe_decisions, describe_recommended, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
 from fedauc.experiments.folder import RunFolder, check_new_folder, describe_environment, encode_json
 from fedauc.experiments.plugin_use import describe_used_plugins
@@ -48,6 +48,7 @@ class Run:
         data, assembly = assemble_run(config, cache or DataCache())
         environment = {**describe_environment(), **describe_used_plugins(config)}
         decisions = describe_decisions(config.recipe, data.split.train.roster, assembly)
+        decisions += describe_recommended(config.data, config.recipe)
         environment |= {"data": data.fingerprint, "note": data.split.note, "decisions": decisions}
         environment |= {"scoring_rounds": assembly.training.plan.scoring_rounds}
         roster = describe_roster(data.split.train, assembly.training)
