@@ -7,7 +7,7 @@ FLOWER ?= .venv-flower
 DOCS ?= .venv-docs
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-slow test-federation bench docs docs-links clean
+.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -38,6 +38,15 @@ test-gpu:  ## tests that need a CUDA device, with whatever python has torch for 
 test-slow: $(STAMP)  ## tests that take long: they compile much or start many processes
 	$(BIN)/python -m pytest --only slow -p no:cacheprovider tests
 
+tests/browser/node_modules/.installed: tests/browser/package.json
+	cd tests/browser && npm install --no-package-lock --no-fund --no-audit --silent
+	touch $@
+
+test-browser: $(STAMP) tests/browser/node_modules/.installed  ## the report in headless Chromium; needs node and chromium
+	@command -v $${CHROMIUM:-/usr/bin/chromium} >/dev/null || \
+	  { echo "no Chromium at $${CHROMIUM:-/usr/bin/chromium}; install your system's package, or set CHROMIUM"; exit 1; }
+	$(BIN)/python -m pytest --only browser -p no:cacheprovider tests/browser
+
 # Flower's pins clash with those of the other environment.
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
@@ -66,4 +75,5 @@ bench: $(STAMP)  ## speed against peers on this CPU; makes their environments un
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) $(DOCS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info
+	rm -rf $(VENV) $(FLOWER) $(DOCS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info \
+	  tests/browser/node_modules

@@ -11,6 +11,7 @@ from fedauc import plugins
 REASONS = {
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
     "slow": "takes long: it compiles much or starts many processes; run it with `make test-slow`",
+    "browser": "opens pages in headless Chromium; run it with `make test-browser`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
 }
 

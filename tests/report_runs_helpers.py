@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedauc.data.datasets.synthetic import Synthetic
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
+from fedauc.experiments.run_loop import Progress, RunPaused
+from fedauc.experiments.runner import Run
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.trace import Trace
 
@@ -27,3 +30,15 @@ def train_comparison(path: Path) -> Path:
     configs = {f"{method}/seed-0": make_config(method) for method in ("cycp-fedavg", "cycp-minimax")}
     Comparison.create(path, configs).train_runs(lambda name: lambda progress: None)
     return path
+
+
+def pause_after(rounds: int, run: Run) -> None:
+    """Train until so many rounds are done, as a run does that is interrupted."""
+
+    def observe(progress: Progress) -> None:
+        if progress.done >= rounds:
+            raise RunPaused
+
+    with suppress(RunPaused):
+        run.train_to_end(observe)
+    assert run.loop.state.round == rounds

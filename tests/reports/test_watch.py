@@ -13,22 +13,10 @@ import pytest
 from rich.console import Console
 
 from cli_helpers import fedauc
-from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.runner import Run
 from fedauc.reports.board import make_server
 from fedauc.reports.watch import read_watched, render_watched
-from report_runs_helpers import make_config
-
-
-def pause_after(rounds: int, run: Run) -> None:
-    """Train so many rounds, as a run does that is interrupted."""
-
-    def observe(progress: Progress) -> None:
-        if progress.done >= rounds:
-            raise RunPaused
-
-    with pytest.raises(RunPaused):
-        run.train_to_end(observe)
+from report_runs_helpers import make_config, pause_after
 
 
 def render_text(path: Path) -> str:
@@ -92,7 +80,7 @@ def paused_run(tmp_path: Path) -> Path:
 @pytest.fixture
 def board(paused_run: Path) -> Iterator[BoardClient]:
     with make_server([paused_run], port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         yield BoardClient(server.server_address[1])
         server.shutdown()

@@ -138,7 +138,7 @@
         version = answer.headers.get("ETag") || "";
         const content = await answer.json();
         const same = (names, kind) => JSON.stringify(Object.keys(names).sort()) === JSON.stringify(kind.sort());
-        const shown = [...document.querySelectorAll(".text")].map((place) => place.id.slice(0, -5));
+        const shown = [...document.querySelectorAll(".block-text")].map((place) => place.id.slice(0, -5));
         if (!same(content.figures, Object.keys(figures)) || !same(content.texts, shown)) return location.reload();
         for (const [key, html] of Object.entries(content.texts)) updateText(document.getElementById(key + "-text"), html);
         for (const [key, text] of Object.entries(content.summaries)) document.getElementById(key).setAttribute("aria-label", text);
