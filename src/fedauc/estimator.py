@@ -65,6 +65,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     random_state : the seed, or a generator to draw it from.
     settings : other fields of the recipe, the algorithm or the schedule, as `fedauc.fit` takes them, such as
         `{"local_steps": 8, "weighting": "pooled", "objective": "squared-hinge"}`.
+    verbose : whether lines on standard error say how far training is.
 
     After `fit`: `classes_`, `n_features_in_`, `feature_names_in_` for tables with names, `module_` (the trained
     network), `history_` (round and validation quality per cycle), `round_` (that of the model), `stopped_early_` (why,
@@ -88,6 +89,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     standardize: bool = True
     random_state: Any = 0
     settings: Mapping[str, Any] | None = None
+    verbose: bool = False
 
     # A splitter such as LeaveOneGroupOut is given `groups` too, which are then folds and no groups of the schedule.
     __metadata_request__fit = {"clients": True, "groups": False}  # noqa: RUF012
@@ -113,6 +115,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self._build_module(inputs.shape[1], seed),
             Clients.from_arrays(inputs, train.labels, train.client, train.group),
             recipe,
+            verbose=self.verbose,
             validation=validation and examples(self.encoder_.encode(validation.inputs), *validation[1:3]),
         )
         # In float64 the score of a row does not depend on the rows beside it.

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import reporting, training
+from fedauc.cli import reporting, training, tuning
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
 from fedauc.plugins import VARIABLE
@@ -30,7 +30,7 @@ from fedauc.version import VERSION
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
-COMMANDS = training.COMMANDS | reporting.COMMANDS
+COMMANDS = training.COMMANDS | tuning.COMMANDS | reporting.COMMANDS
 """All commands by name."""
 
 GROUPS = {
@@ -55,7 +55,7 @@ def start() -> None:
         finish_imports()
     folder = find_out_folder(words)
     remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", folder)
-    trains_into = folder if command in ("run", "compare", "sweep", "resume") else ""
+    trains_into = folder if command in ("run", "compare", "sweep", "tune", "resume") else ""
     run_app(partial(build_app, command), words, "fedauc", remedy, trains_into)
 
 

@@ -55,7 +55,7 @@ LISTS = {
 
 OutFolder = Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A JSON configuration to start from.")]
-RunsFolder = Annotated[Path, typer.Argument(help="A folder that run, compare or sweep made.", show_default=False)]
+RunsFolder = Annotated[Path, typer.Argument(help="A folder that run, compare, sweep or tune made.", show_default=False)]
 Seeds = Annotated[str, typer.Option("--seeds", metavar="int,...", help="Seeds; everything runs with each.")]
 ONE_METHOD = "A name from `fedauc list methods`; cycp-pairwise unless given."
 SEVERAL_METHODS = "Names from `fedauc list methods`; cycp-pairwise unless given."
@@ -217,7 +217,7 @@ def sweep(
 
 
 def resume(folder: RunsFolder) -> None:
-    """Go on with an interrupted run, comparison or sweep, from its last checkpoint, to the same records.
+    """Go on with an interrupted run, comparison, sweep or tuning, from its last checkpoint, to the same records.
 
     Example: [bold]fedauc resume runs/first[/bold]
     """
@@ -225,7 +225,13 @@ def resume(folder: RunsFolder) -> None:
     from fedauc.experiments.folder import RunFolder
     from fedauc.experiments.ranks import rank_folder
     from fedauc.experiments.runner import Run
+    from fedauc.experiments.tuning import Tuning
 
+    if Tuning.is_tuning(folder):
+        from fedauc.cli.tuning import train_tuning
+
+        train_tuning(lambda: Tuning(folder))
+        return
     with rank_folder(folder) as ranks_folder:
         if Comparison.is_comparison(ranks_folder):
             _train_comparison(lambda: Comparison(ranks_folder))
@@ -246,17 +252,26 @@ def show(
     """
     from fedauc.experiments.comparison import Comparison
     from fedauc.experiments.folder import RunFolder
+    from fedauc.experiments.tuning import Tuning
     from fedauc.reports.summary import summarize_run
     from fedauc.reports.tables import print_comparison, print_run
+    from fedauc.reports.trials import print_trials
 
+    if sites and (Tuning.is_tuning(folder) or Comparison.is_comparison(folder)):
+        raise ValueError(f"--sites is given, but {folder} holds several runs; show one of their folders")
+    if Tuning.is_tuning(folder):
+        tuning = Tuning(folder)
+        if as_json:
+            print(json.dumps([trial._asdict() for trial in tuning.list_trials()], indent=2))
+        else:
+            print_trials(tuning)
+        return
     if not Comparison.is_comparison(folder):
         if as_json:
             print(json.dumps(summarize_run(RunFolder.open(folder)), indent=2))
         else:
             print_run(RunFolder.open(folder), all_sites=sites)
         return
-    if sites:
-        raise ValueError(f"--sites is given, but {folder} holds several runs; show one of their folders")
     comparison = Comparison(folder)
     if as_json:
         runs = [{"setting": setting} | summarize_run(run_folder) for setting, run_folder in comparison.run_folders()]

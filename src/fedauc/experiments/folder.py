@@ -205,7 +205,7 @@ def check_new_folder(path: Path) -> None:
     remedy = "choose another --out"
     if (path / "result.json").is_file():
         remedy += f", or look at its result with `fedauc show {path}`"
-    elif any((path / name).is_file() for name in ("config.json", "comparison.json")):
+    elif any((path / name).is_file() for name in ("config.json", "comparison.json", "tuning.json")):
         remedy += f", or go on with `fedauc resume {path}`"
     else:
         remedy = f"it is not a run folder, and fedauc writes over nothing: {remedy}"
