@@ -39,6 +39,7 @@ finally:
         ("run --engine bogus --out made", 2),
         ("compare --methods bogus --out made", 2),
         ("sweep --vary bogus=1 --out made", 2),
+        ("tune --search bogus=1:2 --out made", 2),
     ],
 )
 def test_a_command_that_does_not_train_loads_neither_torch_nor_numpy(tmp_path: Path, words: str, code: int) -> None:

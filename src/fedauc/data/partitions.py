@@ -43,7 +43,7 @@ class Partition(ABC):
 
 def find_partitions() -> dict[str, type[Partition]]:
     """Every partition by name."""
-    return find_members("fedauc.data", Partition)  # type: ignore[type-abstract]
+    return find_members("fedauc.data.partitions", Partition)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)
