@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedauc.experiments.recipe import Recipe
     from fedauc.experiments.registration import register
     from fedauc.guards import TrainingStopped
+    from fedauc.scoring.scorer import Scorer, load
 
 __all__ = [
     "Clients",
@@ -23,10 +24,12 @@ __all__ = [
     "FederatedAUCClassifier",
     "Fitted",
     "Recipe",
+    "Scorer",
     "TrainingStopped",
     "__version__",
     "examples",
     "fit",
+    "load",
     "register",
 ]
 
@@ -37,9 +40,11 @@ _HOMES = {
     "FederatedAUCClassifier": "fedauc.estimator",
     "Fitted": "fedauc.experiments.fitting",
     "Recipe": "fedauc.experiments.recipe",
+    "Scorer": "fedauc.scoring.scorer",
     "TrainingStopped": "fedauc.guards",
     "examples": "fedauc.data",
     "fit": "fedauc.experiments.fitting",
+    "load": "fedauc.scoring.scorer",
     "register": "fedauc.experiments.registration",
 }
 """Where the public names are defined. They are imported on first use, because torch takes seconds to import."""

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 PROBE_BYTES = 65536
 """What `check_writable` writes: about the size of a small run folder."""
@@ -16,11 +17,18 @@ PROBE_BYTES = 65536
 
 def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
     """Write a file that is either complete or absent, even if the process is killed or several processes write it."""
+    with open_atomically(path) as file:
+        file.writelines(chunks)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when the block ends without an error."""
     _remove_stale_parts(path.parent.absolute())
     part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
         with naming_path(path), part.open("wb") as file:
-            file.writelines(chunks)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

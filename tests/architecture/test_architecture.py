@@ -47,10 +47,12 @@ PUBLIC = [
     "FederatedAUCClassifier",
     "Fitted",
     "Recipe",
+    "Scorer",
     "TrainingStopped",
     "__version__",
     "examples",
     "fit",
+    "load",
     "register",
 ]
 

@@ -24,6 +24,7 @@ class FeatureModule(nn.Module):
     bin_width: Tensor
     wave_column: Tensor
     wave_period: Tensor
+    wave_rate: Tensor
     category_column: Tensor
     category_code: Tensor
     order: Tensor
@@ -32,6 +33,8 @@ class FeatureModule(nn.Module):
         super().__init__()
         for name, array in layout._asdict().items():
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array)))
+        # A buffer keeps float64 in an exported model, where a constant may become float32.
+        self.register_buffer("wave_rate", 2 * torch.pi / self.wave_period)
         self.only_numbers = layout.only_numbers
 
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
@@ -44,7 +47,7 @@ class FeatureModule(nn.Module):
         bins = ((scaled[:, self.bin_column] - self.bin_left) / self.bin_width).clamp(0, 1)
         known = torch.where(missing, 0.0, numbers)[:, self.wave_column]
         present = (~missing[:, self.wave_column]).double()
-        angles = 2 * torch.pi / self.wave_period * known
+        angles = self.wave_rate * known
         waves = [torch.sin(angles) * present, torch.cos(angles) * present]
         categories = codes[:, self.category_column] == self.category_code
         indicators = missing[:, self.indicator_column]

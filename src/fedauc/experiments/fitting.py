@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from fedauc.experiments.progress_lines import ProgressLines, is_watched
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
+from fedauc.experiments.saved_model import FitEvidence, gather_evidence, save_fitted
 from fedauc.ledger import Traffic
 from fedauc.metrics import DEFAULT_METRICS, Metric, parse_metrics
 from fedauc.network import ModuleNetwork
+from fedauc.scoring.scorer import Scorer
 from fedauc.training import State
 from fedauc.trees import Tree
 
@@ -52,6 +55,14 @@ class Fitted:
     client_states: dict[int, Tree]
     stopped_early: str | None = None
     encoder: FeatureEncoder | None = None
+    evidence: FitEvidence | None = None
+
+    def save(self, folder: str | Path, calibration: str = "platt") -> Scorer:
+        """Write what `fedauc.load` needs to score new rows, and a model card; `calibration` may be isotonic too.
+
+        Calibration and threshold come from the validation rows, or from the training rows where there are none.
+        """
+        return save_fitted(self.module, self.evidence, self.encoder, Path(folder), calibration)
 
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's."""
@@ -137,6 +148,7 @@ def fit(
         loop.state,
         training.engine.client_states(),
         end.notes.get("stopped_early"),
+        evidence=gather_evidence(recipe, evaluator, end, clients, validation_rows, test_rows),
     )
 
 

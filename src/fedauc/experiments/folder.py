@@ -7,7 +7,8 @@ records.jsonl      one line per evaluated round, the same bits however often the
 timing.jsonl       training seconds so far, per evaluated round
 checkpoints/       the last two states
 stopped.txt        why training had to be stopped
-result.json, model.pt, scores.npz   when the run is done
+result.json, model.pt, scores.npz   when the run is done; also
+scorer.json, reference_scores.npz, MODEL_CARD.md   what `fedauc.load` and `fedauc predict` need, and the model card
 
 A federated run has other descriptions and results (see `federation/server.py`), and one more file of lines. Every line
 of a `.jsonl` file names its round, so that a resumed run can cut off what came after its checkpoint.

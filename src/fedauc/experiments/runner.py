@@ -27,6 +27,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, describe_roster
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
+from fedauc.experiments.saved_model import make_run_scorer, write_run_card
 from fedauc.metrics import group_auc, parse_metrics
 from fedauc.progress import report_activity
 
@@ -110,7 +111,12 @@ class Run:
         result = {"data": self.data.split.note, "final": final, **notes, **by_group}
         assert self.loop.checkpointer is not None
         self.loop.checkpointer.wait()
-        self.folder.write_model(network.build_module(model).state_dict())
+        scorer = make_run_scorer(self.config, self.data.split, network, model)
+        if scorer is None:
+            self.folder.write_model(network.build_module(model).state_dict())
+        else:
+            scorer.save(self.folder.path)
+        write_run_card(self.folder.path, scorer, self.config, self.data.split, result, (labels, scores))
         origins = {"rows": self.data.split.test.rows, "clients": self.data.split.test.clients}
         known_origins = {name: column for name, column in origins.items() if column is not None}
         self.folder.write_arrays("scores.npz", {"labels": labels, "scores": scores, **known_origins})

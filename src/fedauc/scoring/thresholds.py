@@ -134,7 +134,7 @@ class ThresholdCounts(NamedTuple):
 
 
 def choose_by_fpr(labels: ArrayLike, scores: ArrayLike, fpr: float = DEFAULT_FPR) -> OperatingPoint:
-    """The most positives that can be found with at most this false positive rate.
+    """The lowest threshold whose false positive rate is at most this: it finds the most positives.
 
     >>> choose_by_fpr([0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 3.5, 5], fpr=0.25).threshold
     3.25
