@@ -32,7 +32,7 @@ LEVELS: list[set[str]] = [
     {"algorithms", "guards", "uploads", "wrappers"},
     {"engines"},
     {"scoring", "training"},
-    {"experiments"},
+    {"experiments", "export"},
     {"federation", "estimator"},
     {"reports", "testing"},
     {"cli"},

@@ -8,7 +8,7 @@ import numpy as np
 from markdown_it import MarkdownIt
 
 from fedauc.scoring.calibration import measure_brier_score, measure_calibration_error
-from fedauc.scoring.model_card import CardFacts, MetricOnTest, PartSize, compose_model_card, update_operating_point
+from fedauc.scoring.model_card import CardFacts, MetricOnTest, PartSize, compose_model_card, update_model_card
 from fedauc.scoring.scorer import Scorer
 from fedauc.scoring.thresholds import choose_by_recall
 from small_scorers import draw_table, make_small_scorer
@@ -98,7 +98,7 @@ def test_a_new_operating_point_replaces_the_old_one_in_the_card(tmp_path: Path) 
     before = compose_model_card(scorer, FACTS)
     (tmp_path / "MODEL_CARD.md").write_text(before)
     rows = scorer.require_reference()
-    changed = scorer.with_operating_point(choose_by_recall(rows.labels, rows.scores, 0.77))
-    update_operating_point(tmp_path, changed)
+    changed = scorer.with_operating_point(choose_by_recall(rows.labels, rows.scores, 0.77)).with_calibration("isotonic")
+    update_model_card(tmp_path, changed)
     assert (tmp_path / "MODEL_CARD.md").read_text() == compose_model_card(changed, FACTS)
     assert "rule: recall 0.77" in (tmp_path / "MODEL_CARD.md").read_text()

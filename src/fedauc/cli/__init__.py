@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import reporting, training, tuning
+from fedauc.cli import reporting, scoring, training, tuning
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
 from fedauc.plugins import VARIABLE
@@ -30,7 +30,7 @@ from fedauc.version import VERSION
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
-COMMANDS = training.COMMANDS | tuning.COMMANDS | reporting.COMMANDS
+COMMANDS = training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS
 """All commands by name."""
 
 GROUPS = {
@@ -39,7 +39,10 @@ GROUPS = {
 }
 """Groups of commands; each has a module of its own."""
 
-HOW_TO_CONTINUE = {"data": "the same command", "federation": "fedauc federation resume DIR"}
+HOW_TO_CONTINUE = {
+    **dict.fromkeys(("data", *scoring.COMMANDS), "the same command"),
+    "federation": "fedauc federation resume DIR",
+}
 """How commands go on that `fedauc resume` does not know."""
 
 

@@ -89,7 +89,7 @@ def compose_model_card(scorer: Scorer | None, facts: CardFacts) -> str:
         _describe_method(facts),
         _describe_test(facts),
         _describe_sites(facts),
-        *([] if scorer is None else [_describe_calibration(scorer, facts), _describe_points(scorer)]),
+        *([] if scorer is None else [_describe_calibration(scorer, facts.test), _describe_points(scorer)]),
         _describe_limits(scorer, facts),
         *([] if scorer is None else [_describe_loading(scorer)]),
         _describe_versions(facts),
@@ -97,16 +97,18 @@ def compose_model_card(scorer: Scorer | None, facts: CardFacts) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def update_operating_point(folder: Path, scorer: Scorer) -> None:
-    """Replace the operating points and the calibration in a card after they were chosen anew."""
-    path = folder / CARD_FILE
+def update_model_card(folder: Path, scorer: Scorer) -> None:
+    """Replace the calibration and the operating points in the card of a run after they were chosen anew."""
+    path, scores = folder / CARD_FILE, folder / "scores.npz"
     if not path.is_file():
         return
+    tested = None
+    if scores.is_file():
+        with np.load(scores, allow_pickle=False) as stored:
+            tested = stored["labels"], stored["scores"]
+    renewed = {"Calibration": _describe_calibration(scorer, tested), "Operating points": _describe_points(scorer)}
     sections = path.read_text(encoding="utf-8").split("\n\n## ")
-    heading = "Operating points"
-    changed = [
-        _describe_points(scorer).removeprefix("## ") if section.startswith(heading) else section for section in sections
-    ]
+    changed = [renewed.get(section.partition("\n")[0], section).removeprefix("## ") for section in sections]
     write_atomically(path, "\n\n## ".join(changed).encode())
 
 
@@ -169,7 +171,7 @@ def _describe_sites(facts: CardFacts) -> str:
     return "\n".join(lines)
 
 
-def _describe_calibration(scorer: Scorer, facts: CardFacts) -> str:
+def _describe_calibration(scorer: Scorer, tested: tuple[np.ndarray, np.ndarray] | None) -> str:
     names = {"platt": "Platt scaling", "isotonic": "Isotonic calibration"}
     lines = [
         "## Calibration",
@@ -182,8 +184,8 @@ def _describe_calibration(scorer: Scorer, facts: CardFacts) -> str:
             " There were no validation rows; training rows are fitted better than new ones, so that probabilities may "
             "be too extreme."
         )
-    if facts.test is not None:
-        labels, scores = facts.test
+    if tested is not None:
+        labels, scores = tested
         probabilities = scorer.calibration.probabilities(scores)
         constant = np.full(len(labels), np.mean(labels))
         lines += [
@@ -261,8 +263,8 @@ POINT_HEADERS = ("rule", "threshold", "false positive rate", "recall", "precisio
 
 def format_point(point: OperatingPoint) -> tuple[str, ...]:
     """An operating point as the cells of a table."""
-    shares = [_format_rate(rate, percent=True) for rate in (point.fpr, point.recall, point.precision)]
-    return point.rule, f"{point.threshold:.6g}", *shares, _format_rate(point.alerts_per_1000)
+    shares = [format_rate(rate, percent=True) for rate in (point.fpr, point.recall, point.precision)]
+    return point.rule, f"{point.threshold:.6g}", *shares, format_rate(point.alerts_per_1000)
 
 
 def format_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -271,7 +273,8 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def _format_rate(rate: Rate, percent: bool = False) -> str:
+def format_rate(rate: Rate, percent: bool = False) -> str:
+    """A share with its interval."""
     if math.isnan(rate.estimate):
         return "no alerts"
     if percent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedauc import plugins
 from fedauc.data.checks import as_inputs
+from fedauc.data.columns import is_missing, to_text
 from fedauc.data.features import FeatureEncoder
 from fedauc.discovery import lookup
 from fedauc.files import write_atomically
@@ -203,7 +204,7 @@ def make_scorer(
 ) -> Scorer:
     """A scorer with the default operating point; `example` is one row `[1, ...]` as the module takes it."""
     return Scorer(
-        module.cpu().eval(),
+        module.cpu().eval().requires_grad_(False),
         model,
         tuple(example.shape[1:]),
         str(example.dtype).removeprefix("torch."),
@@ -244,6 +245,35 @@ def load(folder: str | Path) -> Scorer:
     )
 
 
+def match_labels(values: Sequence[Any], label_values: tuple[str, str]) -> np.ndarray:
+    """Labels as a table writes them as 0 and 1, and -1 where one is missing; other values are refused.
+
+    >>> match_labels(["yes", "no", None, "no"], ("no", "yes"))
+    array([ 1,  0, -1,  0])
+    """
+    negative, positive = map(_normalize_label, label_values)
+    # Where the positive class stands against several others, they have no name of their own.
+    takes_any_other = negative == f"not {positive}"
+    labels = np.full(len(values), -1)
+    for row, value in enumerate(values):
+        if is_missing(value):
+            continue
+        text = _normalize_label(value)
+        if text not in (negative, positive) and not takes_any_other:
+            raise ValueError(f"label {str(value)!r} in row {row} is neither {' nor '.join(map(repr, label_values))}")
+        labels[row] = text == positive
+    return labels
+
+
+def _normalize_label(value: Any) -> str | None:
+    """One text for `1`, `1.0` and 1, and for `True`, `true` and True."""
+    text = to_text(value)
+    try:
+        return to_text(float(text or ""))
+    except ValueError:
+        return text.lower() if text and text.lower() in ("true", "false") else text
+
+
 def export_module(scorer: Scorer) -> bytes:
     """The scorer's module as a torch.export program, which needs no Python class to be loaded."""
     example = torch.zeros((2, *scorer.input_shape), dtype=getattr(torch, scorer.input_dtype))
@@ -269,7 +299,7 @@ def _encode_weights(module: nn.Module) -> bytes:
 def _load_weights(model: ModelConfig, shape: tuple[int, ...], dtype: str, content: bytes) -> nn.Module:
     module = model.build(shape, seed=0).to(getattr(torch, dtype))
     module.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    return module.eval()
+    return module.eval().requires_grad_(False)
 
 
 def _load_program(content: bytes) -> nn.Module:

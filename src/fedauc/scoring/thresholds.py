@@ -185,6 +185,14 @@ def choose_by_alerts(labels: ArrayLike, scores: ArrayLike, alerts: float, rows: 
     return counts.make_point(index, f"alerts-per-day {alerts:g}, rows-per-day {rows:g}")
 
 
+def measure_threshold(labels: ArrayLike, scores: ArrayLike, threshold: float, rule: str) -> OperatingPoint:
+    """What a given threshold does on rows, for example on new ones."""
+    positive, values = check_rows(labels, scores)
+    alerts = values >= threshold
+    counts = (alerts & positive, alerts & ~positive, positive, ~positive)
+    return OperatingPoint(rule, threshold, *(int(rows.sum()) for rows in counts))
+
+
 def list_operating_points(labels: ArrayLike, scores: ArrayLike) -> list[OperatingPoint]:
     """The table that reports and model cards show."""
     points = [choose_by_fpr(labels, scores, fpr) for fpr in TABLE_FPRS]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -41,22 +43,57 @@ def read_text_frame(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
     return _read_json_lines(file) if format_suffix(file) in JSON_SUFFIXES else _read_csv(file, text_columns)
 
 
+def iterate_text_frames(file: Path, category_columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+    """The table of a text file in blocks of so many rows.
+
+    The categories of a CSV file stay text, so that a block in which all of them look like numbers is read like any
+    other; a missing one stays missing.
+    """
+    import pandas as pd
+
+    if format_suffix(file) in JSON_SUFFIXES:
+        records = _iterate_records(file)
+        while listed := list(itertools.islice(records, rows)):
+            yield pd.DataFrame.from_records(listed)
+        return
+    with explaining_text_errors():
+        names = pd.read_csv(file, nrows=0, **_csv_settings(file)).columns
+        kinds: Any = {name: str for name in category_columns if name in names}
+        with pd.read_csv(file, dtype=kinds, chunksize=rows, low_memory=False, **_csv_settings(file)) as blocks:
+            for block in blocks:
+                _check_row_names(block)
+                yield block
+
+
 def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
-    try:
-        separator, decimal = _detect_separator(file)
+    with explaining_text_errors():
         # A converter keeps NA, which may be the name of a country, from being taken for a missing name.
-        frame = pd.read_csv(
-            file,
-            sep=separator,
-            decimal=decimal,
-            converters={name: str.strip for name in text_columns if name},
-            na_values=list(MISSING_VALUES),
-            skipinitialspace=True,
-            encoding="utf-8-sig",
-            low_memory=False,
-        )
+        converters: Any = {name: str.strip for name in text_columns if name}
+        frame: pd.DataFrame = pd.read_csv(file, converters=converters, low_memory=False, **_csv_settings(file))
+    _check_row_names(frame)
+    return frame
+
+
+def _csv_settings(file: Path) -> dict[str, Any]:
+    separator, decimal = _detect_separator(file)
+    return {
+        "sep": separator,
+        "decimal": decimal,
+        "na_values": list(MISSING_VALUES),
+        "skipinitialspace": True,
+        "encoding": "utf-8-sig",
+    }
+
+
+@contextmanager
+def explaining_text_errors() -> Iterator[None]:
+    """Say in one line what is wrong with a text file."""
+    import pandas as pd
+
+    try:
+        yield
     except pd.errors.EmptyDataError:
         raise ValueError("it is empty: write one line of column names, then one line per row") from None
     except UnicodeDecodeError:
@@ -66,10 +103,14 @@ def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
         raise ValueError(f"it is no regular CSV ({reason}): give every line as many values as the first") from error
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
+
+
+def _check_row_names(frame: pd.DataFrame) -> None:
+    import pandas as pd
+
     if len(frame) and not isinstance(frame.index, pd.RangeIndex):
         # Pandas takes values without a column name for row names, which shifts every other value by one column.
         raise ValueError("its lines hold more values than its first line has names: name every column")
-    return frame
 
 
 def _detect_separator(file: Path) -> tuple[str, str]:
@@ -93,7 +134,13 @@ def _detect_separator(file: Path) -> tuple[str, str]:
 def _read_json_lines(file: Path) -> pd.DataFrame:
     import pandas as pd
 
-    records: list[dict[str, Any]] = []
+    records = list(_iterate_records(file))
+    if not records:
+        raise ValueError("it is empty: write one JSON object per line, with the same names in each")
+    return pd.DataFrame.from_records(records)
+
+
+def _iterate_records(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with _open_text(file) as stream:
             for number, line in enumerate(stream, 1):
@@ -105,14 +152,11 @@ def _read_json_lines(file: Path) -> pd.DataFrame:
                     raise ValueError(f"line {number} is no JSON ({error}): write one object per line") from None
                 if not isinstance(record, dict):
                     raise ValueError(f"line {number} is a {type(record).__name__}: write one JSON object per line")
-                records.append(record)
+                yield record
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text: save it in UTF-8") from None
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
-    if not records:
-        raise ValueError("it is empty: write one JSON object per line, with the same names in each")
-    return pd.DataFrame.from_records(records)
 
 
 def _open_text(file: Path) -> IO[str]:
