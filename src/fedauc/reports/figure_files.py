@@ -26,7 +26,7 @@ COLOURS = {
     "series2": "#007a5a",
     "series3": "#a3478a",
     "series4": "#7d6200",
-    "series5": "#3b7ea1",
+    "series5": "#c2185b",
     "series6": "#5b4db3",
     "series7": "#8a4b2a",
     "muted": "#6b7686",
@@ -86,9 +86,11 @@ def render_figure(figure: Figure, file_format: str) -> bytes:
         if figure.y.limits is not None:
             axes.set_ylim(*figure.y.limits)
         axes.spines[["top", "right"]].set_visible(False)
+        if figure.x.logarithmic:
+            axes.set_xscale("log")
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, fontsize=8)
-        if figure.legend:
+        elif figure.legend:
             _add_legend(axes, figure)
         buffer = io.BytesIO()
         # Without a date, the same numbers give the same file.

@@ -130,7 +130,7 @@ class Figure:
     height: int = 340
     wide: bool = False
     legend: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    """Names and colours for a legend outside the drawing, for grids."""
+    """Names and colours for a legend outside the drawing, which then has none inside."""
 
 
 def round_numbers(values: Any) -> list[Any]:

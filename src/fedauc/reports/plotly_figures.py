@@ -19,7 +19,7 @@ def to_plotly(figure: Figure) -> dict[str, Any]:
         "height": figure.height,
         "xaxis": _draw_axis(figure.x),
         "yaxis": _draw_axis(figure.y),
-        "showlegend": sum(bool(trace.get("showlegend")) for trace in traces) > 1,
+        "showlegend": not figure.legend and sum(bool(trace.get("showlegend")) for trace in traces) > 1,
         "barmode": "overlay",
     }
     for layer in figure.layers:

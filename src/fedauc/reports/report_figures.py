@@ -26,7 +26,7 @@ from fedauc.reports.score_curves import CurveBand, histogram_scores, precision_r
 from fedauc.reports.site_quality import SiteQuality
 from fedauc.scoring.thresholds import wilson_interval
 
-MAX_BANDS = 3
+MAX_BANDS = 2
 """Bands of more curves than this would hide each other."""
 
 MAX_SITES_DRAWN = 20
@@ -84,7 +84,7 @@ def draw_learning(runs: Sequence[ReportRun]) -> list[Figure]:
             records = [record for record in run.records if record.get(metric.columns[0]) is not None]
             x = np.array([_measure_effort(record, key) for record in records], dtype=float)
             low_name, high_name = ("auc_low", "auc_high") if run.is_federation else (*metric.columns[1:], "", "")[:2]
-            has_band = len(shown) <= MAX_BANDS and all(record.get(low_name) is not None for record in records)
+            has_band = len(shown) == 1 and all(record.get(low_name) is not None for record in records)
             layers.append(
                 Line(
                     run.name,
@@ -106,10 +106,11 @@ def draw_learning(runs: Sequence[ReportRun]) -> list[Figure]:
                 key=f"learning-{key}",
                 title=f"{metric.label} against {key}",
                 summary=f"Test {metric.label} against {title}, a line per run, a point per evaluation.",
-                x=Axis(title),
+                x=Axis(title, logarithmic=key == "megabytes" and _differ_widely(shown)),
                 y=Axis(f"test {metric.label}"),
                 layers=layers,
-                height=300,
+                height=280,
+                legend=[(run.name, name_colour(number)) for number, run in enumerate(shown)] if len(shown) > 1 else [],
             )
         )
     return figures
@@ -133,6 +134,7 @@ def draw_sites(lines: Sequence[SiteQuality], overall: float, key: str, noun: str
         x=Axis("AUC", (min(0.5, float(np.nanmin([*low, *values], initial=1.0)) - 0.02), 1.005)),
         y=Axis(""),
         layers=layers,
+        note="A dot without a line has too few rows of a class for an interval." if np.isnan(low).any() else "",
         height=max(240, 110 + 22 * len(measured)),
         wide=True,
     )
@@ -182,8 +184,8 @@ def draw_calibration(labels: np.ndarray, probabilities: np.ndarray) -> Figure:
         key="calibration",
         title="Calibration",
         summary="Share of positives against calibrated probability, in ten groups of rows by probability.",
-        x=Axis("calibrated probability", (0, 1)),
-        y=Axis("share of positives", (0, 1.01)),
+        x=Axis("calibrated probability", (-0.02, 1.02)),
+        y=Axis("share of positives", (-0.03, 1.04)),
         layers=[
             _diagonal("perfect calibration"),
             Points("rows grouped by probability", means, shares, low, high),
@@ -226,6 +228,12 @@ def draw_calendar(calendar: Calendar, noun: str) -> Figure:
         wide=True,
         legend=legend,
     )
+
+
+def _differ_widely(runs: Sequence[ReportRun]) -> bool:
+    """Whether some run sent ten times what another one sent, so that a linear axis would hide the latter."""
+    totals = [_measure_effort(run.records[-1], "megabytes") for run in runs]
+    return max(totals, default=0) > 10 * min(totals, default=0)
 
 
 def _measure_effort(record: dict[str, object], key: str) -> float:

@@ -38,9 +38,11 @@ def tabulate_summary(runs: Sequence[ReportRun]) -> ReportTable:
     """A row per run: final metrics with interval, rounds, traffic, seconds, and the paired test against the first."""
     metrics = runs[0].metrics
     several = len(runs) > 1
-    headers = ["run", *_head_metrics(runs), "rounds", "up", "down", "seconds", "status"]
+    headers = ["run", *_head_metrics(runs), "rounds", "up", "down", "seconds"]
     if several:
         headers += ["difference", "p"]
+    all_done = all(_shorten_status(run) == "done" for run in runs)
+    headers += [] if all_done else ["status"]
     rows = []
     for run in runs:
         final, last = run.final or {}, run.records[-1] if run.records else {}
@@ -56,9 +58,9 @@ def tabulate_summary(runs: Sequence[ReportRun]) -> ReportTable:
         cells.append(Cell(f"{last.get('rounds', 0):,}", last.get("rounds", 0)))
         cells += [Cell("–" if amount is None else format_bytes(amount), amount) for amount in traffic]
         seconds = last.get("seconds")
-        cells += [Cell("–" if seconds is None else f"{seconds:,.1f}", seconds), Cell(_shorten_status(run))]
-        if several:
-            cells += _test_against(runs[0], run)
+        cells.append(Cell("–" if seconds is None else f"{seconds:,.1f}", seconds))
+        cells += _test_against(runs[0], run) if several else []
+        cells += [] if all_done else [Cell(_shorten_status(run))]
         rows.append(cells)
     caption = "Final test metrics of each run, with 95 % intervals where a metric has one."
     if several:

@@ -28,12 +28,16 @@ def answer_run(run: ReportRun) -> str:
     if metric.text != "auc":
         return f"{trained}, the model has a test {metric.label} of {value:.3f}."
     if run.is_federation:
-        bounds = "" if final["auc_low"] == final["auc_high"] else f", exactly known to lie in {_interval(final, True)}"
+        bounds = (
+            ""
+            if final["auc_low"] == final["auc_high"]
+            else f", known to lie between {final['auc_low']:.4f} and {final['auc_high']:.4f}"
+        )
         rows = f"{final['test_positives']:,} positive and {final['test_negatives']:,} negative held-out rows"
         over = f"over {rows} of {final['test_sites']} sites"
         wins = f"the model ranks a positive row above a negative one {_share(value)} of the time"
         return f"{trained}, {wins} (AUC {value:.3f}{bounds}, {over})."
-    interval = "" if final.get("low") is None else f", 95 % interval {_interval(final, False)}"
+    interval = "" if final.get("low") is None else f", 95 % interval {final['low']:.3f} to {final['high']:.3f}"
     rows = ""
     if run.scored is not None:
         positives = int((run.scored.labels == 1).sum())
@@ -86,7 +90,7 @@ def list_facts(run: ReportRun) -> list[tuple[str, str, str]]:
         facts.append((f"{noun}s", f"{run.roster.clients:,}", below))
     if last:
         total = f"of {run.roster.rounds:,}" if run.roster is not None else "so far"
-        below = f"{last['visits']:,} visits, {last['absences']:,} absences"
+        below = f"{last['visits']:,} visits, {last['absences']:,} absence{'s' * (last['absences'] != 1)}"
         facts.append(("rounds", f"{last['rounds']:,} {total}" if not run.done else f"{last['rounds']:,}", below))
         sent = last["bytes_up"] + last["bytes_down"]
         below = f"{format_bytes(last['bytes_up'])} up, {format_bytes(last['bytes_down'])} down"
@@ -184,8 +188,3 @@ def _except_scores(run: ReportRun) -> str:
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def _interval(final: dict[str, float], bounds: bool) -> str:
-    low, high = (final["auc_low"], final["auc_high"]) if bounds else (final["low"], final["high"])
-    return f"{low:.4f} to {high:.4f}" if bounds else f"{low:.3f} to {high:.3f}"

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedauc.experiments.comparison import Comparison
+from fedauc.federation.server import AGREEMENT_FILE
 from fedauc.files import is_process_alive
 from fedauc.reports.progress import shorten_name
 from fedauc.reports.report_runs import ReportRun, read_report_runs
@@ -146,10 +147,13 @@ def _list_names(path: Path) -> dict[str, Path] | None:
     """The names of a folder's runs and where they will be; None as long as the folder is not complete."""
     if Comparison.is_comparison(path):
         return {name.replace("/", " "): path / name for name in Comparison(path).list_names()}
-    is_there = any((path / name).is_file() for name in ("config.json", "federation.json", "run/federation.json"))
-    if path.is_dir() and not is_there and any(path.iterdir()):
+    for folder in (path, path / "run"):
+        if (folder / AGREEMENT_FILE).is_file() or (folder == path and (path / "config.json").is_file()):
+            return {path.name: folder}
+    # The app's folder of a federation is there before its first run.
+    if path.is_dir() and any(path.iterdir()) and not (path / "fedauc_app").is_dir():
         raise ValueError(f"{path} is not a run folder; give a folder that run, compare, sweep or a federation made")
-    return {path.name: path} if is_there else None
+    return None
 
 
 def _read_started(path: Path) -> list[ReportRun]:

@@ -1,0 +1,53 @@
+"""The report of a federation's run folder: what the server knows, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedauc.participation.cyclic import Cyclic
+from fedauc.reports.attendance import Calendar, build_calendar
+from fedauc.reports.page import build_document, render_page
+from fedauc.reports.report_runs import read_report_runs
+from fedauc.reports.watch import read_watched
+from federation.memory_grid import NAMES, Fault, create_run, make_agreement, make_grid
+from small_federations import held_out
+
+
+@pytest.fixture(scope="module")
+def federation_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The messages to site 4 are lost in round 4, however often they are sent."""
+    folder = tmp_path_factory.mktemp("federation")
+    grid = make_grid(folder / "sites", [Fault(site=4, round=4, kind="lost", times=9)], held_out())
+    create_run(make_agreement("cycp-pairwise", cycles=3, participation=Cyclic()), grid, folder / "run").train_to_end()
+    return folder
+
+
+def test_the_calendar_shows_who_answered(federation_folder: Path) -> None:
+    (run,) = read_report_runs([federation_folder])
+    calendar = build_calendar(run)
+    assert isinstance(calendar, Calendar)
+    result = json.loads((federation_folder / "run" / "result.json").read_text())["attendance"]
+    assert set(calendar.rows) == set(NAMES)
+    for row, name in enumerate(calendar.rows):
+        assert calendar.visits[row] == result[name]["answered"]
+        assert calendar.absences[row] == result[name]["absent"] + result[name]["refused"]
+    assert calendar.absences[calendar.rows.index("site-4")] == 1
+
+
+def test_the_page_says_what_left_the_sites_and_holds_no_key(federation_folder: Path) -> None:
+    runs = read_report_runs([federation_folder])
+    texts = build_document(runs)["texts"]
+    assert "The rows stayed at the sites" in texts["privacy-0"]
+    assert "Histograms of the held-out rows" in texts["privacy-0"]
+    assert "None. No noise for differential privacy" in texts["privacy-0"]
+    assert "stay at the sites" in texts["thresholds-0"]
+    assert f"{runs[0].records[-1]['auc']:.3f}" in texts["answer-0"]
+    assert "key-of-" not in render_page(runs)
+
+
+def test_watch_follows_a_federation(federation_folder: Path) -> None:
+    (run,) = read_watched(federation_folder)
+    assert (run.phase, run.is_over, run.rounds) == ("done", True, run.total)
