@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import fedauc
 from fedauc import Clients, FederatedAUCClassifier, fit
+from fedauc.data.dataset import Rows
 from fedauc.models.linear import Linear
 from fedauc.models.mlp import MLP
 
@@ -58,7 +59,7 @@ def test_scores_rank_as_those_of_fit_and_their_auc_is_the_score() -> None:
     model = make_classifier(random_state=3).fit(x, y, clients=site)
     scaled = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
     clients = Clients.from_arrays(scaled, y, client=site)
-    twin = fit(Linear().build((4,), 3), clients, "cycp-pairwise", cycles=2, groups=3, seed=3)
+    twin = fit(Linear().build((4,), 3), clients, "cycp-pairwise", cycles=2, groups=3, seed=3, weighting="pooled")
     assert model.score(x, y) == pytest.approx(roc_auc_score(y, twin.scores(scaled)), abs=1e-12)
     assert model.score(x, y) == pytest.approx(roc_auc_score(y, model.decision_function(x)), abs=1e-12)
     # Platt's targets as weights of rows that appear once in each class; the classifier puts its scores into bins.
@@ -110,6 +111,52 @@ def test_a_frame_gives_feature_names_and_columns_in_another_order_are_refused() 
     with pytest.raises(ValueError, match="feature names should match"):
         model.decision_function(frame[list(frame)[::-1]])
     assert make_classifier(groups=1).fit(x, y).get_feature_names_out().tolist() == ["x0", "x1", "x2", "x3"]
+
+
+def make_frame(rows: int = 240) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """Numbers with gaps, text, booleans, dates, and a column that says nothing."""
+    x, y, site = make_rows(rows)
+    frame = pd.DataFrame(
+        {
+            "age": np.where(np.arange(rows) % 7 == 0, np.nan, x[:, 0]),
+            "city": np.where(x[:, 1] > 5, "Bern", "Rome"),
+            "smokes": x[:, 2] > 50,
+            "since": pd.Timestamp("2020-01-01") + pd.to_timedelta(np.arange(rows), unit="D"),
+            "country": "CH",
+        }
+    )
+    return frame, y, site
+
+
+def test_a_frame_with_text_dates_and_gaps_is_encoded_by_summaries_of_the_sites() -> None:
+    frame, y, site = make_frame()
+    model = make_classifier().fit(frame, y, clients=site)
+    assert model.score(frame, y) > 0.8
+    names = model.get_feature_names_out().tolist()
+    assert {"age", "age (missing)", "city=Bern", "smokes", "since"} <= set(names)
+    assert list(model.ignored_columns_) == ["country"]
+    assert model.n_features_in_ == len(model.feature_names_in_) == 5
+    scores = model.decision_function(frame)
+    assert np.array_equal(scores, model.decision_function(frame[list(frame)[::-1]]))
+    assert np.array_equal(scores, pickle.loads(pickle.dumps(model)).decision_function(frame))
+    assert np.isfinite(model.decision_function(frame.assign(city="Oslo", age=np.nan))).all()
+    with pytest.raises(ValueError, match="'city'"):
+        model.decision_function(frame.drop(columns="city"))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        make_classifier().fit(frame, y[:-1], clients=site)
+    with sklearn.config_context(enable_metadata_routing=True):
+        folds = cross_val_score(make_classifier(), frame, y, cv=3, params={"clients": site}, error_score="raise")
+    assert min(folds) > 0.7
+
+
+def test_bins_give_a_network_what_a_line_cannot_say() -> None:
+    """Positives lie in the middle of the only feature, which no linear model of that feature can rank."""
+    x = np.linspace(-1, 1, 400)[:, None]
+    y = (np.abs(x[:, 0]) < 0.3).astype(int)
+    chosen = {"groups": None, "cycles": 10, "learning_rate": 0.5}
+    straight, bent = (make_classifier(bins=bins, **chosen).fit(x, y).score(x, y) for bins in (0, 8))
+    assert straight < 0.6
+    assert bent > 0.9
 
 
 def test_early_stopping_and_the_best_round_go_by_validation_auc() -> None:
@@ -167,6 +214,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "cycles": ({"cycles": 0}, "cycles is 0; it must be a whole number of at least 1"),
     "setting": ({"settings": {"local_stepps": 3}}, "did you mean 'local_steps'"),
     "setting twice": ({"settings": {"seed": 3}}, "use the parameter random_state"),
+    "bins": ({"bins": 1}, "bins is 1; it must be 0, or a whole number of at least 2"),
+    "bins of raw numbers": ({"bins": 4, "standardize": False}, "bins is 4, but standardize is False"),
     "fraction": ({"validation_fraction": 1.5}, "validation_fraction is 1.5; it must be a number of at least 0"),
     "best without rows": ({"keep": "best"}, "keep is 'best', but validation_fraction is 0"),
     "patience without rows": ({"patience": 3}, "patience is 3, but validation_fraction is 0"),
@@ -203,10 +252,10 @@ def test_a_ranking_that_is_worse_than_chance_is_not_turned_around() -> None:
     """The calibrated probability rises with the score even where the rows at hand say otherwise."""
     x, y, site = make_rows()
     model = make_classifier().fit(x, y, site)
-    rows = type("", (), {"inputs": x, "labels": 1 - y, "client": site})
-    calibration = model._fit_calibration(rows)  # type: ignore[arg-type]
+    inputs = model.encoder_.encode(x)
+    calibration = model._fit_calibration(Rows(inputs, 1 - y, site))
     assert calibration.slope > 0
-    np.testing.assert_allclose(calibration.probabilities(model._score(x)), (1 - y).mean(), atol=0.01)
+    np.testing.assert_allclose(calibration.probabilities(model._score(inputs)), (1 - y).mean(), atol=0.01)
 
 
 def test_without_scikit_learn_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,14 @@ import torch
 from torch import nn
 
 from fedauc.data.clients import Clients, examples
+from fedauc.data.columns import is_table, list_column_names, read_columns
 from fedauc.data.dataset import Rows
-from fedauc.data.features import FeatureEncoder
+from fedauc.data.datasets.table import Table
+from fedauc.data.feature_fitting import FeatureSettings, RawColumn, RawEncoder, fit_features
 from fedauc.data.names import as_names
+from fedauc.data.raw_tables import convert_column
 from fedauc.data.splits import hold_out_validation
-from fedauc.data.standardization import column_moments
+from fedauc.data.table_loading import number_sites
 from fedauc.discovery import lookup
 from fedauc.experiments.evaluation import score_rows
 from fedauc.experiments.fitting import fit
@@ -33,7 +36,7 @@ from fedauc.scoring.calibration import PlattCalibration, fit_calibration
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.metrics import roc_auc_score
-    from sklearn.utils import check_random_state
+    from sklearn.utils import check_consistent_length, check_random_state
     from sklearn.utils.multiclass import type_of_target
     from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
@@ -61,15 +64,17 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     validation_fraction : share of the rows of each class that is held out to compare rounds and to calibrate.
     patience : cycles without a higher validation AUC before training stops.
     keep : "last" or "best": the model of the last round, or of the round with the highest validation AUC.
-    standardize : whether columns are scaled to mean 0 and standard deviation 1.
+    standardize : whether columns of numbers are scaled to mean 0 and standard deviation 1.
+    bins : bins of the piecewise-linear encoding of each column of numbers, which suits the model "tabular"; 0 for none.
     random_state : the seed, or a generator to draw it from.
     settings : other fields of the recipe, the algorithm or the schedule, as `fedauc.fit` takes them, such as
-        `{"local_steps": 8, "weighting": "pooled", "objective": "squared-hinge"}`.
+        `{"local_steps": 8, "objective": "squared-hinge"}`; as for all tables, `weighting` is "pooled" unless given.
     verbose : whether lines on standard error say how far training is.
 
     After `fit`: `classes_`, `n_features_in_`, `feature_names_in_` for tables with names, `module_` (the trained
-    network), `history_` (round and validation quality per cycle), `round_` (that of the model), `stopped_early_` (why,
-    or None), `traffic_` (bytes), `encoder_` (how columns become inputs) and `calibration_`.
+    network), `encoder_` (how columns become inputs), `ignored_columns_` (columns of a table that say nothing, with the
+    reasons), `history_` (round and validation quality per cycle), `round_` (that of the model), `stopped_early_` (why,
+    or None), `traffic_` (bytes) and `calibration_`.
 
     >>> from sklearn.datasets import make_classification
     >>> X, y = make_classification(300, weights=[0.9], random_state=0)
@@ -87,6 +92,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     patience: int | None = None
     keep: str = "last"
     standardize: bool = True
+    bins: int = 0
     random_state: Any = 0
     settings: Mapping[str, Any] | None = None
     verbose: bool = False
@@ -97,6 +103,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def fit(self, X: Any, y: Any, clients: Any = None, groups: Any = None) -> FederatedAUCClassifier:
         """Train on rows X with labels y of any two values, of which the larger one is the positive class.
 
+        X is an array of numbers, or a frame that may also hold text, dates, booleans and missing values.
         `clients` names the site of each row; without it all rows are at one site. `groups` names the group of each row,
         the same for all rows of a site.
         """
@@ -107,16 +114,19 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 f"groups are given, but the schedule {recipe.participation.name!r} of {self.method} has no groups: "
                 "leave them out, or use a cyclic method"
             )
-        rows = self._read_training_rows(X, y, clients, groups)
+        columns, labels = self._read_columns(X, y)
+        client = as_names(np.zeros(len(labels)) if clients is None else clients, "client", len(labels))
+        group = None if groups is None else as_names(groups, "group", len(labels))
+        # The inputs are row numbers until the columns are encoded, by what the training rows alone say about them.
+        rows = Rows(np.arange(len(labels)), labels, client, group)
         train, validation = hold_out_validation(rows, self._check_validation_fraction(), seed)
-        self.encoder_ = self._fit_encoder(np.asarray(train.inputs))
-        inputs = self.encoder_.encode(train.inputs)
+        train, validation = self._encode_parts(columns, train, validation)
         fitted = fit(
-            self._build_module(inputs.shape[1], seed),
-            Clients.from_arrays(inputs, train.labels, train.client, train.group),
+            self._build_module(train.inputs.shape[1], seed),
+            Clients.from_arrays(*train[:4]),
             recipe,
             verbose=self.verbose,
-            validation=validation and examples(self.encoder_.encode(validation.inputs), *validation[1:3]),
+            validation=validation and examples(*validation[:3]),
         )
         # In float64 the score of a row does not depend on the rows beside it.
         self.module_ = fitted.module.double()
@@ -128,8 +138,8 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     def decision_function(self, X: Any) -> np.ndarray:
         """The calibrated log-odds of the positive class, `[n]`; they rank rows as the scores of the model do."""
         check_is_fitted(self)
-        rows = validate_data(self, X, dtype=np.float64, reset=False)
-        scores = self._score(rows)
+        table = X if self._needs_table else validate_data(self, X, dtype=np.float64, reset=False)
+        scores = self._score(self.encoder_.encode(table))
         return np.asarray(self.calibration_.slope * scores + self.calibration_.intercept)
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -179,7 +189,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 parameter = "random_state" if name == "seed" else name
                 raise ValueError(f"settings holds {name!r}; use the parameter {parameter} of FederatedAUCClassifier")
         chosen = {name: value for name, value in optional.items() if value is not None}
-        return Recipe.of(self.method, **fixed, **chosen, **given)
+        return Recipe.of(self.method, **fixed, **chosen, **{**Table.recommended, **given})
 
     def _check_validation_fraction(self) -> float:
         fraction = self.validation_fraction
@@ -193,6 +203,14 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 )
         return float(fraction)
 
+    def _check_bins(self) -> int:
+        bins = self.bins
+        if not isinstance(bins, numbers.Integral) or isinstance(bins, bool) or bins < 0 or bins == 1:
+            raise ValueError(f"bins is {bins!r}; it must be 0, or a whole number of at least 2: 16 is a good start")
+        if bins and not self.standardize:
+            raise ValueError(f"bins is {bins}, but standardize is False; bins are of standardised values: use 0 bins")
+        return int(bins)
+
     def _build_module(self, width: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
             return self.model
@@ -202,8 +220,23 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     # ------------------------------------------------------------------------------------------------------ rows
 
-    def _read_training_rows(self, X: Any, y: Any, clients: Any, groups: Any) -> Rows:
-        inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+    def _read_columns(self, X: Any, y: Any) -> tuple[dict[str, RawColumn], np.ndarray]:
+        """The columns by name, and the labels as 0 and 1.
+
+        Arrays, and frames of numbers without gaps, are read by the rules of scikit-learn.
+        """
+        self._needs_table = _needs_encoding(X)
+        if self._needs_table:
+            arrays = read_columns(X, list_column_names(X))
+            self.feature_names_in_ = np.array(list(arrays), dtype=object)
+            self.n_features_in_ = len(arrays)
+            columns = {name: convert_column(values, name) for name, values in arrays.items()}
+            labels = column_or_1d(y, warn=True)
+            check_consistent_length(*(column.values for column in columns.values()), labels)
+        else:
+            inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+            names = _check_feature_names_in(self).tolist()
+            columns = {name: RawColumn(name, "number", inputs[:, place]) for place, name in enumerate(names)}
         kind = type_of_target(labels, input_name="y", raise_unknown=True)
         self.classes_ = np.unique(labels)
         if kind != "binary":
@@ -211,28 +244,36 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if len(self.classes_) < 2:
             alone = f"y holds the class {self.classes_.tolist()[0]!r} alone in {len(labels)} rows"
             raise ValueError(f"{alone}; an AUC needs two classes: add rows of the other one, or make other folds")
-        client = as_names(np.zeros(len(labels)) if clients is None else clients, "client", len(labels))
-        group = None if groups is None else as_names(groups, "group", len(labels))
-        return Rows(inputs, (labels == self.classes_[1]).astype(np.int8), client, group)
+        return columns, (labels == self.classes_[1]).astype(np.int8)
 
-    def _fit_encoder(self, inputs: np.ndarray) -> FeatureEncoder:
-        """How columns of numbers become inputs: standardised by sums over the sites, or unchanged."""
+    def _encode_parts(
+        self, columns: Mapping[str, RawColumn], train: Rows, validation: Rows | None
+    ) -> tuple[Rows, Rows | None]:
+        """Both parts with inputs, by an encoder that is fitted to summaries of the sites' training rows."""
+        # Arrays keep their width, and a table loses columns that say nothing.
+        kept = () if self._needs_table else tuple(columns)
+        settings = FeatureSettings(self.standardize, self._check_bins(), kept=kept)
+        training_columns = [column._replace(values=column.values[train.inputs]) for column in columns.values()]
+        fitted = fit_features(training_columns, settings, *number_sites(train.client))
+        self.encoder_, self.ignored_columns_ = fitted.encoder, dict(fitted.ignored)
+        encoder = RawEncoder(fitted.encoder, columns)
+        inputs = encoder.encode_rows(np.asarray(train.inputs)) if fitted.encoder.columns else np.zeros((1, 0))
         if (inputs == inputs[0]).all():
             raise ValueError(
-                f"all {inputs.shape[1]} features are constant in the {len(inputs)} training rows, so that no model can "
-                "rank these: add a feature that differs from row to row"
+                f"all {self.n_features_in_} features are constant in the {len(train.labels)} training rows, so that no "
+                "model can rank these: add a feature that differs from row to row"
             )
-        names = _check_feature_names_in(self).tolist()
-        unchanged = np.zeros(len(names)), np.ones(len(names))
-        return FeatureEncoder.of_numbers(names, *(column_moments(inputs) if self.standardize else unchanged))
+        if validation is not None:
+            validation = validation._replace(inputs=encoder.encode_rows(np.asarray(validation.inputs)))
+        return train._replace(inputs=inputs), validation
 
-    def _score(self, inputs: Any) -> np.ndarray:
+    def _score(self, inputs: np.ndarray) -> np.ndarray:
         network = ModuleNetwork(self.module_)
-        return score_rows(network, network.initial_model(), torch.from_numpy(self.encoder_.encode(inputs)))
+        return score_rows(network, network.initial_model(), torch.from_numpy(inputs))
 
     def _fit_calibration(self, rows: Rows) -> PlattCalibration:
         """Platt scaling by the histograms of the sites; a positive slope keeps the ranking of the model."""
-        scores = self._score(rows.inputs)
+        scores = self._score(np.asarray(rows.inputs))
         fitted = fit_calibration(rows.labels, scores, rows.client)
         assert isinstance(fitted, PlattCalibration)
         slope = SMALLEST_SLOPE / float(scores.std() or 1.0)
@@ -240,6 +281,19 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             return fitted
         rate = float(rows.labels.mean())
         return PlattCalibration(slope, math.log(rate / (1 - rate)) - slope * float(scores.mean()))
+
+
+def _needs_encoding(table: Any) -> bool:
+    """Whether a frame has columns that are no numbers, or numbers that are missing.
+
+    Columns are found by name, so frames without names of text are arrays, as everywhere in scikit-learn.
+    """
+    if not is_table(table) or isinstance(table, Mapping):
+        return False
+    if hasattr(table, "iloc") and not all(isinstance(name, str) for name in table.columns):
+        return False
+    columns = read_columns(table, list_column_names(table)).values()
+    return any(values.dtype.kind not in "iufb" or bool(np.isnan(values).any()) for values in columns)
 
 
 def _list_values(values: list[Any]) -> str:
