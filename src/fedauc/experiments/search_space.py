@@ -1,7 +1,7 @@
 """What a tuning searches: options of a run, each with a range or a list of values.
 
 >>> from fedauc.experiments.recipe import Recipe
->>> space = SearchSpace.of(Config(recipe=Recipe.of("cycp-minimax")), ["lr=0.01:1:log"], {}, {"lr": "learning-rate"})
+>>> space = SearchSpace.of(Config(recipe=Recipe.of("cycp-minimax")), ["learning-rate=0.01:1:log"])
 >>> [dimension.to_text() for dimension in space.dimensions]
 ['learning-rate=0.01:1.0:log']
 """
@@ -45,7 +45,7 @@ class Dimension:
     log: bool = False
 
     @staticmethod
-    def parse(text: str, short: Mapping[str, str]) -> Dimension:
+    def parse(text: str, short: Mapping[str, str] = {}) -> Dimension:
         """From `option=low:high`, `option=low:high:log` or `option=a,b,c`; `short` maps short names to full ones.
 
         >>> Dimension.parse("lr=0.01:1:log", {"lr": "learning-rate"})
@@ -109,7 +109,9 @@ class SearchSpace(NamedTuple):
     dimensions: tuple[Dimension, ...]
 
     @staticmethod
-    def of(base: Config, search: Sequence[str], fixed: Mapping[str, str], short: Mapping[str, str]) -> SearchSpace:
+    def of(
+        base: Config, search: Sequence[str] = (), fixed: Mapping[str, str] = {}, short: Mapping[str, str] = {}
+    ) -> SearchSpace:
         """The space that texts describe, or the default one without the options that are fixed or do not apply."""
         dimensions = [Dimension.parse(text, short) for text in search or DEFAULT_SEARCH]
         if not search:

@@ -64,7 +64,7 @@ class Tuning:
         self.trials: int = document["trials"]
         self.prune: bool = document["prune"]
         base = Config.from_json(json.dumps(document["base"]), str(path / NAME))
-        self.space = SearchSpace(base, tuple(Dimension.parse(text, {}) for text in document["search"]))
+        self.space = SearchSpace(base, tuple(Dimension.parse(text) for text in document["search"]))
 
     @staticmethod
     def open_or_create(path: Path, space: SearchSpace, trials: int, prune: bool = False) -> Tuning:
@@ -104,7 +104,7 @@ class Tuning:
         """What the metric that decides is called."""
         return parse_metrics(self.space.base.metrics)[0].label
 
-    def run_trials(self, observer: Callable[[str], Observer]) -> None:
+    def run_trials(self, observer: Callable[[str], Observer] = lambda name: lambda progress: None) -> None:
         """Train the remaining trials, beginning with one that was interrupted."""
         optuna = import_optuna()
         busy = f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
