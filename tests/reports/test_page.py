@@ -100,6 +100,19 @@ def test_the_tables_of_sites_and_groups_begin_with_the_lowest_auc(comparison_fol
     assert shown == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_saved_operating_point_is_counted_on_the_test_rows(comparison_folder: Path) -> None:
+    run = read_report_runs([comparison_folder])[0]
+    saved, rows = run.scorer["operating_point"], run.scored
+    assert rows is not None
+    alerts = rows.scores >= saved["threshold"]
+    recall, fpr = (float(alerts[rows.labels == label].mean()) for label in (1, 0))
+    table = build_document([run])["texts"]["thresholds-0"]
+    first = table[table.index("<tbody>") : table.index("FPR at most")]
+    assert "saved with the model" in first
+    assert f">{recall:.3f} [" in first
+    assert f">{fpr:.3f} [" in first
+
+
 def test_an_unfinished_run_has_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
     Run.create(make_config(), tmp_path / "run")
     runs = read_report_runs([tmp_path / "run"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +22,10 @@ class ChosenCalibration(NamedTuple):
 
 def choose_calibration(run: ReportRun, rows: ScoredRows) -> ChosenCalibration:
     """The saved calibration on all test rows; without one, one half of each class fits and the other half judges."""
-    path = run.folder.path / "scorer.json"
-    document = json.loads(path.read_text()) if path.is_file() else {}
-    if document.get("calibration"):
-        note = "The calibration that was saved with the model, on the test rows."
-        return ChosenCalibration(read_calibration(document["calibration"]), rows.labels, rows.scores, note)
+    if run.scorer:
+        fitted_on = f"fitted on the {run.scorer['calibrated_on']} rows and shown on the test rows"
+        note = f"The calibration that was saved with the model, {fitted_on}."
+        return ChosenCalibration(read_calibration(run.scorer["calibration"]), rows.labels, rows.scores, note)
     fits = np.zeros(len(rows.labels), dtype=bool)
     for label in (0, 1):
         members = np.flatnonzero(rows.labels == label)

@@ -324,7 +324,7 @@ def _scores(run: ReportRun) -> Block:
 def _thresholds(run: ReportRun) -> Block:
     if run.scored is None:
         return Block(None, [Paragraph(_explain_missing_scores(run), "missing")], [])
-    return Block(None, [tabulate_thresholds(run.scored)], [])
+    return Block(None, [tabulate_thresholds(run.scored, run.scorer.get("operating_point"))], [])
 
 
 def _traffic(run: ReportRun) -> Block:

@@ -74,6 +74,13 @@ class ReportRun:
         return bool(self.recipe.algorithm.objective.takes_embeddings)
 
     @cached_property
+    def scorer(self) -> dict[str, Any]:
+        """What `scorer.json` says: the calibration and the operating point that were saved; empty without one."""
+        path = self.folder.path / "scorer.json"
+        document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return document
+
+    @cached_property
     def scored(self) -> ScoredRows | None:
         """The scores of the test rows; None before the run is done, for embeddings, and at a federation's server."""
         path = self.folder.path / "scores.npz"

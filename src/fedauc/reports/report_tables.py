@@ -12,7 +12,7 @@ from fedauc.reports.attendance import Calendar
 from fedauc.reports.report_runs import ReportRun, ScoredRows
 from fedauc.reports.site_quality import SiteQuality
 from fedauc.reports.tables import format_bytes
-from fedauc.scoring.thresholds import Rate, list_operating_points
+from fedauc.scoring.thresholds import OperatingPoint, Rate, list_operating_points
 
 MAX_SITE_ROWS = 500
 """Rows of a table of sites: the worst ones."""
@@ -105,12 +105,17 @@ def tabulate_sites(lines: Sequence[SiteQuality], noun: str, key: str) -> ReportT
     return ReportTable(f"auc-by-{key}", caption, [noun, "AUC", "95 % interval", "test rows", "positives"], rows)
 
 
-def tabulate_thresholds(rows: ScoredRows) -> ReportTable:
-    """Operating points by false positive rate and by recall."""
+def tabulate_thresholds(rows: ScoredRows, saved: dict[str, Any] | None = None) -> ReportTable:
+    """The saved operating point on the test rows, then operating points by false positive rate and by recall."""
+    points = list_operating_points(rows.labels, rows.scores)
+    names = [point.rule.replace("fpr", "FPR at most").replace("recall", "recall at least") for point in points]
+    if saved is not None:
+        alerts, positive = rows.scores >= saved["threshold"], rows.labels == 1
+        counts = (alerts & positive, alerts & ~positive, positive, ~positive)
+        points.insert(0, OperatingPoint(saved["rule"], saved["threshold"], *(int(rows.sum()) for rows in counts)))
+        names.insert(0, f"saved with the model ({saved['rule']})")
     lines = []
-    for point in list_operating_points(rows.labels, rows.scores):
-        rule, _, value = point.rule.partition(" ")
-        bound = f"FPR at most {value}" if rule == "fpr" else f"recall at least {value}"
+    for bound, point in zip(names, points, strict=True):
         rates = (point.recall, point.fpr, point.precision)
         lines.append(
             [
@@ -122,8 +127,9 @@ def tabulate_thresholds(rows: ScoredRows) -> ReportTable:
         )
     headers = ["rule", "threshold", "recall", "false positive rate", "precision", "alerts per 1,000"]
     caption = (
-        "Thresholds on the raw score, chosen on the test rows, with Wilson's 95 % intervals. Precision and alerts hold "
-        "for data with the same share of positives."
+        "Thresholds on the raw score and what they do on the test rows, with Wilson's 95 % intervals. They are chosen "
+        "on these rows, except one that was saved with the model. Precision and alerts hold for data with the same "
+        "share of positives."
     )
     return ReportTable("thresholds", caption, headers, lines)
 
