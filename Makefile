@@ -66,7 +66,7 @@ $(DOCS)/.installed: pyproject.toml constraints-docs.txt
 docs: $(DOCS)/.installed  ## the documentation as docs/_build/html; a warning or a broken link inside it is an error
 	$(DOCS)/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	$(DOCS)/bin/python -m sphinx -W --keep-going -q -b linkcheck -D 'linkcheck_ignore=https?://.*' docs docs/_build/links
-	@echo "The documentation is docs/_build/html/index.html; docs/_build/links/output.txt lists links that lead out of it."
+	@echo "The documentation is docs/_build/html/index.html; docs/_build/links/output.json lists the links that lead out of it, which were not followed."
 
 docs-links: $(DOCS)/.installed  ## follow the links that lead out of the documentation
 	$(DOCS)/bin/python -m sphinx -q -b linkcheck docs docs/_build/links

@@ -65,7 +65,7 @@ def summarise_comparison(rows: Sequence[Row]) -> list[Record]:
     return entries
 
 
-def summarise_defaults(rows: Sequence[Row]) -> list[Record]:
+def summarise_settings(rows: Sequence[Row]) -> list[Record]:
     """For every fixed setting: the difference to central logistic regression, over tables, and on the worst table."""
     best = choose_settings(rows)
     differences: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -216,7 +216,7 @@ def compare_settings(record: Record, model: str) -> str:
     """What each change does at the methods' default learning rates: the difference to central logistic regression."""
     names = {method: f"{method}/{model}" for method in DEFAULT_RATES}
     settings = dict.fromkeys(
-        write_setting(entry["setting"]) for entry in record["defaults"] if entry["contender"] in names.values()
+        write_setting(entry["setting"]) for entry in record["settings"] if entry["contender"] in names.values()
     )
     rows = []
     for text in sorted(settings, key=lambda text: (not text.startswith("weighting"), text)):
@@ -224,7 +224,7 @@ def compare_settings(record: Record, model: str) -> str:
             write_difference(
                 [
                     entry
-                    for entry in record["defaults"]
+                    for entry in record["settings"]
                     if entry["contender"] == names[method]
                     and entry["setting"]["learning_rate"] == rate
                     and write_setting(entry["setting"]) == text
@@ -240,7 +240,7 @@ def compare_settings(record: Record, model: str) -> str:
 
 def compare_rates(record: Record) -> str:
     """Learning rates with pooled weighting: the difference to central logistic regression."""
-    entries = [entry for entry in record["defaults"] if write_setting(entry["setting"]) == "weighting pooled"]
+    entries = [entry for entry in record["learning_rates"] if write_setting(entry["setting"]) == "weighting pooled"]
     rates = sorted({entry["setting"]["learning_rate"] for entry in entries})
     contenders = [name for name in list_contenders(record) if "/" in name]
     body = [
@@ -316,12 +316,19 @@ def write_record(trainings: Path, record_file: Path) -> None:
     from public_tables import TABLES, describe_table
 
     rows = drop_unfinished_splits([json.loads(line) for line in trainings.read_text().splitlines()])
+    # Settings are compared on the same splits: those on which all of them have run.
+    studied = {row["seed"] for row in rows if not row["tuned"]}
     used = [table for name, table in TABLES.items() if any(row["table"] == name for row in rows)]
     record = {
-        "about": {"splits": sorted({row["seed"] for row in rows}), "trainings": len(rows)},
+        "about": {
+            "splits": sorted({row["seed"] for row in rows}),
+            "splits_of_settings": sorted(studied),
+            "trainings": len(rows),
+        },
         "tables": [describe_table(table) for table in used],
         "comparison": summarise_comparison(rows),
-        "defaults": summarise_defaults(rows),
+        "settings": summarise_settings([row for row in rows if row["seed"] in studied]),
+        "learning_rates": summarise_settings([row for row in rows if row["tuned"]]),
     }
     record_file.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -49,8 +49,8 @@ def test_the_claims_about_boosting_hold() -> None:
 def test_pooled_weighting_is_better_than_the_default_of_the_methods(method: str) -> None:
     entries = {
         entry["setting"]["weighting"]: entry["difference"]
-        for entry in RECORD["defaults"]
+        for entry in RECORD["settings"]
         if entry["contender"] == f"{method}/linear" and len(entry["setting"]) == 2
         if entry["setting"]["learning_rate"] == summary.DEFAULT_RATES[method]
     }
-    assert 0.015 < entries["pooled"] - entries["clients"] < 0.025
+    assert 0.017 < entries["pooled"] - entries["clients"] < 0.0255
