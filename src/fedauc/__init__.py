@@ -9,6 +9,7 @@ from fedauc.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from fedauc.data import Clients, Examples, examples
+    from fedauc.data.datasets.table import Table
     from fedauc.estimator import FederatedAUCClassifier
     from fedauc.experiments.config import Config
     from fedauc.experiments.fitting import Fitted, fit
@@ -25,6 +26,7 @@ __all__ = [
     "Fitted",
     "Recipe",
     "Scorer",
+    "Table",
     "TrainingStopped",
     "__version__",
     "examples",
@@ -41,6 +43,7 @@ _HOMES = {
     "Fitted": "fedauc.experiments.fitting",
     "Recipe": "fedauc.experiments.recipe",
     "Scorer": "fedauc.scoring.scorer",
+    "Table": "fedauc.data.datasets.table",
     "TrainingStopped": "fedauc.guards",
     "examples": "fedauc.data",
     "fit": "fedauc.experiments.fitting",

@@ -32,6 +32,12 @@ class Ledger:
         """Continue from where another ledger stood."""
         self.traffic, self.stage, self.anchored = saved.traffic, saved.stage, set(saved.anchored)
 
+    def record_preparation(self, floats_down: int, floats_up: int, bytes_down: int, bytes_up: int) -> None:
+        """Count what sites and server have sent before the first round, to prepare features."""
+        self._add_totals(
+            Traffic(floats_down=floats_down, floats_up=floats_up, bytes_down=bytes_down, bytes_up=bytes_up)
+        )
+
     def record_empty_round(self, cohort: Cohort) -> None:
         """Count a round without clients."""
         self._add_totals(Traffic(rounds=1, absences=len(cohort.absent)))

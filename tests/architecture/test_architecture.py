@@ -48,6 +48,7 @@ PUBLIC = [
     "Fitted",
     "Recipe",
     "Scorer",
+    "Table",
     "TrainingStopped",
     "__version__",
     "examples",

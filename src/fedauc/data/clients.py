@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
+from fedauc.data.columns import as_pandas_frame
 from fedauc.data.io.disk_tables import read_rows
 from fedauc.data.io.memory import index_type, release_freed_memory, row_blocks
 from fedauc.data.io.readers import Columns, check_suffix, read_client_columns, read_frame, resolve_columns
@@ -17,7 +18,6 @@ from fedauc.data.names import as_names, enumerate_names, find_client_groups, fin
 from fedauc.interfaces import Census, Roster
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import Tensor
 
 BLOCK = 1 << 18
@@ -61,7 +61,7 @@ class Clients:
 
     `rows` lists row numbers client by client, positives first; client m's are `rows[offsets[m]:offsets[m + 1]]`.
     They are int32 where that is enough. Memory is O(rows + clients); `names`, `groups` and each
-    of `columns` (what else schedules may use) are arrays `[N]`.
+    of `columns` (what else schedules may use) are arrays `[N]`. `feature_names` are those of a frame's columns.
 
     >>> clients = Clients.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0], ["ann", "ann", "bob"])
     >>> len(clients), clients.positives(0).tolist(), clients.negatives(0).tolist()
@@ -76,6 +76,7 @@ class Clients:
     names: np.ndarray
     groups: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -127,19 +128,22 @@ class Clients:
     @classmethod
     def from_frame(
         cls,
-        frame: pd.DataFrame,
+        frame: Any,
         label: str,
         client: str,
         features: Sequence[str] | None = None,
         group: str | None = None,
         columns: Sequence[str] = (),
     ) -> Clients:
-        """Clients from the columns of a frame; `features` defaults to every other numeric column.
+        """Clients from numeric columns of a pandas or polars frame or a pyarrow table, as they are.
 
-        `columns` are those that a schedule may use: one value for all rows of a client.
+        `features` defaults to every other numeric column; `fedauc.Table` also takes categories, dates and missing
+        values, and standardises. `columns` are those that a schedule may use: one value for all rows of a client.
         """
+        frame = as_pandas_frame(frame)
         roles = resolve_columns(frame, Columns(label, client, group or "", tuple(features or ()), tuple(columns)))
-        return cls.from_arrays(*read_frame(frame, roles)[:4], {name: frame[name] for name in columns})
+        clients = cls.from_arrays(*read_frame(frame, roles)[:4], {name: frame[name] for name in columns})
+        return replace(clients, feature_names=roles.features)
 
     @classmethod
     def from_file(

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedauc.discovery import lookup
-
 SHOWN = 5
 """How many names an error lists."""
 
@@ -56,8 +54,6 @@ def read_columns(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     if missing := [name for name in names if name not in known]:
         noun = "column" if len(missing) == 1 else "columns"
         listed = ", ".join(map(repr, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
-        if len(missing) == 1:
-            lookup("column", missing[0], dict.fromkeys(map(str, known)))
         raise ValueError(f"the table lacks the {noun} {listed}; it has {', '.join(map(str, sorted(known)))}")
     if isinstance(table, Mapping):
         return {name: _as_column(table[name], name) for name in names}
@@ -68,6 +64,14 @@ def read_columns(table: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
         table = table.select(list(names))
     frame = table if library == "pandas" else table.to_pandas(date_as_object=False)
     return {name: read_pandas_column(frame[name]) for name in names}
+
+
+def select_features(inputs: Any, names: Sequence[str]) -> Any:
+    """The columns of a table with these names as an array, in this order; anything without column names as it is."""
+    if not names or not is_table(inputs):
+        return inputs
+    columns = read_columns(inputs, names)
+    return np.stack([as_numbers(columns[name], name) for name in names], axis=1)
 
 
 def as_pandas_frame(table: Any) -> Any:

@@ -181,7 +181,7 @@ class FeatureEncoder:
 
     def build_module(self) -> nn.Module:
         """The same as a network: `forward(numbers, codes)` gives float32 `[n, width]`."""
-        from fedauc.data.feature_module import FeatureModule
+        from fedauc.data._feature_module import FeatureModule
 
         return FeatureModule(self.layout)
 

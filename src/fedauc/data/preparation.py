@@ -74,7 +74,9 @@ def prepare_table(table: TableParts, preparation: Preparation, seed: int) -> Spl
         f"{table.note}; {len(rows.labels)} of {len(table.train.labels)} training rows, "
         f"{clients.census.positives.sum()} labelled positive, over {len(clients)} clients ({empty} empty)"
     )
-    return Split(clients, validation, test, note, table.encoder, table.label_values, table.summary)
+    # Rows that a partition assigns to other clients than the file's are summarised by those.
+    summary = table.summary._replace(traffic=table.summary.traffic.scale_to(len(clients)))
+    return Split(clients, validation, test, note, table.encoder, table.label_values, summary)
 
 
 def _make_examples(rows: Rows, partition: Partition) -> Examples:

@@ -214,6 +214,12 @@ class SummaryTraffic(NamedTuple):
     bytes_up: int = 0
     bytes_down: int = 0
 
+    def scale_to(self, sites: int) -> SummaryTraffic:
+        """The same for another number of sites, each with what one of these sends on average."""
+        if sites == self.sites or not self.sites:
+            return self
+        return SummaryTraffic(sites, *(round(total * sites / self.sites) for total in self[1:]))
+
     def add(self, floats_up: int, floats_down: int, text_up: int = 0, text_down: int = 0) -> SummaryTraffic:
         """With so many more numbers of eight bytes, and bytes of text; what goes down is counted for one site."""
         return SummaryTraffic(

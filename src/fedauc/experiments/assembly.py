@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedauc.data.clients import Clients
+from fedauc.data.preparation import Split
 from fedauc.engines import EngineParts, make_engine
 from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.distributed import DistributedEngine
@@ -87,6 +88,12 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
         _are_inputs_scaled(clients.inputs),
     )
     return Assembly(training, network, training.initial_state(network.initial_model()))
+
+
+def record_preparation(assembly: Assembly, split: Split) -> None:
+    """Count in the ledger what the preparation of features has sent."""
+    _, floats_up, floats_down, bytes_up, bytes_down = split.summary.traffic
+    assembly.training.ledger.record_preparation(floats_down, floats_up, bytes_down, bytes_up)
 
 
 def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients) -> None:

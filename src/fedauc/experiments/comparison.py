@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedauc.experiments.config import Config
+from fedauc.experiments.config import Config, resolve_data_paths
 from fedauc.experiments.folder import RunFolder, check_new_folder, encode_json
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
@@ -37,6 +37,7 @@ class Comparison:
     def create(path: Path, runs: Mapping[str, Config], sweep: bool = False) -> Comparison:
         """Check every run, then make the folder."""
         check_new_folder(path)
+        runs = {name: resolve_data_paths(config) for name, config in runs.items()}
         cache = DataCache()
         groups = plan_run_groups(runs, cache)
         configs = {name: config.to_document() for name, config in runs.items()}

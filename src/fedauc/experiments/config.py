@@ -112,6 +112,22 @@ class Config:
         return Config.from_json(path.read_text(encoding="utf-8"), f"configuration {path}")
 
 
+def resolve_data_paths(config: Config) -> Config:
+    """The same configuration with absolute paths of data files, so that a run can be resumed from any folder."""
+    changes: dict[str, Any] = {}
+    for name in config.data.path_fields:
+        value = getattr(config.data, name)
+        if not isinstance(value, str):
+            raise ValueError(
+                f"data.{name} is a {type(value).__name__} in memory, which a run folder cannot load again; save it as "
+                "a file and give its path, or use fedauc.fit"
+            )
+        # An error about a file that does not exist names it as it was given.
+        if value and Path(value).expanduser().exists():
+            changes[name] = str(Path(value).expanduser().absolute())
+    return replace(config, data=replace(config.data, **changes)) if changes else config
+
+
 class Family(NamedTuple):
     """A kind of component: its name, base class and members, where a configuration holds it, and its help text.
 

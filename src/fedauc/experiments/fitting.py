@@ -1,4 +1,4 @@
-"""`fit`: train your own model on your own arrays, without a run folder."""
+"""`fit`: train a model on your own table or arrays, without a run folder."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from fedauc.data.checks import as_inputs, check_classes, naming_source
 from fedauc.data.clients import Clients, Examples, examples
+from fedauc.data.columns import select_features
+from fedauc.data.dataset import Dataset
+from fedauc.data.description import list_data_notes
 from fedauc.data.features import FeatureEncoder
+from fedauc.data.preparation import Preparation, Split, prepare_table
+from fedauc.data.scales import warn_of_scales
 from fedauc.discovery import lookup, read_members
-from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.decisions import describe_decisions
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.run_loop import RunLoop, first_checkpoint
+from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.saved_model import FitEvidence, gather_evidence, save_fitted
 from fedauc.ledger import Traffic
 from fedauc.metrics import DEFAULT_METRICS, Metric, parse_metrics
+from fedauc.models import find_models
+from fedauc.models.model import ModelConfig
 from fedauc.network import ModuleNetwork
 from fedauc.scoring.scorer import Scorer
 from fedauc.training import State
@@ -43,7 +50,8 @@ class Fitted:
     Rounds count from 0, so the model of round r has seen r + 1 rounds. `round` is the round that the module comes from:
     the last one, or the best one with `keep="best"`. `state` is the training state after the last round
     (`state.round` is the number of rounds that are done) and `client_states` what each client keeps, both as
-    `Training.rounds` needs them to go on. `stopped_early` says why a callback has ended the run.
+    `Training.rounds` needs them to go on. `stopped_early` says why a callback has ended the run. `encoder` turns the
+    rows of a raw table into inputs, where the model was trained on one; `feature_names` are the columns of a frame.
     """
 
     module: nn.Module
@@ -55,6 +63,7 @@ class Fitted:
     client_states: dict[int, Tree]
     stopped_early: str | None = None
     encoder: FeatureEncoder | None = None
+    feature_names: tuple[str, ...] = ()
     evidence: FitEvidence | None = None
 
     def save(self, folder: str | Path, calibration: str = "platt") -> Scorer:
@@ -65,16 +74,21 @@ class Fitted:
         return save_fitted(self.module, self.evidence, self.encoder, Path(folder), calibration)
 
     def scores(self, inputs: Any) -> np.ndarray:
-        """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's."""
-        if len(inputs) == 0:
+        """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's.
+
+        The columns of a table are found by name, in any order. A model that was trained on a raw table encodes them as
+        its training rows were.
+        """
+        if not hasattr(inputs, "collect") and len(inputs) == 0:
             return np.zeros(0)
+        rows = self.encoder.encode(inputs) if self.encoder else select_features(inputs, self.feature_names)
         network = ModuleNetwork(self.module)
-        return score_rows(network, network.initial_model(), as_inputs(inputs))
+        return score_rows(network, network.initial_model(), as_inputs(rows))
 
 
 def fit(
-    module: nn.Module,
-    clients: Clients,
+    module: nn.Module | ModelConfig | str,
+    clients: Clients | Dataset,
     method: str | Recipe = "cycp-pairwise",
     test: Examples | tuple[Any, Any] | None = None,
     validation: Examples | tuple[Any, Any] | None = None,
@@ -84,6 +98,10 @@ def fit(
     **settings: Any,
 ) -> Fitted:
     """Train `module` on the clients' data; evaluate on `test` and `validation` rows after every cycle.
+
+    `module` is a network, or a model such as `"linear"` or `MLP(...)`, which is built for the inputs. In the place of
+    clients a dataset will do, such as `fedauc.Table("claims.csv", ...)`: its test and validation rows are held out as
+    in `fedauc run`, by the setting `data_seed` (0).
 
     The sites are simulated: their rows are in this process, and `fedauc federation` runs the same rounds across
     machines. With `verbose`, a handful of lines on standard error say what was decided, how far the run is and how
@@ -95,61 +113,106 @@ def fit(
     the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`, `groups`, `seed`,
     `keep="best"` or `patience`. The module itself is left as it was; the trained one is in the result.
     """
+    data_seed = settings.pop("data_seed", 0)
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
-    test_rows, validation_rows = _read_part("test", test, clients), _read_part("validation", validation, clients)
+    data = _read_data(clients, test, validation, data_seed)
     given_callbacks = read_members("callbacks", callbacks, Callback, _make_callback)
     chosen_metrics = parse_metrics(metrics)
-    assembly = assemble_training(recipe, module, clients)
-    personal = PersonalModels.of(assembly.training, clients.names)
+    assembly = assemble_training(recipe, _build_module(module, data.clients, recipe.seed), data.clients)
+    if data.split is not None:
+        record_preparation(assembly, data.split)
+    personal = PersonalModels.of(assembly.training, data.clients.names)
     if personal is not None:
-        personal.report_unknown_clients({"test": test_rows, "validation": validation_rows})
+        personal.report_unknown_clients({"test": data.test, "validation": data.validation})
     advice = assembly.training.advice
     evaluator = Evaluator(recipe.algorithm, assembly.network, chosen_metrics, personal, advice)
+    verbose = is_watched(sys.stderr) if verbose is None else verbose
+    with ProgressLines(quiet=not verbose) as lines:
+        notes = list_data_notes(data.split) if data.split is not None else []
+        for sentence in (*notes, *describe_decisions(recipe, data.clients.roster, assembly)):
+            lines.print_line(sentence)
+        return _train_model(recipe, data, assembly, evaluator, given_callbacks, lines.add_bar(recipe.method))
+
+
+class _FitData(NamedTuple):
+    """Clients to train, rows to evaluate on, and the split of a dataset where they come from one."""
+
+    clients: Clients
+    test: Examples | None
+    validation: Examples | None
+    split: Split | None = None
+
+
+def _read_data(clients: Clients | Dataset, test: Any, validation: Any, seed: int) -> _FitData:
+    """The data that `fit` was given, checked before training."""
+    if isinstance(clients, Dataset):
+        if test is not None or validation is not None:
+            raise ValueError("test or validation rows come with a dataset, which holds out its own; leave them out")
+        split = prepare_table(clients.load(seed), Preparation(), seed)
+        return _FitData(split.train, split.test, split.validation, split)
+    warn_of_scales(clients)
+    return _FitData(clients, _read_part("test", test, clients), _read_part("validation", validation, clients))
+
+
+def _train_model(
+    recipe: Recipe,
+    data: _FitData,
+    assembly: Assembly,
+    evaluator: Evaluator,
+    callbacks: tuple[Callback, ...],
+    observer: Observer,
+) -> Fitted:
+    """Run all rounds, and collect what a caller may want to know."""
     history: list[tuple[int, Quality]] = []
+    inputs, has_test, has_validation = data.clients.inputs, data.test is not None, data.validation is not None
 
     def measure_model(run: RunView) -> Quality | None:
         phase = run.round.phase
-        if test_rows is None and validation_rows is None:
+        if not has_test and not has_validation:
             # Without held-out rows, a few training rows still show whether all scores are the same.
-            stride = max(1, len(clients.inputs) // CHECKED_ROWS)
-            evaluator.check_outputs(run.model, clients.inputs[::stride], phase)
+            evaluator.check_outputs(run.model, inputs[:: max(1, len(inputs) // CHECKED_ROWS)], phase)
             return None
-        quality = evaluator.measure_model(run.model, phase, validation_rows, test_rows)
+        quality = evaluator.measure_model(run.model, phase, data.validation, data.test)
         history.append((phase.round, quality))
         return quality
 
-    chosen = choose_callbacks(recipe, given_callbacks, validation_rows is not None)
-    all_callbacks = (*chosen, Evaluation(measure_model))
-    columns = RecordColumns.of(evaluator.metrics, test_rows is not None, validation_rows is not None)
+    chosen = choose_callbacks(recipe, callbacks, has_validation)
     loop = RunLoop(
         assembly,
-        first_checkpoint(assembly.start),
-        all_callbacks,
-        columns,
-        clients=clients,
+        first_checkpoint(assembly.start, assembly.training.ledger),
+        (*chosen, Evaluation(measure_model)),
+        RecordColumns.of(evaluator.metrics, has_test, has_validation),
+        clients=data.clients,
         evaluates_average=recipe.evaluates_average,
     )
-    if verbose is None:
-        verbose = is_watched(sys.stderr)
-    with ProgressLines(quiet=not verbose) as lines:
-        for sentence in describe_decisions(recipe, clients.roster, assembly):
-            lines.print_line(sentence)
-        loop.train_to_end(lines.add_bar(recipe.method))
+    loop.train_to_end(observer)
     end = loop.finish()
-    training = assembly.training
     return Fitted(
         assembly.network.build_module(end.model),
         recipe,
         history,
-        training.ledger.traffic,
+        assembly.training.ledger.traffic,
         end.round,
         loop.state,
-        training.engine.client_states(),
+        assembly.training.engine.client_states(),
         end.notes.get("stopped_early"),
-        evidence=gather_evidence(recipe, evaluator, end, clients, validation_rows, test_rows),
+        None if data.split is None else data.split.encoder,
+        data.clients.feature_names,
+        gather_evidence(recipe, evaluator, end, data.clients, data.validation, data.test),
     )
+
+
+def _build_module(module: nn.Module | ModelConfig | str, clients: Clients, seed: int) -> nn.Module:
+    """The network itself, or the one that a model describes, for the clients' inputs."""
+    if isinstance(module, nn.Module):
+        return module
+    model = lookup("model", module, find_models())() if isinstance(module, str) else module
+    if not isinstance(model, ModelConfig):
+        raise ValueError(f"module is a {type(model).__name__}; give a torch module, or a model such as 'linear'")
+    model.check_inputs(clients.inputs)
+    return model.build(tuple(clients.inputs.shape[1:]), seed)
 
 
 def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
@@ -160,6 +223,8 @@ def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
     if not (is_given_as_arrays or isinstance(rows, Examples)):
         raise ValueError(f"{name} is a {type(rows).__name__}; give a pair of arrays (inputs, labels), or examples(...)")
     with naming_source(name):
+        if not isinstance(rows, Examples):
+            rows = (select_features(rows[0], clients.feature_names), *rows[1:])
         part = rows if isinstance(rows, Examples) else examples(*rows)
         check_classes(part.labels.cpu().numpy())
     shape, expected = tuple(part.inputs.shape[1:]), tuple(clients.inputs.shape[1:])

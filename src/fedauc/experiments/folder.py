@@ -3,6 +3,7 @@
 config.json        the configuration
 environment.json   versions, hardware, and a fingerprint of the data
 roster.json        clients, groups, rows and positives
+data.json          rows, positives, features, columns left out and why, bytes of the preparation
 records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
 timing.jsonl       training seconds so far, per evaluated round
 checkpoints/       the last two states
@@ -34,6 +35,8 @@ from fedauc.experiments.config import Config
 from fedauc.files import check_writable, naming_path, write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
+
+DATA_FILE = "data.json"
 
 CHECKPOINTS_KEPT = 2
 """If the last checkpoint is damaged, the run can be resumed from the one before it."""

@@ -260,9 +260,9 @@ class RunLoop:
             self.stop_reason = None
 
 
-def first_checkpoint(state: State) -> Checkpoint:
-    """The checkpoint of a run before its first round."""
-    return Checkpoint(state, {}, Ledger(), [])
+def first_checkpoint(state: State, ledger: Ledger | None = None) -> Checkpoint:
+    """The checkpoint of a run before its first round; the ledger may hold what was sent before."""
+    return Checkpoint(state, {}, ledger or Ledger(), [])
 
 
 def _number_callbacks(callbacks: Sequence[Callback]) -> list[str]:

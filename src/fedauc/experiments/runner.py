@@ -12,16 +12,17 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fedauc.data.clients import Clients, Examples
+from fedauc.data.description import describe_data, list_data_notes
 from fedauc.data.preparation import Split, prepare_table
-from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training
+from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
-from fedauc.experiments.config import Config
+from fedauc.experiments.config import Config, resolve_data_paths
 from fedauc.experiments.decisions import describe_decisions, describe_recommended, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
-from fedauc.experiments.folder import RunFolder, check_new_folder, describe_environment, encode_json
+from fedauc.experiments.folder import DATA_FILE, RunFolder, check_new_folder, describe_environment, encode_json
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, describe_roster
@@ -46,6 +47,7 @@ class Run:
     def create(config: Config, path: Path, cache: DataCache | None = None) -> Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         check_new_folder(path)
+        config = resolve_data_paths(config)
         data, assembly = assemble_run(config, cache or DataCache())
         environment = {**describe_environment(), **describe_used_plugins(config)}
         decisions = describe_decisions(config.recipe, data.split.train.roster, assembly)
@@ -57,9 +59,10 @@ class Run:
             "config.json": config.to_json(),
             "environment.json": encode_json(environment),
             ROSTER_FILE: encode_json(roster, indent=None),
+            DATA_FILE: encode_json(describe_data(data.split)),
         }
-        first = first_checkpoint(assembly.start)
-        for sentence in decisions:
+        first = first_checkpoint(assembly.start, assembly.training.ledger)
+        for sentence in (*list_data_notes(data.split), *decisions):
             log_once(sentence)
         return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)
 
@@ -228,6 +231,7 @@ def assemble_run(config: Config, cache: DataCache) -> tuple[PreparedData, Assemb
         config.model.check_inputs(rows)
     module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
     assembly = assemble_training(config.recipe, module, data.training_clients(config.recipe))
+    record_preparation(assembly, data.split)
     # Metrics and callbacks that do not fit the data are refused here too.
     make_callbacks(config, data, assembly)
     return data, assembly

@@ -83,7 +83,7 @@ class Table(Dataset):
         for source in (self.path, self.test):
             if isinstance(source, str) and source:
                 check_suffix(source)
-        if not self.path and isinstance(self.path, str):
+        if isinstance(self.path, str) and not self.path:
             raise ValueError("path is empty; give the path of a file, or a frame")
         if not self.label:
             raise ValueError("label is empty; name the column that holds 0 and 1")

@@ -201,7 +201,9 @@ def resolve_columns(frame: pd.DataFrame, columns: Columns) -> Columns:
     features = tuple(name for name in numeric if name not in roles)
     ignored = [str(name) for name in frame.columns if name not in (*numeric, *roles)]
     if ignored:
-        logging.getLogger("fedauc").info("columns left out because they are not numbers: %s", ", ".join(ignored))
+        logging.getLogger("fedauc").warning(
+            "columns left out because they are not numbers: %s; fedauc.Table encodes them", ", ".join(ignored)
+        )
     if not features:
         raise ValueError(f"no numeric column is left for features among {list(map(str, frame.columns))}; encode some")
     return columns._replace(features=features)
