@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import fedauc
 from fedauc.data.features import CategoryColumn, FeatureColumn, FeatureEncoder, NumberColumn
 from fedauc.export import CalibrationModule, export_scorer, make_onnx_inputs
 from fedauc.models.mlp import MLP
@@ -143,6 +144,29 @@ def _days(day: str | None) -> float:
 def _look_up(values: Any, entry: dict[str, Any]) -> np.ndarray:
     texts = [None if value is None else str(value).lower() if isinstance(value, bool) else value for value in values]
     return np.array([entry["missing"] if text is None else entry["codes"].get(text, entry["other"]) for text in texts])
+
+
+def test_pt2_of_columns_of_one_kind_with_isotonic_probabilities(tmp_path: Path) -> None:
+    """No indicators, bins, dates or numbers: torch.export cannot save the empty tensors that these would have."""
+    table = {"state": ["CA", "NY", None, "TX"]}
+    scorer = make_scorer_of(FeatureEncoder((CategoryColumn("state", ("CA", "NY")),)), table)
+    scorer = scorer.with_calibration("isotonic")
+    program, _ = export_scorer(scorer, ["pt2"], tmp_path)
+    assert scorer.encoder is not None
+    inputs = [torch.from_numpy(part) for part in scorer.encoder.split_columns(table)]
+    score, probability = torch.export.load(program).module()(*inputs)
+    np.testing.assert_allclose(score, scorer.scores(table), atol=1e-6)
+    np.testing.assert_allclose(probability, scorer.predict_proba(table)[:, 1], atol=1e-6)
+
+
+def test_a_module_of_ones_own_is_exported_after_it_was_loaded(tmp_path: Path) -> None:
+    rows = torch.arange(12.0).reshape(6, 2)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    scores = module(rows).detach().double().numpy()[:, 0]
+    make_scorer(module, None, rows[:1], ReferenceRows("training", np.arange(6) % 2, scores)).save(tmp_path / "model")
+    program, _, weights = export_scorer(fedauc.load(tmp_path / "model"), ["pt2", "safetensors"], tmp_path)
+    np.testing.assert_allclose(torch.export.load(program).module()(rows)[0], scores, atol=1e-6)
+    assert weights.is_file()
 
 
 def test_safetensors_hold_the_weights_and_the_description(tmp_path: Path) -> None:

@@ -69,10 +69,10 @@ class CalibrationModule(nn.Module):
             return
         assert isinstance(calibration, IsotonicCalibration)
         knots, values = (torch.tensor(part, dtype=torch.float64) for part in (calibration.knots, calibration.values))
-        self.register_buffer("starts", knots[:-1])
+        self.register_buffer("starts", knots[:-1].clone())
         self.register_buffer("widths", knots.diff())
         self.register_buffer("slopes", values.diff() / knots.diff())
-        self.register_buffer("lowest", values[:1])
+        self.register_buffer("lowest", values[:1].clone())
 
     def forward(self, scores: Tensor) -> Tensor:
         """The probabilities."""
@@ -92,6 +92,8 @@ class ScoringModule(nn.Module):
         self.body = scorer.module
         self.calibration = CalibrationModule(scorer.calibration)
         self.dtype: torch.dtype = getattr(torch, scorer.input_dtype)
+        # Not by `eval()`, which a module that torch.export has loaded refuses; its parts are in that mode already.
+        self.training = False
 
     def forward(self, *columns: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers and codes where there is an encoder, and the model's inputs otherwise."""
@@ -107,9 +109,9 @@ def write_onnx(scorer: Scorer, folder: Path) -> list[Path]:
         import onnxscript  # noqa: F401
     example, shapes = _example_inputs(scorer)
     names = ["inputs"] if scorer.encoder is None else ["numbers", "codes"]
-    with _quiet_exporter():
+    with _quiet_exporter(), explaining_failure("onnx"):
         program = torch.onnx.export(
-            ScoringModule(scorer).eval(),
+            ScoringModule(scorer),
             example,
             dynamo=True,
             opset_version=OPSET,
@@ -165,29 +167,12 @@ def take_raw_columns(model: Any, encoder: FeatureEncoder) -> Any:
     for name, parts in sources.items():
         if parts:
             nodes.append(helper.make_node("Concat", parts, [f"{INNER}{name}"], axis=1))
-    for name, parts in sources.items():
-        if not parts:
-            nodes += _make_empty_input(name, "codes" if name == "numbers" else "numbers")
     graph, inner_nodes = model.graph, list(model.graph.node)
     del graph.node[:], graph.input[:]
     graph.input.extend(inputs)
     graph.node.extend([*nodes, *inner_nodes])
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", ML_OPSET))
     return model
-
-
-def _make_empty_input(name: str, other: str) -> list[Any]:
-    """Nodes that make `[rows, 0]` where the encoder has no column of a kind, from the columns of the other kind."""
-    from onnx import TensorProto, helper
-
-    bounds = [(f"{INNER}{name}_{part}", value) for part, value in (("start", 0), ("end", 0), ("axis", 1))]
-    constants = [
-        helper.make_node("Constant", [], [bound], value=helper.make_tensor(bound, TensorProto.INT64, [1], [value]))
-        for bound, value in bounds
-    ]
-    sliced = helper.make_node("Slice", [f"{INNER}{other}", *(bound for bound, _ in bounds)], [f"{INNER}{name}_sliced"])
-    kind = TensorProto.DOUBLE if name == "numbers" else TensorProto.INT64
-    return [*constants, sliced, helper.make_node("Cast", [f"{INNER}{name}_sliced"], [f"{INNER}{name}"], to=kind)]
 
 
 def make_onnx_inputs(encoder: FeatureEncoder, table: Any) -> dict[str, np.ndarray]:
@@ -211,7 +196,8 @@ def make_onnx_inputs(encoder: FeatureEncoder, table: Any) -> dict[str, np.ndarra
 def write_pt2(scorer: Scorer, folder: Path) -> list[Path]:
     """A torch.export program with any number of rows, and the columns that it takes."""
     example, shapes = _example_inputs(scorer)
-    program = torch.export.export(ScoringModule(scorer).eval(), example, dynamic_shapes={"columns": shapes})
+    with explaining_failure("pt2"):
+        program = torch.export.export(ScoringModule(scorer), example, dynamic_shapes={"columns": shapes})
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     files = [folder / "model.pt2", folder / "columns.json"]
@@ -224,7 +210,7 @@ def write_safetensors(scorer: Scorer, folder: Path) -> list[Path]:
     """The weights, with scorer.json as metadata."""
     with requiring_export("safetensors"):
         from safetensors.torch import save
-    weights = {name: tensor.contiguous() for name, tensor in scorer.module.state_dict().items()}
+    weights = {name: tensor.clone().contiguous() for name, tensor in scorer.module.state_dict().items()}
     file = folder / "model.safetensors"
     write_atomically(file, save(weights, {"format": "pt", "scorer": json.dumps(scorer.to_document())}))
     return [file]
@@ -280,6 +266,16 @@ def requiring_export(*packages: str) -> Iterator[None]:
     except ImportError:
         needed = " and ".join(packages)
         raise ValueError(f"this format needs {needed}: run pip install 'fedauc[export]'") from None
+
+
+@contextmanager
+def explaining_failure(name: str) -> Iterator[None]:
+    """Turn an error of the exporter into one line; a module of one's own may do what it cannot follow."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the model cannot be written as {name}: {reason}; use safetensors or joblib") from error
 
 
 def _example_inputs(scorer: Scorer) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:

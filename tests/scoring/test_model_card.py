@@ -65,7 +65,7 @@ def test_a_card_names_the_worst_and_the_best_sites() -> None:
     for number in (1, 2, 3, 7, 8, 9):
         assert f"<td><code>site-{number}</code></td>\n<td>0.{number}000</td>" in html
     assert "site-5" not in html
-    assert "1 more sites have test rows of one class only" in html
+    assert "Sites without an AUC, because their test rows are of one class: 1." in html
 
 
 def test_a_card_measures_the_calibration_on_the_test_rows() -> None:

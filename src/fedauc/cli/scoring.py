@@ -234,9 +234,9 @@ def _print_metrics(scorer: Scorer, labels: list[np.ndarray], scores: np.ndarray,
     lines = {
         "rows": f"{len(values):,}, {point.positives:,} of them {scorer.label_values[1]}",
         "AUC": f"{interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}]",
-        "recall": format_rate(point.recall, percent=True),
-        "false positive rate": format_rate(point.fpr, percent=True),
-        "precision": format_rate(point.precision, percent=True),
+        "recall": f"{format_rate(point.recall, 100)} %",
+        "false positive rate": f"{format_rate(point.fpr, 100)} %",
+        "precision": f"{format_rate(point.precision, 100)} %",
         "calibration error": f"{measure_calibration_error(positive, probabilities):.4f}",
         "Brier score": f"{measure_brier_score(positive, probabilities):.5f}",
     }

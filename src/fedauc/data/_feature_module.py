@@ -31,25 +31,32 @@ class FeatureModule(nn.Module):
 
     def __init__(self, layout: FeatureLayout) -> None:
         super().__init__()
-        for name, array in layout._asdict().items():
+        # Kinds of outputs that there are none of have no buffers, because torch.export cannot save empty tensors.
+        arrays = {name: array for name, array in layout._asdict().items() if len(array)}
+        if len(layout.wave_period):
+            # A buffer keeps float64 in an exported model, where a constant may become float32.
+            arrays["wave_rate"] = 2 * np.pi / layout.wave_period
+        for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array)))
-        # A buffer keeps float64 in an exported model, where a constant may become float32.
-        self.register_buffer("wave_rate", 2 * torch.pi / self.wave_period)
-        self.only_numbers = layout.only_numbers
+        self.kinds = frozenset(arrays)
 
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """The encoded rows."""
-        numbers = numbers.double()
-        missing = torch.isnan(numbers)
-        scaled = (torch.where(missing, self.fill, numbers) - self.shift) / self.scale
-        if self.only_numbers:
-            return scaled.float()
-        bins = ((scaled[:, self.bin_column] - self.bin_left) / self.bin_width).clamp(0, 1)
-        known = torch.where(missing, 0.0, numbers)[:, self.wave_column]
-        present = (~missing[:, self.wave_column]).double()
-        angles = self.wave_rate * known
-        waves = [torch.sin(angles) * present, torch.cos(angles) * present]
-        categories = codes[:, self.category_column] == self.category_code
-        indicators = missing[:, self.indicator_column]
-        parts = [scaled, indicators.double(), bins, *waves, categories.double()]
+        parts: list[Tensor] = []
+        if "fill" in self.kinds:
+            numbers = numbers.double()
+            missing = torch.isnan(numbers)
+            scaled = (torch.where(missing, self.fill, numbers) - self.shift) / self.scale
+            parts.append(scaled)
+            if "indicator_column" in self.kinds:
+                parts.append(missing[:, self.indicator_column].double())
+            if "bin_column" in self.kinds:
+                parts.append(((scaled[:, self.bin_column] - self.bin_left) / self.bin_width).clamp(0, 1))
+            if "wave_column" in self.kinds:
+                known = torch.where(missing, 0.0, numbers)[:, self.wave_column]
+                present = (~missing[:, self.wave_column]).double()
+                angles = self.wave_rate * known
+                parts += [torch.sin(angles) * present, torch.cos(angles) * present]
+        if "category_column" in self.kinds:
+            parts.append((codes[:, self.category_column] == self.category_code).double())
         return torch.cat(parts, dim=1)[:, self.order].float()

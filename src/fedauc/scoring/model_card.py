@@ -167,7 +167,7 @@ def _describe_sites(facts: CardFacts) -> str:
     lines = ["## Sites", "", f"Test AUC by site, the worst and the best of {len(known):,}:", ""]
     lines += format_table(("site", "AUC"), [(f"`{name}`", f"{value:.4f}") for value, name in shown])
     if unknown:
-        lines += ["", f"{unknown:,} more sites have test rows of one class only, for which no AUC is defined."]
+        lines += ["", f"Sites without an AUC, because their test rows are of one class: {unknown:,}."]
     return "\n".join(lines)
 
 
@@ -205,7 +205,8 @@ def _describe_points(scorer: Scorer) -> str:
         "",
         f"A row is an alert if its score is at least **{point.threshold:.6g}** (rule: {point.rule}). "
         f"The numbers are those of the {scorer.calibrated_on} rows, with Wilson's 95 % intervals for a fixed "
-        "threshold; precision and alerts hold where positives are as frequent as there.",
+        "threshold. FPR is the false positive rate, the share of negatives that are alerts. Precision and alerts per "
+        "1,000 rows hold where positives are as frequent as there.",
         "",
     ]
     points = [point]
@@ -258,13 +259,13 @@ def _describe_versions(facts: CardFacts) -> str:
     return "\n".join(["## Versions", "", f"Written on {today}.", "", *format_table(("part", "version"), versions)])
 
 
-POINT_HEADERS = ("rule", "threshold", "false positive rate", "recall", "precision", "alerts per 1,000 rows")
+POINT_HEADERS = ("rule", "threshold", "FPR, %", "recall, %", "precision, %", "alerts/1,000")
 
 
 def format_point(point: OperatingPoint) -> tuple[str, ...]:
     """An operating point as the cells of a table."""
-    shares = [format_rate(rate, percent=True) for rate in (point.fpr, point.recall, point.precision)]
-    return point.rule, f"{point.threshold:.6g}", *shares, format_rate(point.alerts_per_1000)
+    shares = [format_rate(rate, 100) for rate in (point.fpr, point.recall, point.precision)]
+    return point.rule, f"{point.threshold:.5g}", *shares, format_rate(point.alerts_per_1000)
 
 
 def format_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -273,13 +274,17 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def format_rate(rate: Rate, percent: bool = False) -> str:
-    """A share with its interval."""
+def format_rate(rate: Rate, factor: float = 1) -> str:
+    """A share with its interval in three digits; with a factor of 100, in percent.
+
+    >>> format_rate(Rate(0.00929, 0.0051, 0.017), 100), format_rate(Rate(118.8, 101.1, 139.0))
+    ('0.93 (0.51-1.70)', '119 (101-139)')
+    """
     if math.isnan(rate.estimate):
         return "no alerts"
-    if percent:
-        return f"{rate.estimate:.2%} ({rate.low:.2%} to {rate.high:.2%})"
-    return f"{rate.estimate:.1f} ({rate.low:.1f} to {rate.high:.1f})"
+    numbers = [factor * value for value in rate]
+    estimate, low, high = (f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}" for number in numbers)
+    return f"{estimate} ({low}-{high})"
 
 
 def _format_interval(metric: MetricOnTest) -> str:
