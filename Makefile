@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FLOWER ?= .venv-flower
 DOCS ?= .venv-docs
+TRACKERS ?= .venv-trackers
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation bench docs docs-links clean
+.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation test-trackers bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -71,9 +72,19 @@ docs: $(DOCS)/.installed  ## the documentation as docs/_build/html; a warning or
 docs-links: $(DOCS)/.installed  ## follow the links that lead out of the documentation
 	$(DOCS)/bin/python -m sphinx -q -b linkcheck docs docs/_build/links
 
+# Tracking tools bring a hundred packages.
+$(TRACKERS)/.installed: pyproject.toml constraints-trackers.txt
+	$(PYTHON) -m venv $(TRACKERS)
+	PIP_CONSTRAINT=constraints-trackers.txt $(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[mlflow,tensorboard,trackio,wandb]' pytest
+	touch $@
+
+test-trackers: $(TRACKERS)/.installed  ## a real MLflow server, TensorBoard, Trackio and Weights & Biases (offline)
+	$(TRACKERS)/bin/python -m pytest --only trackers -p no:cacheprovider tests/experiments/test_tracking_tools.py
+
 bench: $(STAMP)  ## speed against peers on this CPU; makes their environments under benchmarks/.venvs
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) $(DOCS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info \
+	rm -rf $(VENV) $(FLOWER) $(DOCS) $(TRACKERS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info \
 	  tests/browser/node_modules

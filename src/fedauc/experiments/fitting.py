@@ -25,6 +25,7 @@ from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callba
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.decisions import describe_decisions
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
+from fedauc.experiments.parameters import flatten_parameters
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
@@ -186,6 +187,7 @@ def _train_model(
         RecordColumns.of(evaluator.metrics, has_test, has_validation),
         clients=data.clients,
         evaluates_average=recipe.evaluates_average,
+        parameters=flatten_parameters({"recipe": recipe}),
     )
     loop.train_to_end(observer)
     end = loop.finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class RunLoop:
 
     Without a folder nothing is written. `start` is the checkpoint to go on from. `losses` are those since the last
     record, or None where clients report none. `seconds` is the training time so far. With `evaluates_average` the
-    average of the stage so far is evaluated instead of the last model.
+    average of the stage so far is evaluated instead of the last model. `parameters` describe the run, for trackers.
     """
 
     assembly: Assembly
@@ -91,6 +91,7 @@ class RunLoop:
     clients: Clients | None = None
     reports_losses: bool = True
     evaluates_average: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self, start: Checkpoint) -> None:
         self.state: State = start.state
@@ -222,6 +223,10 @@ class RunLoop:
         for callback, state in zip(self.callbacks, self._callback_states.values(), strict=True):
             with name_failing_callback(callback, "on_finish"):
                 callback.on_finish(self.view, state)
+        return self.describe_end()
+
+    def describe_end(self) -> RunEnd:
+        """The model that the run ends with, as far as callbacks have chosen it, and what the result says of it."""
         notes: dict[str, Any] = {}
         model, round = self.evaluated_model(), self.state.round - 1
         if self.chosen_model is not None:

@@ -91,6 +91,16 @@ class RunView:
             )
         return column
 
+    @property
+    def final_record(self) -> Mapping[str, Any] | None:
+        """From `on_finish`: the record of the model that the run ends with, if that model was evaluated."""
+        return self._loop.describe_end().record
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What describes the run: the fields of its configuration by their paths, such as `recipe.learning_rate`."""
+        return self._loop.parameters
+
     # ------------------------------------------------------------------------------------------------- model and data
 
     @property
@@ -102,6 +112,10 @@ class RunView:
     def build_module(self) -> nn.Module:
         """A copy of the module with the weights of `model`."""
         return self._loop.network.build_module(self._loop.evaluated_model())
+
+    def build_final_module(self) -> nn.Module:
+        """From `on_finish`: a copy of the module with the weights that the run ends with."""
+        return self._loop.network.build_module(self._loop.describe_end().model)
 
     def score_rows(self, inputs: Tensor) -> np.ndarray:
         """The raw outputs of `model` for rows, in float64."""

@@ -23,6 +23,7 @@ from fedauc.experiments.config import Config, resolve_data_paths
 from fedauc.experiments.decisions import describe_decisions, describe_recommended, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
 from fedauc.experiments.folder import DATA_FILE, RunFolder, check_new_folder, describe_environment, encode_json
+from fedauc.experiments.parameters import flatten_parameters
 from fedauc.experiments.plugin_use import describe_used_plugins
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, describe_roster
@@ -93,7 +94,15 @@ class Run:
         checkpointer = Checkpointer(folder.write_checkpoint)
         averaged = config.recipe.evaluates_average
         loop = RunLoop(
-            assembly, checkpoint, callbacks, columns, folder, checkpointer, clients, evaluates_average=averaged
+            assembly,
+            checkpoint,
+            callbacks,
+            columns,
+            folder,
+            checkpointer,
+            clients,
+            evaluates_average=averaged,
+            parameters=flatten_parameters(config),
         )
         return Run(config, folder, data, assembly, loop)
 

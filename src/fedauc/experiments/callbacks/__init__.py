@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,11 @@ def choose_callbacks(
         if callback.needs_validation and not has_validation:
             shown, remedy = getattr(callback, "name", callback), how_to_hold_out or "hold some out"
             raise ValueError(f"callbacks lists {shown!r}, which needs validation rows: {remedy}, or leave it out")
+    for callback in given:
+        missing = [package for package in callback.needs_packages if importlib.util.find_spec(package) is None]
+        if missing:
+            shown = getattr(callback, "name", callback)
+            raise ValueError(f"callbacks lists {shown!r}, which needs a package: run pip install {' '.join(missing)}")
     best = [BestModel()] if recipe.keep == "best" else []
     stopping = [] if recipe.patience is None else [EarlyStopping(recipe.patience)]
     return (*best, *stopping, *given)

@@ -38,6 +38,9 @@ class Callback:
     needs_validation: ClassVar[bool] = False
     """Whether the callback compares rounds by the validation rows; a run without such rows refuses it."""
 
+    needs_packages: ClassVar[tuple[str, ...]] = ()
+    """Packages that must be installed for the callback; a run without them is refused."""
+
     def __post_init__(self) -> None:
         check_fields(self)
 
