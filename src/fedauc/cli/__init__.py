@@ -21,7 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import reporting, scoring, training, tuning
+from fedauc.cli import doctor, reporting, scoring, training, tuning
+from fedauc.cli.completion import is_completing, read_typed_words, sketch_group
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
 from fedauc.plugins import VARIABLE
@@ -30,7 +31,7 @@ from fedauc.version import VERSION
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
-COMMANDS = training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS
+COMMANDS = training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS | doctor.COMMANDS
 """All commands by name."""
 
 GROUPS = {
@@ -49,9 +50,10 @@ HOW_TO_CONTINUE = {
 def start() -> None:
     """Run `fedauc` with the words of the shell."""
     words = take_plugins(sys.argv[1:])
-    command = next((word for word in words if not word.startswith("-")), "")
+    typed = take_plugins(read_typed_words()) if is_completing() else words
+    command = next((word for word in typed if not word.startswith("-")), "")
     is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if command not in ("resume", "show", *GROUPS) and not is_distributed:
+    if is_completing() or (command not in ("resume", "show", *GROUPS) and not is_distributed):
         delay_import("numpy")
         delay_import("torch")
     else:
@@ -83,7 +85,7 @@ def take_plugins(words: list[str]) -> list[str]:
 def build_app(command: str) -> typer.Typer:
     """All commands; only the given one has its options, because there are hundreds of them."""
     app = typer.Typer(
-        no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+        no_args_is_help=True, add_completion=True, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
     app.callback()(_main)
     for name, function in COMMANDS.items():
@@ -95,7 +97,9 @@ def build_app(command: str) -> typer.Typer:
         else:
             app.command(name)(function)
     for name, text in GROUPS.items():
-        group = importlib.import_module(f"fedauc.cli.{name}").app if name == command else typer.Typer()
+        group = typer.Typer()
+        if name == command:
+            group = sketch_group(name) if is_completing() else importlib.import_module(f"fedauc.cli.{name}").app
         app.add_typer(group, name=name, help=text)
     return app
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedauc.cli.completion import complete_from
 from fedauc.cli.lazy_import import finish_imports
 from fedauc.version import VERSION
 
@@ -61,9 +62,23 @@ ONE_METHOD = "A name from `fedauc list methods`; cycp-pairwise unless given."
 SEVERAL_METHODS = "Names from `fedauc list methods`; cycp-pairwise unless given."
 
 
+def complete_method(incomplete: str) -> list[str]:
+    """The methods that begin so."""
+    from fedauc.algorithms import find_methods
+
+    return complete_from(find_methods())(incomplete)
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """A list of methods with the last one completed."""
+    from fedauc.algorithms import find_methods
+
+    return complete_from(find_methods(), several=True)(incomplete)
+
+
 def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every field of the configuration as an option; it receives the given ones as `texts`."""
-    from fedauc.experiments.options import describe_type, list_options
+    from fedauc.experiments.options import MemberName, describe_type, list_options
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = list_options()
@@ -85,6 +100,7 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
             help=option.help,
             rich_help_panel=option.panel,
             show_default=False,
+            autocompletion=complete_from(option.choices, several=option.type == tuple[MemberName, ...]),
         )
         annotation = Annotated[str | None, declaration]
         parameters.append(inspect.Parameter(argument_names[option.name], keyword, default=None, annotation=annotation))
@@ -131,7 +147,7 @@ def spelling_options(given: Mapping[str, str]) -> Iterator[None]:
 def run(
     texts: dict[str, str],
     out: OutFolder,
-    method: Annotated[str | None, typer.Option("--method", help=ONE_METHOD)] = None,
+    method: Annotated[str | None, typer.Option("--method", help=ONE_METHOD, autocompletion=complete_method)] = None,
     config: ConfigFile = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
 ) -> None:
@@ -158,7 +174,14 @@ def compare(
     texts: dict[str, str],
     out: OutFolder,
     methods: Annotated[
-        str, typer.Option("--methods", metavar="a,b,...", help="Names from `fedauc list methods`.", show_default=False)
+        str,
+        typer.Option(
+            "--methods",
+            metavar="a,b,...",
+            help="Names from `fedauc list methods`.",
+            show_default=False,
+            autocompletion=complete_methods,
+        ),
     ],
     seeds: Seeds = "0",
     config: ConfigFile = None,
@@ -181,7 +204,8 @@ def sweep(
     texts: dict[str, str],
     out: Annotated[Path | None, typer.Option("--out", help="The folder to make; not needed for --plan.")] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", "--method", metavar="a,b,...", help=SEVERAL_METHODS)
+        str | None,
+        typer.Option("--methods", "--method", metavar="a,b,...", help=SEVERAL_METHODS, autocompletion=complete_methods),
     ] = None,
     vary: Annotated[
         list[str] | None, typer.Option("--vary", metavar="option=a,b,...", help="Values of an option of `fedauc run`.")
@@ -282,7 +306,12 @@ def show(
 
 def list_members(
     what: Annotated[
-        str, typer.Argument(help=f"{', '.join(LISTS)}; the methods unless given.", show_default=False)
+        str,
+        typer.Argument(
+            help=f"{', '.join(LISTS)}; the methods unless given.",
+            show_default=False,
+            autocompletion=complete_from(LISTS),
+        ),
     ] = "",
 ) -> None:
     """List what a configuration can name, with parameters and defaults.

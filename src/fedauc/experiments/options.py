@@ -45,6 +45,7 @@ class Option(NamedTuple):
     """An option: its name, where its value goes in a configuration, its type, and help.
 
     The type of an option that takes the name of a member is `MemberName`, and a tuple of these where it takes several.
+    `choices` are the words that it accepts, if not any text or number will do.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Option(NamedTuple):
     type: Any
     panel: str
     help: str
+    choices: tuple[str, ...] = ()
 
 
 @cache_until_registration
@@ -63,7 +65,14 @@ def list_options() -> tuple[Option, ...]:
         (Preparation, ("preparation",), "Data"),
     ]
     options = [
-        Option(_option_name(known.name), (*path, known.name), known.type, panel, _describe_option({"": known}, 1))
+        Option(
+            _option_name(known.name),
+            (*path, known.name),
+            known.type,
+            panel,
+            _describe_option({"": known}, 1),
+            list_choices(known),
+        )
         for owner, path, panel in sections
         for known in list_parameters(owner)
         if known.name != "method"
@@ -73,7 +82,8 @@ def list_options() -> tuple[Option, ...]:
         if family.kind != "algorithm":
             choices = f"{'Any' if family.several else 'One'} of {', '.join(family.members)}."
             kind: Any = tuple[MemberName, ...] if family.several else MemberName
-            options.append(Option(family.kind, family.path, kind, panel, f"{family.help} {choices}"))
+            help_text = f"{family.help} {choices}"
+            options.append(Option(family.kind, family.path, kind, panel, help_text, tuple(family.members)))
         if family.several:
             options += [option for name in family.members for option in _list_member_options(family, name)]
             continue
@@ -82,8 +92,9 @@ def list_options() -> tuple[Option, ...]:
             for known in list_parameters(member):
                 owners.setdefault(known.name, {})[member_name] = known
         for name, by_member in owners.items():
-            kind, help_text = next(iter(by_member.values())).type, _describe_option(by_member, len(family.members))
-            options.append(Option(f"{family.kind}.{_option_name(name)}", (*family.path, name), kind, panel, help_text))
+            first, help_text = next(iter(by_member.values())), _describe_option(by_member, len(family.members))
+            option_name, path = f"{family.kind}.{_option_name(name)}", (*family.path, name)
+            options.append(Option(option_name, path, first.type, panel, help_text, list_choices(first)))
     return tuple(options)
 
 
@@ -97,6 +108,7 @@ def _list_member_options(family: Family, member: str) -> list[Option]:
             known.type,
             _name_panel(family),
             _describe_option({member: known}, 1),
+            list_choices(known),
         )
         for known in list_parameters(family.members[member])
     ]
