@@ -6,7 +6,6 @@ They run in an environment of their own, with `make test-trackers`.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -148,8 +147,30 @@ def test_tensorboard_draws_the_resumed_run_once(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "tensorboard" / "model.pt").is_file()
 
 
+def train_in_two_processes(callback: str, out: Path) -> list[dict[str, Any]]:
+    """A run that one process pauses and another one resumes, with a callback as Python writes it; its records."""
+    program = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+from experiments.test_tracking_tools import *
+out = Path(sys.argv[2])
+if sys.argv[3] == "new":
+    Run.create(configure(eval(sys.argv[1])), out).train_to_end(pause_at(7))
+else:
+    Run.resume(out).train_to_end()
+"""
+    for stage in ("new", "resumed"):
+        command = [sys.executable, "-c", program, callback, str(out), stage, *filter(None, sys.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Pausing ends the first process with an error.
+        assert ("RunPaused" in done.stderr) == (stage == "new"), done.stderr
+        assert "goes on without" not in done.stderr
+    return [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+
+
 def test_wandb_keeps_the_resumed_run_offline_under_one_identifier(tmp_path: Path) -> None:
-    train_with_a_pause(Wandb(project="hospitals"), tmp_path / "run")
+    train_in_two_processes("Wandb(project='hospitals')", tmp_path / "run")
     folders = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
     identifier = json.loads((tmp_path / "run" / "tracker-wandb.json").read_text())["id"]
     assert {folder.name.rpartition("-")[2] for folder in folders} == {identifier}
@@ -165,41 +186,29 @@ def test_wandb_follows_the_mode_of_the_environment(tmp_path: Path, monkeypatch: 
 
 
 TRACKIO_PROGRAM = """
-import json, sys
+import json
 from trackio import Api
-runs = list(Api().runs("hospitals"))
-print(json.dumps([[run.name, run.config, [[log["step"], log["auc"]] for log in run.history() if "auc" in log]]
-                  for run in runs]))
+from trackio.sqlite_storage import SQLiteStorage
+runs = [(run.name, run.config, run.id) for run in Api().runs("hospitals")]
+print(json.dumps([[name, config, SQLiteStorage.get_logs("hospitals", name, run_id=id)] for name, config, id in runs]))
 """
 
 
 def test_trackio_holds_the_resumed_run_once(tmp_path: Path) -> None:
-    program = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from experiments.test_tracking_tools import Trackio, train_with_a_pause
-train_with_a_pause(Trackio(project="hospitals"), Path(sys.argv[1]))
-"""
-    # The folder of its database is read when the package is imported, so that it needs a process of its own.
-    paths = [path for path in sys.path if path]
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "run"), *paths], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    """The folder of its database is read when the package is imported, so that it is read in a new process."""
+    records = train_in_two_processes("Trackio(project='hospitals')", tmp_path / "run")
     identifier = json.loads((tmp_path / "run" / "tracker-trackio.json").read_text())["id"]
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
-    read = subprocess.run(
-        [sys.executable, "-c", TRACKIO_PROGRAM], capture_output=True, text=True, check=True, env=environment
-    )
-    ((name, parameters, history),) = json.loads(read.stdout.splitlines()[-1])
+    read = subprocess.run([sys.executable, "-c", TRACKIO_PROGRAM], capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    ((name, parameters, logs),) = json.loads(read.stdout.splitlines()[-1])
     assert name == identifier
     assert parameters["recipe.cycles"] == 4
-    assert history == [[record["round"], record["auc"]] for record in records]
+    logged = [[log["step"], log["auc"]] for log in logs if "auc" in log]
+    assert logged == [[record["round"], record["auc"]] for record in records]
     assert list((tmp_path / "trackio" / "artifacts").rglob("*"))
 
 
 @pytest.mark.parametrize("tracker", [MLflow(), TensorBoard(), Wandb(), Trackio()], ids=lambda tracker: tracker.name)
-def test_a_tracker_keeps_the_promises_of_callbacks(tracker: Callback) -> None:
+def test_a_tracker_keeps_the_promises_of_callbacks(tracker: Callback, caplog: pytest.LogCaptureFixture) -> None:
     check_callback(tracker)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []

@@ -245,6 +245,13 @@ class RunLoop:
             with name_failing_callback(callback, "on_failure"):
                 callback.on_failure(self.view, state, str(reason))
 
+    def release_live_objects(self) -> None:
+        """Close what callbacks hold open, where it has a method `close`: the run may go on in another process."""
+        for live_object in self.live_objects.values():
+            if callable(close := getattr(live_object, "close", None)):
+                close()
+        self.live_objects.clear()
+
     def list_callback_states(self) -> list[Tree]:
         """The states of the callbacks, in their order."""
         return list(self._callback_states.values())
@@ -338,6 +345,7 @@ def save_before_interrupts(loops: Collection[RunLoop]) -> Iterator[Callable[[], 
         except RunPaused as pause:
             for loop in loops:
                 loop.save()
+                loop.release_live_objects()
             if not isinstance(pause, _RunInterrupted):
                 raise
     if number:

@@ -140,7 +140,8 @@ class RunView:
     def live_objects(self) -> dict[str, Any]:
         """Room for what a checkpoint cannot hold, such as an open connection, under a name of the callback's own.
 
-        One callback may serve several runs of a sweep, so it must not keep such objects in itself.
+        One callback may serve several runs of a sweep, so it must not keep such objects in itself. When a run is paused
+        or interrupted, those that have a method `close` are closed.
         """
         return self._loop.live_objects
 

@@ -13,14 +13,15 @@ import math
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import getstate, setstate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fedauc.experiments.callbacks.callback import Callback
-from fedauc.experiments.ranks import is_first_rank
 from fedauc.files import write_atomically
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class TrackerSession(ABC):
     def close(self, failure: str | None) -> None:
         """End the session; `failure` says why training had to be stopped."""
 
+    def pause(self) -> None:
+        """Write what is left: the run is paused or interrupted, and may go on in another process."""
+        return
+
 
 @dataclass
 class _OpenSession:
@@ -55,6 +60,12 @@ class _OpenSession:
 
     session: TrackerSession | None
     last_round: int
+
+    def close(self) -> None:
+        """Pause the session; by now the run is saved, and an error of the tool must not hide how it goes on."""
+        if self.session is not None:
+            with suppress(Exception):
+                self.session.pause()
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,12 @@ class Tracker(Callback):
 
         So many records are there from earlier; the one after them, if any, is to be sent unless that was done before.
         """
+        # The command line lists callbacks without importing torch.
+        from fedauc.experiments.ranks import is_first_rank
+
         if not is_first_rank():
             return
+        generator = getstate()
         key, opened = f"tracker-{self.name}", run.live_objects.get(f"tracker-{self.name}")
         try:
             if opened is None:
@@ -116,6 +131,9 @@ class Tracker(Callback):
             run.live_objects[key] = _OpenSession(None, -1)
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             logging.getLogger("fedauc").warning("the run goes on without the callback %r: %s", self.name, reason)
+        finally:
+            # Tools draw names from Python's global generator, and the user's own draws must not notice.
+            setstate(generator)
 
     def _id_file(self, run: RunView) -> Path | None:
         return None if run.folder is None else run.folder / f"tracker-{self.name}.json"

@@ -49,6 +49,10 @@ class EventFiles(TrackerSession):
             self._writer.add_text("stopped", failure)
         self._writer.close()
 
+    def pause(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
 
 @dataclass(frozen=True)
 class TensorBoard(Tracker):

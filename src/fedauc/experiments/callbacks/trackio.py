@@ -42,6 +42,10 @@ class TrackioRun(TrackerSession):
         """Write what is left."""
         if failure is not None:
             self._run.log({"stopped": 1.0})
+        self.pause()
+
+    def pause(self) -> None:
+        """Write what is left; a resumed run goes on under its name."""
         with redirect_stdout(sys.stderr):
             self._run.finish()
 
@@ -61,7 +65,7 @@ class Trackio(Tracker):
         name = run_id or f"{name_run(run)}-{uuid.uuid4().hex[:8]}"
         # Its greetings are no output of the command.
         with redirect_stdout(sys.stderr):
-            resume = "never" if run_id is None else "must"
+            resume = "never" if run_id is None else "allow"
             started = trackio.init(self.project, name=name, config=dict(run.parameters), resume=resume, embed=False)
         # It would end this run when the next one of a sweep starts.
         trackio.context_vars.current_run.set(None)

@@ -41,6 +41,10 @@ class WandbRun(TrackerSession):
             self._run.summary["stopped"] = failure
         self._run.finish(exit_code=0 if failure is None else 1)
 
+    def pause(self) -> None:
+        """End the part of the run that this process has written; `wandb sync` joins the parts."""
+        self._run.finish(exit_code=0)
+
 
 @dataclass(frozen=True)
 class Wandb(Tracker):
