@@ -41,7 +41,7 @@ try:
     from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise ImportError(
-        f"FederatedAUCClassifier needs scikit-learn 1.6 or later ({error}); run pip install 'fedauc[sklearn]'"
+        f"FederatedAUCClassifier needs scikit-learn 1.6 or later ({error}); run pip install scikit-learn"
     ) from error
 
 SHOWN_VALUES = 5

@@ -265,7 +265,7 @@ def requiring_export(*packages: str) -> Iterator[None]:
         yield
     except ImportError:
         needed = " and ".join(packages)
-        raise ValueError(f"this format needs {needed}: run pip install 'fedauc[export]'") from None
+        raise ValueError(f"this format needs {needed}: run pip install {' '.join(packages)}") from None
 
 
 @contextmanager

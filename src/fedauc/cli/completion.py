@@ -54,8 +54,9 @@ def sketch_group(name: str) -> typer.Typer:
     """The commands of a group by their names, read from its source: importing the group would import torch."""
     group = typer.Typer()
     tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in functions:
+        for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "app.command":
                 given = [word.value for word in decorator.args if isinstance(word, ast.Constant)]
                 help_text = (ast.get_docstring(node) or "").split("\n")[0]

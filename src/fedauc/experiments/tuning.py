@@ -198,7 +198,7 @@ def import_optuna() -> ModuleType:
     try:
         import optuna
     except ImportError:
-        raise ValueError("tuning needs optuna: run pip install 'fedauc[tune]'") from None
+        raise ValueError("tuning needs optuna: run pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -15,7 +15,7 @@ from fedauc.version import VERSION
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-INSTALL = "run pip install 'fedauc[report]'"
+INSTALL = "run pip install jinja2 plotly"
 
 
 def render_page(runs: Sequence[ReportRun], live: bool = False) -> str:

@@ -25,7 +25,7 @@ class EventFiles(TrackerSession):
         from torch.utils.tensorboard import SummaryWriter
 
         self.run_id = str(folder)
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_round)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_round)
         if not first_round:
             lines = [f"| {name} | {value} |" for name, value in parameters.items()]
             self._writer.add_text("parameters", "\n".join(["| parameter | value |", "| --- | --- |", *lines]))
