@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedauc import Clients, Recipe, TrainingStopped, examples, fit
+from fedauc import Clients, Recipe, Table, TrainingStopped, examples, fit
 from fedauc.experiments.callbacks.progress_line import ProgressLine
 from fedauc.metrics.pauc import PartialAUC
 from fedauc.metrics.roc_auc import AUC
@@ -201,3 +201,16 @@ def test_fit_reports_progress_where_somebody_reads_it(
         assert lines[1].startswith("3 of the 6 rounds of cycp-pairwise only collect scores")
         assert lines[3] == "cycp-pairwise: 6 rounds"
         assert lines[-1].startswith("cycp-pairwise: done, round 6 of 6, AUC ")
+
+
+def test_a_table_recommends_pooled_weighting_unless_the_caller_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3 == 0
+    rows = {"x": rng.normal(size=120) + y, "y": y.astype(int), "client": np.arange(120) // 10 % 4}
+    table = Table(rows)
+    fitted = fit("linear", table, "cycp-fedavg", cycles=1, groups=2, verbose=True)
+    assert fitted.recipe.weighting == "pooled"
+    assert "the dataset 'table' recommends weighting pooled, which this run uses" in capsys.readouterr().err
+    chosen = fit("linear", table, "cycp-fedavg", cycles=1, groups=2, weighting="clients", verbose=True)
+    assert chosen.recipe.weighting == "clients"
+    assert "recommends" not in capsys.readouterr().err

@@ -23,7 +23,7 @@ from fedauc.discovery import lookup, read_members
 from fedauc.experiments.assembly import Assembly, assemble_training, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
-from fedauc.experiments.decisions import describe_decisions
+from fedauc.experiments.decisions import describe_decisions, describe_recommended
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.parameters import flatten_parameters
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
@@ -102,7 +102,7 @@ def fit(
 
     `module` is a network, or a model such as `"linear"` or `MLP(...)`, which is built for the inputs. In the place of
     clients a dataset will do, such as `fedauc.Table("claims.csv", ...)`: its test and validation rows are held out as
-    in `fedauc run`, by the setting `data_seed` (0).
+    in `fedauc run`, by the setting `data_seed` (0), and the settings that it recommends are used unless given.
 
     The sites are simulated: their rows are in this process, and `fedauc federation` runs the same rounds across
     machines. With `verbose`, a handful of lines on standard error say what was decided, how far the run is and how
@@ -115,7 +115,8 @@ def fit(
     `keep="best"` or `patience`. The module itself is left as it was; the trained one is in the result.
     """
     data_seed = settings.pop("data_seed", 0)
-    recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
+    recommended = clients.recommended if isinstance(clients, Dataset) else {}
+    recipe = method if isinstance(method, Recipe) else Recipe.of(method, **{**recommended, **settings})
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
     data = _read_data(clients, test, validation, data_seed)
@@ -132,6 +133,7 @@ def fit(
     verbose = is_watched(sys.stderr) if verbose is None else verbose
     with ProgressLines(quiet=not verbose) as lines:
         notes = list_data_notes(data.split) if data.split is not None else []
+        notes += describe_recommended(clients, recipe) if isinstance(clients, Dataset) else []
         for sentence in (*notes, *describe_decisions(recipe, data.clients.roster, assembly)):
             lines.print_line(sentence)
         return _train_model(recipe, data, assembly, evaluator, given_callbacks, lines.add_bar(recipe.method))
