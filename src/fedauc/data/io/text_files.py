@@ -26,8 +26,11 @@ SAMPLED_LINES = 50
 
 QUOTED = re.compile(r'"[^"]*"')
 
-MISSING_VALUES = ("?",)
-"""Cells that count as missing besides the empty one and pandas' own list (NA, NaN, null and others)."""
+MISSING_VALUES = (
+    *("", "?", "NA", "N/A", "n/a", "<NA>", "#N/A", "NaN", "nan", "-nan", "-NaN", "null", "NULL", "None"),
+    *("#NA", "#N/A N/A", "1.#IND", "1.#QNAN", "-1.#IND", "-1.#QNAN"),
+)
+"""Cells that count as missing: pandas' list, and the question mark of many public tables."""
 
 
 def format_suffix(file: Path) -> str:
@@ -69,9 +72,12 @@ def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     with explaining_text_errors():
-        # A converter keeps NA, which may be the name of a country, from being taken for a missing name.
-        converters: Any = {name: str.strip for name in text_columns if name}
-        frame: pd.DataFrame = pd.read_csv(file, converters=converters, low_memory=False, **_csv_settings(file))
+        settings = _csv_settings(file)
+        names = pd.read_csv(file, nrows=0, **settings).columns
+        kinds: Any = {name: str for name in text_columns if name in names}
+        # Among names of clients, NA may be Namibia.
+        settings["na_values"] = {name: [""] if name in kinds else list(MISSING_VALUES) for name in names}
+        frame: pd.DataFrame = pd.read_csv(file, dtype=kinds, low_memory=False, **settings)
     _check_row_names(frame)
     return frame
 
@@ -82,6 +88,7 @@ def _csv_settings(file: Path) -> dict[str, Any]:
         "sep": separator,
         "decimal": decimal,
         "na_values": list(MISSING_VALUES),
+        "keep_default_na": False,
         "skipinitialspace": True,
         "encoding": "utf-8-sig",
     }
