@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 import fedauc
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.datasets.synthetic import Synthetic
+from fedauc.data.example_table import encode_claims
 from fedauc.data.preparation import Preparation, prepare_table
 from fedauc.experiments.config import Config
 from fedauc.experiments.recipe import Recipe
@@ -133,6 +135,33 @@ def test_a_fitted_module_of_ones_own_is_saved_without_its_class(tmp_path: Path) 
     assert f"{fitted.history[-1][1].auc:.4f}" in card
 
 
+def test_a_model_that_was_fitted_on_a_table_is_saved_with_its_columns_and_labels(tmp_path: Path) -> None:
+    (tmp_path / "claims.csv").write_bytes(encode_claims(400, seed=0))
+    table = fedauc.Table(str(tmp_path / "claims.csv"), label="fraud", positive="yes", client="state")
+    fitted = fedauc.fit(MLP(hidden=(4,)), table, cycles=1, local_steps=1)
+    fitted.save(tmp_path / "model")
+    loaded = fedauc.load(tmp_path / "model")
+    frame = pd.read_csv(tmp_path / "claims.csv")
+    np.testing.assert_array_equal(loaded.scores(frame), fitted.scores(frame))
+    assert set(loaded.predict(frame)) <= {"no", "yes"}
+    assert loaded.model == MLP(hidden=(4,))
+    assert "claims.csv" in (tmp_path / "model" / "MODEL_CARD.md").read_text()
+
+
+def test_a_model_of_a_frame_of_numbers_finds_its_columns_by_name(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    frame = pd.DataFrame(draws.normal(size=(60, 2)), columns=["weight", "height"])
+    frame["y"], frame["site"] = np.arange(60) % 3 == 0, np.arange(60) % 4
+    clients = fedauc.Clients.from_frame(frame, "y", "site")
+    fitted = fedauc.fit("linear", clients, cycles=1, groups=2, local_steps=1)
+    fitted.save(tmp_path)
+    loaded = fedauc.load(tmp_path)
+    assert loaded.feature_names == ("weight", "height")
+    np.testing.assert_array_equal(loaded.scores(frame[["height", "weight"]]), fitted.scores(frame))
+    with pytest.raises(ValueError, match="height"):
+        loaded.scores(frame[["weight"]])
+
+
 def test_a_model_of_a_plugin_is_found_again_by_its_module(tmp_path: Path) -> None:
     fedauc.register(OwnModel)
     model = OwnModel()
@@ -180,6 +209,9 @@ def test_a_folder_without_a_scorer_says_what_to_do(tmp_path: Path) -> None:
 
     assert "does not exist; give the folder of a finished run" in explain(tmp_path / "nowhere")
     assert "has no scorer.json; give the folder of a finished run" in explain(tmp_path)
+    (tmp_path / "federation.json").write_text("{}")
+    assert "is a run of a real federation" in explain(tmp_path)
+    (tmp_path / "federation.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     assert f"is not finished; go on with `fedauc resume {tmp_path}`" in explain(tmp_path)
     (tmp_path / "result.json").write_text("{}")

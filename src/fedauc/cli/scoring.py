@@ -193,7 +193,7 @@ def _score_blocks(
     from fedauc.scoring.table_files import iterate_tables
 
     others = [name for name in (identifier, label) if name is not None]
-    if others and scorer.encoder is None:
+    if others and not scorer.feature_names:
         raise ValueError(f"{others[0]!r} names a column, but the model takes arrays, which have none; leave it out")
     start, all_scores = 0, [np.zeros(0)]
     for block in iterate_tables(table, scorer, others):

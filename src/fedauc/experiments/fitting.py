@@ -72,7 +72,7 @@ class Fitted:
 
         Calibration and threshold come from the validation rows, or from the training rows where there are none.
         """
-        return save_fitted(self.module, self.evidence, self.encoder, Path(folder), calibration)
+        return save_fitted(self.module, self.evidence, self.encoder, self.feature_names, Path(folder), calibration)
 
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's.
@@ -122,7 +122,10 @@ def fit(
     data = _read_data(clients, test, validation, data_seed)
     given_callbacks = read_members("callbacks", callbacks, Callback, _make_callback)
     chosen_metrics = parse_metrics(metrics)
-    assembly = assemble_training(recipe, _build_module(module, data.clients, recipe.seed), data.clients)
+    if not isinstance(module, nn.Module):
+        model = _read_model(module)
+        data, module = data._replace(model=model), _build_module(model, data.clients, recipe.seed)
+    assembly = assemble_training(recipe, module, data.clients)
     if data.split is not None:
         record_preparation(assembly, data.split)
     personal = PersonalModels.of(assembly.training, data.clients.names)
@@ -140,12 +143,16 @@ def fit(
 
 
 class _FitData(NamedTuple):
-    """Clients to train, rows to evaluate on, and the split of a dataset where they come from one."""
+    """Clients to train, rows to evaluate on, the split of a dataset where they come from one, and the model.
+
+    `model` is None where the caller has given a network.
+    """
 
     clients: Clients
     test: Examples | None
     validation: Examples | None
     split: Split | None = None
+    model: ModelConfig | None = None
 
 
 def _read_data(clients: Clients | Dataset, test: Any, validation: Any, seed: int) -> _FitData:
@@ -204,17 +211,19 @@ def _train_model(
         end.notes.get("stopped_early"),
         None if data.split is None else data.split.encoder,
         data.clients.feature_names,
-        gather_evidence(recipe, evaluator, end, data.clients, data.validation, data.test),
+        gather_evidence(recipe, evaluator, end, data.clients, data.validation, data.test, data.model, data.split),
     )
 
 
-def _build_module(module: nn.Module | ModelConfig | str, clients: Clients, seed: int) -> nn.Module:
-    """The network itself, or the one that a model describes, for the clients' inputs."""
-    if isinstance(module, nn.Module):
-        return module
-    model = lookup("model", module, find_models())() if isinstance(module, str) else module
+def _read_model(module: ModelConfig | str) -> ModelConfig:
+    model: Any = lookup("model", module, find_models())() if isinstance(module, str) else module
     if not isinstance(model, ModelConfig):
         raise ValueError(f"module is a {type(model).__name__}; give a torch module, or a model such as 'linear'")
+    return model
+
+
+def _build_module(model: ModelConfig, clients: Clients, seed: int) -> nn.Module:
+    """The network that a model describes, for the clients' inputs."""
     model.check_inputs(clients.inputs)
     return model.build(tuple(clients.inputs.shape[1:]), seed)
 

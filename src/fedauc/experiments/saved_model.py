@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fedauc import keys
 from fedauc.data.clients import Clients, Examples
+from fedauc.data.dataset import LABEL_VALUES
 from fedauc.data.features import FeatureEncoder
 from fedauc.data.preparation import Preparation, Split
 from fedauc.experiments.config import Config
@@ -22,6 +24,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunEnd
 from fedauc.interfaces import Metric, Model
 from fedauc.metrics import group_auc, parse_metrics
+from fedauc.models.model import ModelConfig
 from fedauc.network import ModuleNetwork
 from fedauc.scoring.model_card import CardFacts, MetricOnTest, PartSize, write_model_card
 from fedauc.scoring.scorer import ReferenceRows, Scorer, make_scorer
@@ -33,12 +36,14 @@ MAX_REFERENCE_ROWS = 1 << 18
 class FitEvidence(NamedTuple):
     """What `Fitted.save` needs beside the module: reference rows, one row as the module takes it, and the card's facts.
 
-    `reference` is None for a model of embeddings.
+    `reference` is None for a model of embeddings, and `model` for a module of the caller's own.
     """
 
     reference: ReferenceRows | None
     example: Tensor
     facts: CardFacts
+    model: ModelConfig | None = None
+    label_values: tuple[str, str] = LABEL_VALUES
 
 
 def score_reference_rows(
@@ -109,16 +114,18 @@ def gather_evidence(
     clients: Clients,
     validation: Examples | None,
     test: Examples | None,
+    model: ModelConfig | None,
+    split: Split | None,
 ) -> FitEvidence:
-    """What a fitted model needs to be saved."""
+    """What a fitted model needs to be saved; `split` is that of the dataset that the rows come from, if any."""
     network, tested = evaluator.network, None
     if test is not None:
         scores = evaluator.score_examples(end.model, test)
         tested = (test.labels.cpu().numpy(), scores) if scores.ndim == 1 else None
     parts = _measure_parts(clients, validation, test)
     facts = CardFacts(
-        data=f"{parts[0].rows:,} rows given as arrays",
-        model=type(network.plain_module).__name__,
+        data=f"{parts[0].rows:,} rows given as arrays" if split is None else split.note,
+        model=type(network.plain_module).__name__ if model is None else model.name,
         method=recipe.method,
         sites=len(clients),
         parts=parts,
@@ -130,17 +137,31 @@ def gather_evidence(
         environment=describe_environment(),
     )
     reference = score_reference_rows(network, end.model, clients, validation, recipe.seed)
-    return FitEvidence(reference, network.cast_inputs(clients.inputs[:1]).cpu(), facts)
+    example = network.cast_inputs(clients.inputs[:1]).cpu()
+    return FitEvidence(reference, example, facts, model, LABEL_VALUES if split is None else split.label_values)
 
 
 def save_fitted(
-    module: nn.Module, evidence: FitEvidence | None, encoder: FeatureEncoder | None, folder: Path, calibration: str
+    module: nn.Module,
+    evidence: FitEvidence | None,
+    encoder: FeatureEncoder | None,
+    column_names: tuple[str, ...],
+    folder: Path,
+    calibration: str,
 ) -> Scorer:
     """Write a fitted model's scorer and model card."""
     if evidence is None or evidence.reference is None:
         raise ValueError("the model gives embeddings, not scores; save it with torch.save(fitted.module.state_dict())")
-    copied = copy.deepcopy(module)
-    scorer = make_scorer(copied, None, evidence.example, evidence.reference, encoder, calibration=calibration)
+    scorer = make_scorer(
+        copy.deepcopy(module),
+        evidence.model,
+        evidence.example,
+        evidence.reference,
+        encoder,
+        evidence.label_values,
+        calibration,
+    )
+    scorer = dataclasses.replace(scorer, column_names=() if encoder is not None else column_names)
     scorer.save(folder)
     write_model_card(folder, scorer, evidence.facts)
     return scorer

@@ -133,7 +133,7 @@ def _describe_data(scorer: Scorer | None, facts: CardFacts) -> str:
     ]
     lines = ["## Data", "", f"{facts.data}.", "", f"Training rows are divided over {facts.sites:,} sites.", ""]
     lines += format_table(("part", "rows", "positives", "share"), rows)
-    if scorer is not None and scorer.encoder is not None:
+    if scorer is not None and scorer.feature_names:
         names = [f"`{name}`" for name in scorer.feature_names]
         more = f" and {len(names) - FEATURES_SHOWN} more" if len(names) > FEATURES_SHOWN else ""
         width = math.prod(scorer.input_shape)
@@ -233,7 +233,7 @@ def _describe_limits(scorer: Scorer | None, facts: CardFacts) -> str:
 
 
 def _describe_loading(scorer: Scorer) -> str:
-    table = 'pandas.read_csv("new.csv")' if scorer.encoder is not None else "rows"
+    table = 'pandas.read_csv("new.csv")' if scorer.feature_names else "rows"
     lines = [
         "## How to use it",
         "",
@@ -241,14 +241,14 @@ def _describe_loading(scorer: Scorer) -> str:
         f"`{REFERENCE_FILE}` is needed to choose another threshold.",
         "",
         "```",
-        *(["import pandas", ""] if scorer.encoder is not None else []),
+        *(["import pandas", ""] if scorer.feature_names else []),
         "import fedauc",
         "",
         'scorer = fedauc.load("DIR")',
         f"probabilities = scorer.predict_proba({table})[:, 1]",
         "```",
     ]
-    if scorer.encoder is not None:
+    if scorer.feature_names:
         lines += ["", "On the command line: `fedauc predict DIR new.csv --out scores.csv`."]
     return "\n".join(lines)
 

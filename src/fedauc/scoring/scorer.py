@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedauc import plugins
 from fedauc.data.checks import as_inputs
-from fedauc.data.columns import is_missing, to_text
+from fedauc.data.columns import is_missing, select_features, to_text
 from fedauc.data.features import FeatureEncoder
 from fedauc.discovery import lookup
 from fedauc.files import write_atomically
@@ -65,7 +65,8 @@ class Scorer:
     """From the columns of a raw table to scores, calibrated probabilities and decisions.
 
     `model` builds the module, or is None where the module is the user's own. `input_dtype` is the type that the module
-    takes, and `input_shape` that of a row of its inputs. Without an encoder, rows are arrays of that shape.
+    takes, and `input_shape` that of a row of its inputs. Without an encoder, rows are arrays of that shape, or tables
+    with the columns `column_names`.
     """
 
     module: nn.Module
@@ -78,11 +79,12 @@ class Scorer:
     encoder: FeatureEncoder | None = None
     label_values: tuple[str, str] = ("0", "1")
     reference: ReferenceRows | None = None
+    column_names: tuple[str, ...] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The columns that a table needs; empty for models of arrays and images."""
-        return () if self.encoder is None else self.encoder.input_names
+        return self.column_names if self.encoder is None else self.encoder.input_names
 
     @property
     def classes(self) -> np.ndarray:
@@ -162,6 +164,7 @@ class Scorer:
             "dtype": str(weights).removeprefix("torch."),
             "label_values": list(self.label_values),
             "encoder": None if self.encoder is None else self.encoder.to_document(),
+            "column_names": list(self.column_names),
             **self._describe_decision(),
         }
 
@@ -182,7 +185,10 @@ class Scorer:
 
     def _encode_rows(self, table: Any) -> Tensor:
         """The model's inputs; rows of another shape, or floats for a model of integers, are refused."""
-        inputs = as_inputs(table) if self.encoder is None else torch.from_numpy(self.encoder.encode(table))
+        if self.encoder is None:
+            inputs = as_inputs(select_features(table, self.column_names))
+        else:
+            inputs = torch.from_numpy(self.encoder.encode(table))
         if tuple(inputs.shape[1:]) != self.input_shape:
             shape = tuple(inputs.shape[1:])
             raise ValueError(f"rows have shape {shape}; the model was trained on rows of shape {self.input_shape}")
@@ -242,6 +248,7 @@ def load(folder: str | Path) -> Scorer:
         None if encoder is None else FeatureEncoder.from_document(encoder),
         tuple(document["label_values"]),
         _read_reference(path / REFERENCE_FILE, document["calibrated_on"]),
+        tuple(document["column_names"]),
     )
 
 
@@ -372,6 +379,11 @@ def _explain_absence(folder: Path) -> str:
         runs = sorted(path.parent.relative_to(folder).as_posix() for path in folder.rglob(SCORER_FILE))
         known = f"such as {folder / runs[0]}" if runs else "once one is finished"
         return f"{folder} holds several runs; give the folder of one of them, {known}"
+    if (folder / "federation.json").is_file():
+        return (
+            f"{folder} is a run of a real federation, whose server has no rows to calibrate on; its weights are in "
+            "model.npz: build the model, load them, and calibrate at the sites with fedauc.scoring.calibration"
+        )
     if not (folder / "config.json").is_file():
         return f"{folder} has no {SCORER_FILE}; give the folder of a finished run, or one that `save` wrote"
     if not (folder / "result.json").is_file():

@@ -29,11 +29,12 @@ def iterate_tables(path: Path, scorer: Scorer, others: Sequence[str] = ()) -> It
     other. A model without an encoder takes arrays from an .npz or .npy file.
     """
     check_exists(path)
-    if scorer.encoder is None:
+    if not scorer.feature_names:
         yield _read_array(path)
         return
     suffix = format_suffix(path)
-    categories = [column for column in scorer.encoder.columns if isinstance(column, CategoryColumn)]
+    columns = () if scorer.encoder is None else scorer.encoder.columns
+    categories = [column for column in columns if isinstance(column, CategoryColumn)]
     with requiring_frames():
         if is_columnar(path):
             blocks = iterate_frames(path)
