@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +150,25 @@ def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, capsys: py
     done = fedauc(capsys, "report", str(tmp_path))
     assert done.code == 2
     assert "is not a run folder" in done.err
+
+
+def test_settings_with_several_seeds_are_judged_by_their_means(comparison_folder: Path) -> None:
+    """The two runs stand for two seeds of one setting, and the first of them alone for another setting."""
+    first, second = read_report_runs([comparison_folder])
+    runs = [replace(first, setting="a"), replace(second, setting="a"), replace(first, name="c", setting="b")]
+    finals = [run.final["auc"] for run in runs if run.final is not None]
+    texts = build_document(runs)["texts"]
+    assert f"{np.mean(finals[:2]):.4f} ± {np.std(finals[:2], ddof=1):.4f}" in texts["comparison-0"]
+    assert "Of 2 settings" in texts["answer-0"]
+
+
+def test_a_missing_package_is_named_with_its_remedy(
+    comparison_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    done = fedauc(capsys, "report", str(comparison_folder))
+    assert done.code == 2
+    assert done.err.startswith("error: plotly is not installed; a report needs it: ")
 
 
 def test_of_many_runs_the_best_six_are_detailed(comparison_folder: Path) -> None:

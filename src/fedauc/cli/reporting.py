@@ -46,6 +46,7 @@ def report(
 
     known_formats, path = read_formats(formats), out or folders[0] / "report.html"
     runs = read_report_runs(folders)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, render_page(runs).encode())
     print(path)
     if known_formats:

@@ -39,6 +39,8 @@ from fedauc.reports.sentences import (
     describe_privacy,
     list_facts,
     list_page_caveats,
+    summarize_settings,
+    tabulate_settings,
 )
 from fedauc.reports.site_quality import SiteQuality, measure_sites
 from fedauc.scoring.calibration import measure_brier_score, measure_calibration_error
@@ -220,7 +222,8 @@ def _answer(runs: Sequence[ReportRun]) -> list[Block]:
 def _comparison(runs: Sequence[ReportRun], detailed: Sequence[ReportRun]) -> Block:
     metric = runs[0].metrics[0]
     finals = [(run.name, run.final) for run in runs if (run.final or {}).get(metric.columns[0]) is not None][:30]
-    parts: list[Part] = [tabulate_summary(runs)]
+    settings = tabulate_settings(summarize_settings(runs), metric.label)
+    parts: list[Part] = [*([] if settings is None else [settings]), tabulate_summary(runs)]
     pairs = tabulate_pairs(detailed)
     if pairs is not None:
         parts.append(Folded("Every pair of runs", [pairs]))
@@ -279,7 +282,9 @@ def _stored_site_auc(run: ReportRun, noun: str) -> Block:
     stored = run.result.get("client_auc") or last.get("site_auc")
     if not stored:
         reason = "the sites do not share their own AUC" if run.is_federation else "the test rows name no client"
-        if not run.done and not run.is_federation:
+        if run.is_embedding:
+            reason = "the model gives embeddings, not scores"
+        elif not run.done and not run.is_federation:
             reason = "the run is not finished"
         return Block(None, [Paragraph(f"There is no AUC per {noun}: {reason}.", "missing")], [])
     lines = [SiteQuality(name, 0, 0, value, note="not stored") for name, value in stored.items()]

@@ -51,6 +51,7 @@ def draw_roc(runs: Sequence[tuple[str, ScoredRows]]) -> Figure:
         y=Axis("true positive rate (recall)", (0, 1.01)),
         layers=layers,
         note=_band_note(len(runs)),
+        legend=_list_colours([name for name, _ in runs]),
     )
 
 
@@ -69,6 +70,7 @@ def draw_precision_recall(runs: Sequence[tuple[str, ScoredRows]]) -> Figure:
         y=Axis("precision", (0, 1.01)),
         layers=layers,
         note=_band_note(len(runs)),
+        legend=_list_colours([name for name, _ in runs]),
     )
 
 
@@ -110,7 +112,7 @@ def draw_learning(runs: Sequence[ReportRun]) -> list[Figure]:
                 y=Axis(f"test {metric.label}"),
                 layers=layers,
                 height=280,
-                legend=[(run.name, name_colour(number)) for number, run in enumerate(shown)] if len(shown) > 1 else [],
+                legend=_list_colours([run.name for run in shown]),
             )
         )
     return figures
@@ -258,6 +260,11 @@ def _draw_bands(curves: Sequence[tuple[str, CurveBand]]) -> list[Layer]:
         )
         for number, (name, band) in enumerate(curves)
     ]
+
+
+def _list_colours(names: Sequence[str]) -> list[tuple[str, str]]:
+    """A legend for several curves; one curve needs none outside its figure."""
+    return [(name, name_colour(number)) for number, name in enumerate(names)] if len(names) > 1 else []
 
 
 def _band_note(curves: int) -> str:

@@ -47,6 +47,8 @@ class ReportRun:
     records: list[dict[str, Any]]
     roster: RunRoster | None
     policy: dict[str, Any]
+    setting: str = ""
+    """The name without the seed, in a comparison or sweep."""
 
     @property
     def done(self) -> bool:
@@ -126,7 +128,8 @@ def _read_comparison(comparison: Comparison) -> list[ReportRun]:
     for setting, folder in comparison.run_folders():
         run = _read_simulation(folder)
         name = setting.replace("/", " ")
-        runs.append(replace(run, name=f"{name}, seed {run.recipe.seed}" if several_seeds else name))
+        shown = f"{name}, seed {run.recipe.seed}" if several_seeds else name
+        runs.append(replace(run, name=shown, setting=name))
     return runs
 
 

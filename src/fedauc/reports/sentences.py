@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fedauc.metrics import delong_test
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.report_runs import ReportRun
-from fedauc.reports.report_tables import format_p_value
+from fedauc.reports.report_tables import Cell, ReportTable, format_p_value
+from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_bytes
 
 SIGNIFICANCE = 0.05
@@ -25,6 +27,8 @@ def answer_run(run: ReportRun) -> str:
         return f"{run.name} has not been evaluated yet: {run.status}."
     value = final[metric.columns[0]]
     trained = _describe_training(run)
+    if run.is_embedding:
+        return f"{trained}, the model's embeddings have a verification AUC of {value:.3f} on pairs of test rows."
     if metric.text != "auc":
         return f"{trained}, the model has a test {metric.label} of {value:.3f}."
     if run.is_federation:
@@ -49,9 +53,67 @@ def answer_run(run: ReportRun) -> str:
     )
 
 
+class SettingSeeds(NamedTuple):
+    """A setting over its evaluated seeds: what it is judged by, and the final test values."""
+
+    name: str
+    judged: float
+    on_validation: bool
+    values: list[float]
+
+    @property
+    def spread(self) -> Spread:
+        """Mean and standard deviation of the test values."""
+        return Spread.of(self.values)
+
+
+def summarize_settings(runs: Sequence[ReportRun]) -> list[SettingSeeds]:
+    """Settings in the order of their mean validation value, or test value where a run has no validation rows."""
+    column = runs[0].metrics[0].columns[0]
+    finals: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        if run.final is not None and run.final.get(column) is not None:
+            finals.setdefault(run.setting or run.name, []).append(run.final)
+    by = f"validation_{column}"
+    on_validation = all(by in final for records in finals.values() for final in records)
+    summaries = []
+    for name, records in finals.items():
+        judged = sum(final[by if on_validation else column] for final in records) / len(records)
+        summaries.append(SettingSeeds(name, judged, on_validation, [final[column] for final in records]))
+    return sorted(summaries, key=lambda summary: -summary.judged)
+
+
+def tabulate_settings(summaries: Sequence[SettingSeeds], label: str) -> ReportTable | None:
+    """Mean and standard deviation over seeds, the best first; None where no setting has several seeds."""
+    if all(len(summary.values) < 2 for summary in summaries):
+        return None
+    rows = [
+        [
+            Cell(summary.name),
+            Cell(f"{summary.judged:.4f}", summary.judged),
+            Cell(f"{summary.spread.mean:.4f} ± {summary.spread.deviation:.4f}", summary.spread.mean),
+            Cell(str(len(summary.values)), len(summary.values)),
+        ]
+        for summary in summaries
+    ]
+    judged = "validation" if summaries[0].on_validation else "test"
+    caption = f"Settings by their mean {judged} {label} over seeds; ± is the standard deviation over seeds."
+    headers = ["setting", f"mean {judged} {label}", f"test {label}", "seeds"]
+    return ReportTable("settings", caption, headers, rows)
+
+
 def answer_comparison(runs: Sequence[ReportRun]) -> str:
     """The answer of several runs: which has the highest final value, and whether the next one differs from it."""
-    metric = runs[0].metrics[0]
+    metric, settings = runs[0].metrics[0], summarize_settings(runs)
+    if any(len(summary.values) > 1 for summary in settings):
+        best_setting, *others = settings
+        judged = "validation" if best_setting.on_validation else "test"
+        test = f"mean test {metric.label} {best_setting.spread.mean:.4f} ± {best_setting.spread.deviation:.4f}"
+        return (
+            f"Of {len(settings)} settings, {best_setting.name} has the highest mean {judged} {metric.label} over its "
+            f"seeds; it has a {test} over {len(best_setting.values)} seeds"
+            + (f", and the next one, {others[0].name}, has {others[0].spread.mean:.4f}." if others else ".")
+        )
     known = {run.name: (run.final or {}).get(metric.columns[0]) for run in runs}
     finals: dict[str, float] = {name: value for name, value in known.items() if value is not None}
     measured = sorted((run for run in runs if run.name in finals), key=lambda run: -finals[run.name])
