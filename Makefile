@@ -6,9 +6,10 @@ STAMP := $(VENV)/.installed
 FLOWER ?= .venv-flower
 DOCS ?= .venv-docs
 TRACKERS ?= .venv-trackers
+AUDIT ?= .venv-audit
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation test-trackers bench docs docs-links clean
+.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation test-trackers test-packaging dist audit bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -24,8 +25,8 @@ demo: $(STAMP)  ## train three methods on the embedded fraud data and print the 
 test: lint types unit  ## lint, types, doctests and tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests paper benchmarks examples docs
-	$(BIN)/ruff format --check src tests paper benchmarks examples docs
+	$(BIN)/ruff check src tests paper benchmarks packaging examples docs
+	$(BIN)/ruff format --check src tests paper benchmarks packaging examples docs
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -82,9 +83,26 @@ $(TRACKERS)/.installed: pyproject.toml constraints-trackers.txt
 test-trackers: $(TRACKERS)/.installed  ## a real MLflow server, TensorBoard, Trackio and Weights & Biases (offline)
 	$(TRACKERS)/bin/python -m pytest --only trackers -p no:cacheprovider tests/experiments/test_tracking_tools.py
 
+dist: $(STAMP)  ## the wheel and the source distribution, the same bytes for the same commit
+	$(BIN)/python packaging/build_distributions.py dist
+
+test-packaging: $(STAMP)  ## two builds have the same bytes; a wheel in an empty environment runs the demo
+	$(BIN)/python -m pytest --only packaging -p no:cacheprovider tests/packaging
+
+$(AUDIT)/.installed: constraints-audit.txt
+	$(PYTHON) -m venv $(AUDIT)
+	PIP_CONSTRAINT=constraints-audit.txt $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  cyclonedx-bom pip-audit
+	touch $@
+
+audit: $(STAMP) $(AUDIT)/.installed  ## a bill of materials (CycloneDX), and known vulnerabilities of the pins (needs network)
+	mkdir -p dist
+	$(AUDIT)/bin/cyclonedx-py environment --output-reproducible -o dist/sbom.cdx.json $(BIN)/python
+	$(AUDIT)/bin/python packaging/audit.py constraints.txt
+
 bench: $(STAMP)  ## speed against peers on this CPU; makes their environments under benchmarks/.venvs
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) $(DOCS) $(TRACKERS) docs/_build .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info \
-	  tests/browser/node_modules
+	rm -rf $(VENV) $(FLOWER) $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
+	  src/*.egg-info tests/browser/node_modules

@@ -12,6 +12,7 @@ REASONS = {
     "gpu": "needs a CUDA device; run it with `make test-gpu`",
     "slow": "takes long: it compiles much or starts many processes; run it with `make test-slow`",
     "browser": "opens pages in headless Chromium; run it with `make test-browser`",
+    "packaging": "builds and installs the distributions, which takes minutes; run it with `make test-packaging`",
     "trackers": "needs tracking tools in an environment of their own; run it with `make test-trackers`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
 }

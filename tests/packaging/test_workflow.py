@@ -1,0 +1,28 @@
+"""The workflow file, the pre-commit hooks and `make test` run the same commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_workflow_runs_what_runs_before_a_change_lands() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert re.findall(r"^\s*- run: (.+)$", workflow, re.MULTILINE) == [".ci/run"]
+    script = (ROOT / ".ci/run").read_text()
+    assert script.splitlines()[-1] == "make test"
+    assert (ROOT / ".ci/run").stat().st_mode & 0o100
+
+
+def test_the_hooks_are_the_linters_of_make_test() -> None:
+    hooks = re.findall(r"^\s*entry: \.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    commands = re.findall(r"^\t\$\(BIN\)/((?:ruff|mypy)[^$\n]*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert hooks == [command.partition(" src ")[0] for command in commands]
+
+
+def test_python_versions_are_the_same_everywhere() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.11,<3.14"' in text
+    assert re.findall(r"Python :: (3\.\d+)", text) == ["3.11", "3.12", "3.13"]
