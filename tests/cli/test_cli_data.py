@@ -357,3 +357,18 @@ def test_a_run_takes_images_from_the_folder(
     assert result["data"].startswith("cifar10, 'cat' against the rest; 180 of 180 training rows, 16 labelled positive")
     assert "validation_auc" in result["final"]
     assert Cifar10().home_folder == tmp_path / "data"
+
+
+def test_describe_says_what_a_run_would_make_of_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "claims.csv")
+    assert fedauc(capsys, "data", "example", path, "--rows", "400").code == 0
+    words = ("data", "describe", path, "--label", "fraud", "--client", "state")
+    asked = fedauc(capsys, *words)
+    assert asked.code == 2
+    assert "say which one is positive, usually the rarer: use --data.positive yes" in asked.err
+    shown = fedauc(capsys, *words, "--positive", "yes")
+    assert "280 train rows" in shown.out
+    assert "label 'yes' is positive" in shown.out
+    described = json.loads(fedauc(capsys, *words, "--positive", "yes", "--json").out)
+    assert described["rows"] == {"train": 280, "test": 120}
+    assert described["ignored"] != {}

@@ -1,7 +1,8 @@
-"""The command `fedauc data`: show which dataset files exist, download the rest, verify them, count the classes."""
+"""The command `fedauc data`: which dataset files exist, downloads, checks, class counts, and your own table."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from fedauc.data import Dataset, find_datasets
+from fedauc.data import Dataset, Preparation, find_datasets, prepare_table
+from fedauc.data.datasets.table import Table as OwnTable
+from fedauc.data.description import describe_data, list_data_notes
 from fedauc.data.example_table import encode_claims
 from fedauc.data.io.downloads import download_file
 from fedauc.data.io.stored import (
@@ -30,6 +33,7 @@ from fedauc.data.io.stored import (
     recorded_sources,
     resolve_folder,
 )
+from fedauc.data.partitions import IID
 from fedauc.data.statistics import PAPER_COUNTS, ClassCounts, count_classes
 from fedauc.discovery import lookup
 from fedauc.files import write_atomically
@@ -177,6 +181,30 @@ def write_example(
         raise ValueError(f"{path} exists already; name another file")
     write_atomically(path, encode_claims(rows, seed, label))
     print(f"{path}: {rows:,} synthetic claims")
+
+
+@app.command("describe")
+def describe_table(
+    path: Annotated[Path, typer.Argument(help="The table: CSV, JSON lines, Parquet or Arrow.")],
+    label: Annotated[str, typer.Option("--label", help="Column with the labels.")] = "y",
+    positive: Annotated[str, typer.Option("--positive", help="The label value that counts as positive.")] = "",
+    client: Annotated[str, typer.Option("--client", help="Column with the site of a row; empty for none.")] = "client",
+    features: Annotated[str, typer.Option("--features", metavar="a,b,...", help="Columns to use; all others.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a run would make of your own table: rows, positives, sites, features, columns left out and why.
+
+    Example: [bold]fedauc data describe claims.csv --label fraud --positive yes --client state[/bold]
+    """
+    chosen = tuple(name for name in features.split(",") if name)
+    table = OwnTable(path, label=label, positive=positive, client=client, features=chosen)
+    preparation = Preparation() if client else Preparation(IID(1))
+    split = prepare_table(table.load(0), preparation, 0)
+    if as_json:
+        print(json.dumps(describe_data(split), indent=2))
+    else:
+        for note in list_data_notes(split):
+            print(note)
 
 
 def _prefix_dataset(dataset: StoredDataset, message: object) -> str:
