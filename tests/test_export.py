@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,18 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown format 'tflite'"):
         export_scorer(scorer, ["onnx", "tflite"], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"), [("onnx", "onnx onnxscript"), ("safetensors", "safetensors"), ("joblib", "joblib")]
+)
+def test_a_missing_package_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packages: str
+) -> None:
+    for module in ("onnx", "safetensors.torch", "joblib"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=f"run pip install {packages}$"):
+        export_scorer(make_small_scorer(), [name], tmp_path)
 
 
 @pytest.mark.slow
