@@ -395,6 +395,7 @@ def _train_run(open_run: Callable[[], Run], profile: bool = False) -> None:
     """Load a run and train it to its end under a progress bar, and print its result."""
     from rich.console import Console
 
+    from fedauc.engines.loop import ONE_THREAD
     from fedauc.experiments.folder import RunFolder
     from fedauc.reports.profile import profile_work, shares_table
     from fedauc.reports.progress import open_progress
@@ -405,7 +406,11 @@ def _train_run(open_run: Callable[[], Run], profile: bool = False) -> None:
         run = open_run()
         observer = bars.add_bar(run.config.recipe.method)
         if profile:
-            shares = profile_work(lambda: run.train_to_end(observer))
+            token = ONE_THREAD.set(True)
+            try:
+                shares = profile_work(lambda: run.train_to_end(observer))
+            finally:
+                ONE_THREAD.reset(token)
         else:
             run.train_to_end(observer)
     print_run(RunFolder.open(run.folder.path))

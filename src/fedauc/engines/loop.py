@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import ClassVar, NamedTuple, TypeVar, final
 
@@ -24,6 +25,9 @@ from fedauc.uploads import UploadCollector, UploadPipeline, algorithm_state
 
 USE_THREADS_FROM = 0.002
 """Seconds per local step from which threads pay off; with shorter steps they wait for Python's global lock."""
+
+ONE_THREAD: ContextVar[bool] = ContextVar("one_thread", default=False)
+"""Whether clients are visited in one thread however slow they are: a profiler does not see the others."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -79,7 +83,7 @@ class LoopEngine(Simulator):
             (download._replace(per_client=tree_at(download.per_client, position)), client)
             for position, client in enumerate(cohort.clients)
         ]
-        while tasks and not (self._threads_pay_off and self._thread_pool.size > 1):
+        while tasks and (ONE_THREAD.get() or not self._threads_pay_off or self._thread_pool.size == 1):
             yield self.visit_client(*tasks.pop(0))
         if tasks:
             yield from self._thread_pool.map_clients(lambda network, task: self._visit_client(network, *task), tasks)
