@@ -5,14 +5,18 @@ They build, install and train for minutes: `make test-packaging`.
 
 from __future__ import annotations
 
+import csv
 import glob
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 PURE = ["fields", "files", "plugins", "progress", "version"]
 """Modules without torch and numpy, which every interpreter can run."""
+
+README_JOURNEY = re.compile(r"^From a table to a decision.*?^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""The first commands of the README."""
 
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 """Nothing answers there."""
@@ -59,24 +66,56 @@ def test_the_files_hold_the_library_and_nothing_else(distributions: Path) -> Non
     assert not [name for name in names if name.startswith((".venv", "runs", "paper/records"))]
 
 
-def test_the_wheel_in_an_empty_environment_runs_the_demo_without_network(distributions: Path, tmp_path: Path) -> None:
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def installed_command(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Runs `fedauc ...` in a folder, from the wheel in an empty environment, without network."""
     (wheel,) = distributions.glob("*.whl")
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    requirement = f"{wheel}[cli,frames,report,export]"
     installed = subprocess.run(
-        [*pip, "-c", str(ROOT / "constraints.txt"), f"{wheel}[cli]"], capture_output=True, text=True, check=False
+        [*pip, "-c", str(ROOT / "constraints.txt"), requirement], capture_output=True, text=True, check=False
     )
     assert installed.returncode == 0, installed.stderr
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | OFFLINE
-    command = [str(python.parent / "fedauc")]
+
+    def run_command(where: Path, *words: str) -> str:
+        command = [str(folder / "bin" / "fedauc"), *words]
+        done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run_command
+
+
+def test_the_wheel_in_an_empty_environment_runs_the_demo_without_network(
+    installed_command: Command, tmp_path: Path
+) -> None:
     words = ["compare", "--methods", "cycp-fedavg,cycp-minimax,cycp-pairwise", "--cycles", "3", "--out", "runs/demo"]
     for arguments in (words, ["show", "runs/demo"], ["doctor"]):
-        done = subprocess.run(
-            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        installed_command(tmp_path, *arguments)
     assert (tmp_path / "runs" / "demo" / "curves.png").is_file()
+
+
+def test_a_csv_file_becomes_scores_a_report_and_an_exported_model(installed_command: Command, tmp_path: Path) -> None:
+    """The commands of README.md, in which a table becomes a decision, and an export."""
+    shell = README_JOURNEY.search((ROOT / "README.md").read_text())
+    assert shell is not None
+    lines = shell.group(1).replace("\\\n", " ").splitlines()
+    for line in [*lines, "fedauc export runs/claims --to onnx --out exported"]:
+        _, *words = shlex.split(line, comments=True)
+        installed_command(tmp_path, *words)
+    with (tmp_path / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 500
+    assert {row["decision"] for row in rows} == {"yes", "no"}
+    assert all(0 <= float(row["probability"]) <= 1 for row in rows)
+    assert (tmp_path / "report.html").stat().st_size > 100_000
+    assert (tmp_path / "exported" / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
