@@ -220,9 +220,9 @@ def test_what_another_process_has_just_finished_stays(tmp_path: Path, cache_fold
     ("column", "value", "message"),
     [
         # Row 57 is the first after 25 + 25 + 7, so the second of a block that begins at row 57.
-        ("rate", np.inf, "counted from row 57: inputs holds 1 values that are not finite, the first inf at row 1"),
-        ("rate", 1e39, "counted from row 57: inputs holds 1 values beyond float32, the first 1e+39 at row 1"),
-        ("bank", None, "counted from row 57: column 'bank' is missing in 1 rows, the first row 1"),
+        ("rate", np.inf, "inputs holds 1 values that are not finite, the first inf at row 58 (counted from 0)"),
+        ("rate", 1e39, "inputs holds 1 values beyond float32, the first 1e+39 at row 58 (counted from 0)"),
+        ("bank", None, "column 'bank' is missing in 1 rows, the first row 58 (counted from 0)"),
         ("fraud", 2, "label column 'fraud' holds 2; labels must be 0 or 1"),
     ],
 )

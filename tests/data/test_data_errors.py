@@ -44,7 +44,10 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: examples(X, [0.5, 1, 3]), "labels holds 0.5, 3; labels must be 0 or 1"),
     (lambda: examples(X, ["no", "yes", "no"]), "labels holds 'no', 'yes'; labels must be 0 or 1"),
     (lambda: examples(X, np.array([0, "yes", None], object)), "labels holds '0', 'None', 'yes'; labels must be"),
-    (lambda: examples(X, [0, np.nan, 1]), "labels holds 1 NaN, the first at row 1; drop the rows without a label"),
+    (
+        lambda: examples(X, [0, np.nan, 1]),
+        "labels holds 1 NaN, the first at row 1 (counted from 0); drop the rows without a label",
+    ),
     (lambda: examples(X, np.array([0, None, 1], object)), "labels holds 1 NaN, the first at row 1"),
     (lambda: examples(X, [[0], [1], [0]]), "labels has shape (3, 1); it must be one-dimensional"),
     (lambda: examples(X, [0, 1]), "inputs has 3 rows and labels has 2; give one label per row"),
@@ -58,8 +61,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: examples(X, [1, 0, 1]),
         "labels holds 1 of the at least 2 negatives that an AUC's confidence interval needs",
     ),
-    (lambda: examples(HOLES, Y), "inputs holds 2 values that are not finite, the first nan at row 1, column 1: fill"),
-    (lambda: examples(torch.full((1, 2, 2), torch.inf), [1]), "the first inf at row 0, column (0, 0)"),
+    (
+        lambda: examples(HOLES, Y),
+        "inputs holds 2 values that are not finite, the first nan at row 1 (counted from 0), column 1: fill",
+    ),
+    (lambda: examples(torch.full((1, 2, 2), torch.inf), [1]), "the first inf at row 0 (counted from 0), column (0, 0)"),
     (lambda: examples(np.zeros((0, 2)), []), "inputs has no rows; give at least one positive and one negative"),
     (lambda: examples([0.0, 1.0, 2.0], Y), "inputs has shape (3,); it must be [rows, features...]"),
     (lambda: examples(np.zeros((3, 0)), Y), "inputs has shape (3, 0); it must be [rows, features...]"),
@@ -70,13 +76,19 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         "client has shape (1,) and inputs has 4 rows; give one client name per row",
     ),
     *[
-        (lambda m=m: Clients.from_arrays(X, Y, m), "client is missing in 1 rows, the first row 1; name a")
+        (
+            lambda m=m: Clients.from_arrays(X, Y, m),
+            "client is missing in 1 rows, the first row 1 (counted from 0); name a",
+        )
         for m in MISSING
     ],
-    (lambda: Clients.from_arrays(X, Y, [0.5, 1, 2]), "client is 0.5 in row 0; a client name must be an integer or a"),
+    (
+        lambda: Clients.from_arrays(X, Y, [0.5, 1, 2]),
+        "client is 0.5 in row 0 (counted from 0); a client name must be an integer or a",
+    ),
     (
         lambda: Clients.from_arrays(X, Y, [np.inf, 1, 2]),
-        "client is inf in row 0; a client name must be an integer or a",
+        "client is inf in row 0 (counted from 0); a client name must be an integer or a",
     ),
     (lambda: Clients.from_arrays(X, [0, 0, 0], C), "labels holds no positives in 3 rows"),
     (
@@ -101,7 +113,10 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Clients.from_frame(FRAME, "y", "whom"), "unknown column 'whom': did you mean 'who'?"),
     (lambda: Clients.from_frame(FRAME, "y", "who", ["word"]), "feature column 'word' is"),
     (lambda: Clients.from_frame(FRAME[["y", "who", "word"]], "y", "who"), "no numeric column is left for features"),
-    (lambda: Clients.from_frame(FRAME.assign(x=HOLE), "y", "who"), "the first nan at row 1, column 'x'"),
+    (
+        lambda: Clients.from_frame(FRAME.assign(x=HOLE), "y", "who"),
+        "the first nan at row 1 (counted from 0), column 'x'",
+    ),
     (lambda: Clients.from_frame(FRAME.assign(who=MISSING[0]), "y", "who"), "column 'who' is missing in 1 rows"),
     (
         lambda: Clients.from_frame(FRAME.assign(y=HOLE), "y", "who"),

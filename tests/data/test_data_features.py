@@ -141,11 +141,14 @@ def test_the_encoder_survives_json() -> None:
             "the table lacks the column 'day'; it has age, member",
         ),
         (lambda frame: frame.drop(columns=["day", "age"]), "the table lacks the columns 'age', 'day'; it has member,"),
-        (lambda frame: frame.assign(age="old"), "column 'age' holds 'old'; it must hold numbers"),
+        (
+            lambda frame: frame.assign(age="old"),
+            "column 'age' holds 'old' at row 0 (counted from 0); it must hold numbers",
+        ),
         (lambda frame: frame.assign(age=np.inf), "inputs holds 4 values that are not finite, the first inf at row 0"),
         (
             lambda frame: frame.assign(age=1e39),
-            "inputs holds 4 values beyond float32, the first 1e+39 at row 0, column",
+            "inputs holds 4 values beyond float32, the first 1e+39 at row 0 (counted from 0), column",
         ),
         (lambda frame: frame.assign(day="yesterday"), "column 'day' holds 'yesterday'; write dates as 2024-01-31"),
         (lambda frame: frame.to_numpy(), "rows are an array, but column 'state' is no number; give a table with"),

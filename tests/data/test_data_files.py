@@ -76,8 +76,16 @@ WRONG: list[tuple[str, Callable[[Path], object], str]] = [
     ("empty.npz", Path.touch, "it is no .npz archive: write it with numpy.savez"),
     ("entry.npz", damage_bytes(write_npz, b"PK\x01\x02"), "damaged"),
     ("values.npz", damage_bytes(write_npz, b"}"), "damaged"),
-    ("huge.csv", lambda file: HUGE.to_csv(file, index=False), "the first -1e+39 at row 11, column 'x'; the bound is"),
-    ("huge.npz", huge_npz, "inputs holds 1 values beyond float32, the first -1e+39 at row 11, column 0; the bound is"),
+    (
+        "huge.csv",
+        lambda file: HUGE.to_csv(file, index=False),
+        "the first -1e+39 at row 11 (counted from 0), column 'x'; the bound is",
+    ),
+    (
+        "huge.npz",
+        huge_npz,
+        "inputs holds 1 values beyond float32, the first -1e+39 at row 11 (counted from 0), column 0; the bound is",
+    ),
     ("folder.csv", Path.mkdir, "it is a directory: name one file in it"),
     ("folder", Path.mkdir, "it is a directory: name one file in it"),
 ]

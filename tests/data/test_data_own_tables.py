@@ -219,7 +219,8 @@ def test_any_two_label_values_will_do(
         (
             lambda frame: frame.assign(state=frame["state"].where(frame.index > 2)),
             {},
-            "column 'state' is missing in 3 rows, the first row 0; fill them in, or use --data.incomplete-rows drop",
+            "column 'state' is missing in 3 rows, the first row 0 (counted from 0); fill them in, or use "
+            "--data.incomplete-rows drop",
         ),
         (lambda frame: frame[["currency", "state", "fraud"]], {}, "no column is left for features ('currency': all"),
         (lambda frame: frame, {"features": ("age", "fraud")}, "features lists the label column 'fraud'"),

@@ -98,11 +98,12 @@ def test_the_first_hole_is_found_in_any_block_and_all_are_counted(shape: Any, ho
     inputs[tuple(np.transpose(holes))] = np.inf
     row, *index = holes[0]
     column = index[0] if len(index) == 1 else tuple(index)
-    message = f"inputs holds {len(holes)} values that are not finite, the first inf at row {row}, column {column}"
+    where = f"the first inf at row {row} (counted from 0), column {column}"
+    message = f"inputs holds {len(holes)} values that are not finite, {where}"
     for values in (inputs, torch.from_numpy(inputs)):
         with pytest.raises(ValueError, match=re.escape(message)):
             as_inputs(values)
-    message = f"inputs holds {len(holes)} values beyond float32, the first inf at row {row}, column {column}"
+    message = f"inputs holds {len(holes)} values beyond float32, {where}"
     with pytest.raises(ValueError, match=re.escape(message)):
         as_float32(inputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,26 @@ def naming_source(source: str) -> Iterator[None]:
     except ValueError as error:
         # Column names and messages of other libraries may contain line breaks.
         raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
+
+
+def name_row(row: int) -> str:
+    """A row in an error message.
+
+    >>> name_row(5)
+    'row 5 (counted from 0)'
+    """
+    return f"row {row} (counted from 0)"
+
+
+@contextmanager
+def counting_rows_from(start: int) -> Iterator[None]:
+    """Let the row numbers in an error about a block of rows be those of the whole file."""
+    try:
+        yield
+    except ValueError as error:
+        named = re.escape(name_row(0)).replace("0", r"(\d+)", 1)
+        message = re.sub(named, lambda match: name_row(start + int(match[1])), str(error))
+        raise ValueError(message) from error
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -180,7 +201,7 @@ def _count_wrong(wrong: Callable[[slice], np.ndarray], shape: Sequence[int]) -> 
 def _describe_position(index: Sequence[int], columns: Sequence[str]) -> str:
     row, *position = index
     column = repr(columns[position[0]]) if columns else position[0] if len(position) == 1 else tuple(position)
-    return f"row {row}, column {column}"
+    return f"{name_row(row)}, column {column}"
 
 
 def _as_numbers(labels: np.ndarray, name: str) -> np.ndarray:
@@ -201,7 +222,9 @@ def _refuse_labels(numbers: np.ndarray, wrong: np.ndarray, name: str) -> None:
     missing = wrong & np.isnan(numbers)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise ValueError(f"{name} holds {missing.sum()} NaN, the first at row {row}; drop the rows without a label")
+        raise ValueError(
+            f"{name} holds {missing.sum()} NaN, the first at {name_row(row)}; drop the rows without a label"
+        )
     values = np.unique(numbers[wrong])
     shown = ", ".join(f"{value:g}" for value in values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
     signed = values.tolist() == [-1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor
+from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor, name_row
 from fedauc.data.columns import as_pandas_frame
 from fedauc.data.io.disk_tables import read_rows
 from fedauc.data.io.memory import index_type, release_freed_memory, row_blocks
@@ -253,7 +253,7 @@ def _check_assignment(assignment: Any, rows: int, clients: int) -> np.ndarray:
     if len(outside):
         row = outside[0]
         raise ValueError(
-            f"assignment is {client[row]} in row {row}; it must be at least 0 and below the {clients} names"
+            f"assignment is {client[row]} in {name_row(row)}; it must be at least 0 and below the {clients} names"
         )
     return client
 

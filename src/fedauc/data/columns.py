@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedauc.data.checks import name_row
+
 SHOWN = 5
 """How many names an error lists."""
 
@@ -22,6 +24,9 @@ ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?\
 """A date, or a date and a time, as ISO 8601 writes it."""
 
 SECONDS_PER_DAY = 86_400.0
+
+BOOLEAN_WORDS = ("true", "false", "yes", "no", "y", "n", "t", "f", "on", "off")
+"""Texts that people write for booleans, in lower case."""
 
 
 def list_column_names(table: Any) -> list[str]:
@@ -120,7 +125,10 @@ def as_numbers(values: np.ndarray, name: str) -> np.ndarray:
     if values.dtype.kind in "biuf":
         converted = values.astype(np.float64)
     elif values.dtype.kind == "O":
-        converted = np.fromiter((_to_number(value, name) for value in values.tolist()), np.float64, len(values))
+        try:
+            converted = np.fromiter(map(_to_number, values.tolist()), np.float64, len(values))
+        except TypeError:
+            raise ValueError(_explain_texts(values.tolist(), name)) from None
     else:
         raise ValueError(f"column {name!r} is {_describe_kind(values)}; it must hold numbers: convert it")
     # The bound is float32's, the type of inputs.
@@ -129,12 +137,12 @@ def as_numbers(values: np.ndarray, name: str) -> np.ndarray:
         row = int(np.flatnonzero(wrong)[0])
         if np.isinf(converted[row]):
             raise ValueError(
-                f"inputs holds {wrong.sum()} values that are not finite, the first {converted[row]} at row {row}, "
-                f"column {name!r}: leave them empty if they are missing, or drop their rows"
+                f"inputs holds {wrong.sum()} values that are not finite, the first {converted[row]} at "
+                f"{name_row(row)}, column {name!r}: leave them empty if they are missing, or drop their rows"
             )
         raise ValueError(
-            f"inputs holds {wrong.sum()} values beyond float32, the first {converted[row]:g} at row {row}, column "
-            f"{name!r}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
+            f"inputs holds {wrong.sum()} values beyond float32, the first {converted[row]:g} at {name_row(row)}, "
+            f"column {name!r}; the bound is {np.finfo(np.float32).max:.2g}: rescale that column or drop it"
         )
     return converted
 
@@ -226,12 +234,42 @@ def _as_column(values: Any, name: str) -> np.ndarray:
     return array if array.dtype.kind in "biufMO" else array.astype(object)
 
 
-def _to_number(value: Any, name: str) -> float:
+def _to_number(value: Any) -> float:
     if is_missing(value):
         return np.nan
-    if isinstance(value, numbers.Real | decimal.Decimal | np.bool_):
+    if _is_number(value):
         return float(value)
-    raise ValueError(f"column {name!r} holds {str(value)[:40]!r}; it must hold numbers: correct it or leave it empty")
+    raise TypeError(f"{value!r} is no number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real | decimal.Decimal | np.bool_)
+
+
+def _explain_texts(values: Sequence[Any], name: str) -> str:
+    """Why a column is no numbers. One wrong cell makes text of all others, so the first that cannot be read counts."""
+    texts = {row: value for row, value in enumerate(values) if not (is_missing(value) or _is_number(value))}
+    wrong = {row: value for row, value in texts.items() if not _can_be_read(value)}
+    words = {row: str(value).strip().lower() for row, value in wrong.items()}
+    has_booleans = bool(words) and set(words.values()) <= set(BOOLEAN_WORDS)
+    if has_booleans:
+        wrong = {row: wrong[row] for row, word in words.items() if word not in ("true", "false")} or wrong
+    row, value = next(iter((wrong or texts).items()))
+    cell = f"column {name!r} holds {str(value)[:40]!r} at {name_row(row)}"
+    if has_booleans:
+        return f"{cell}; it must hold booleans or numbers: write true or false"
+    if not wrong:
+        return f"{cell}, which is text; it must hold numbers: convert the column"
+    return f"{cell}; it must hold numbers: correct it or leave it empty"
+
+
+def _can_be_read(value: Any) -> bool:
+    """Whether a text spells a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_instant(value: Any) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedauc.data import standardization
+from fedauc.data.checks import counting_rows_from
 from fedauc.data.columns import CodedTexts, are_dates, as_days, as_numbers, code_texts, read_columns
 from fedauc.data.dataset import Rows, TableParts, TableSummary
 from fedauc.data.feature_fitting import FittedFeatures, Kind, RawColumn, RawEncoder, fit_features
@@ -108,7 +108,7 @@ def _write_test_part(
     shape = (len(rows.labels), len(encoder.feature_names))
     with disk_tables.write_inputs(into, "test", shape) as append_rows:
         for start, frame in _iterate_blocks(source, layout):
-            with _counting_from(start):
+            with counting_rows_from(start):
                 append_rows(encoder.encode(frame)[roles.find_complete(start, len(frame))])
 
 
@@ -129,7 +129,7 @@ def _write_raw_columns(
         numbers = part_of_row[start : start + len(frame)]
         selected = [np.flatnonzero(numbers == number) for number in range(len(parts))]
         for name, values in read_columns(frame, list(kinds)).items():
-            with _counting_from(start):
+            with counting_rows_from(start):
                 converted = columns.convert_values(values, name, kinds[name])
             for rows_of_part, part in zip(selected, parts, strict=True):
                 # Opened for each block, because a table may have more columns than a process may have open files.
@@ -158,7 +158,7 @@ class _RoleScan:
     def add_block(self, frame: Any, start: int) -> None:
         """The next rows of the file."""
         roles = self._layout.roles
-        with _counting_from(start):
+        with counting_rows_from(start):
             arrays = read_roles(frame, roles)
             complete = find_complete_rows(arrays, self._layout)
             self._label_codes.append(self._label.add_texts(arrays[roles.label][complete]))
@@ -218,7 +218,7 @@ class _ColumnScan:
             chosen, self._warnings = choose_features(list(frame.columns), roles)
             self._kinds = {name: set() for name in chosen}
         self._rows += len(frame)
-        with _counting_from(start):
+        with counting_rows_from(start):
             for name, values in read_columns(frame, list(self._kinds)).items():
                 kind = "text" if name in self._layout.categories else infer_kind(values)
                 self._kinds[name].add(kind)
@@ -304,14 +304,3 @@ def _iterate_blocks(source: str, layout: TableLayout) -> Iterator[tuple[int, Any
     for frame in whole or readers.iterate_frames(file):
         yield start, frame
         start += len(frame)
-
-
-@contextmanager
-def _counting_from(start: int) -> Iterator[None]:
-    """Say that row numbers in an error are counted from the beginning of a block."""
-    try:
-        yield
-    except ValueError as error:
-        if start == 0 or "row" not in str(error):
-            raise
-        raise ValueError(f"counted from row {start}: {error}") from error

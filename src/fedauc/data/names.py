@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedauc.data.checks import as_array
+from fedauc.data.checks import as_array, name_row
 from fedauc.data.io.memory import index_type, row_blocks
 
 DENSE = 2
@@ -30,14 +30,14 @@ def as_names(values: Any, column: str, rows: int) -> np.ndarray:
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
         raise ValueError(
-            f"{column} is missing in {missing.sum()} rows, the first row {row}; name a {column} for each row"
+            f"{column} is missing in {missing.sum()} rows, the first {name_row(row)}; name a {column} for each row"
         )
     if names.dtype.kind != "f":
         return names if names.dtype.kind in "iuU" else names.astype(str)
     fractional = np.flatnonzero(~np.isfinite(names) | (names != np.floor(names)))
     if len(fractional):
         row = fractional[0]
-        raise ValueError(f"{column} is {names[row]} in row {row}; a {column} name must be an integer or a string")
+        raise ValueError(f"{column} is {names[row]} in {name_row(row)}; a {column} name must be an integer or a string")
     return names.astype(np.int64)
 
 
@@ -105,7 +105,7 @@ def find_client_values(client: np.ndarray, names: np.ndarray, column: str, value
     missing = find_missing_names(array)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        raise ValueError(f"column {column!r} is missing in {missing.sum()} rows, the first row {row}; fill it in")
+        raise ValueError(f"column {column!r} is missing in {missing.sum()} rows, the first {name_row(row)}; fill it in")
     array = array if array.dtype.kind in "iufU" else array.astype(str)
     client_values: np.ndarray = array[np.unique(client, return_index=True)[1]]
     conflicts = np.flatnonzero(client_values[client] != array)

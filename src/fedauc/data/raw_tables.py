@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedauc.data.checks import name_row
 from fedauc.data.columns import (
     CodedTexts,
     are_dates,
@@ -118,8 +119,8 @@ def find_complete_rows(arrays: Mapping[str, np.ndarray], layout: TableLayout) ->
         if missing.any() and not layout.drops_incomplete:
             first = int(np.flatnonzero(missing)[0])
             raise ValueError(
-                f"column {name!r} is missing in {missing.sum()} rows, the first row {first}; fill them in, or use "
-                "--data.incomplete-rows drop"
+                f"column {name!r} is missing in {missing.sum()} rows, the first {name_row(first)}; fill them in, or "
+                "use --data.incomplete-rows drop"
             )
         incomplete |= missing
     return np.flatnonzero(~incomplete).astype(index_type(rows))

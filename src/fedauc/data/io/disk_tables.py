@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedauc.data.checks import counting_rows_from
 from fedauc.data.dataset import Rows
 from fedauc.data.io import readers
 from fedauc.data.io.memory import index_type, row_blocks
@@ -118,10 +119,9 @@ def _iterate_blocks(file: Path, columns: Columns) -> Iterator[tuple[int, Rows]]:
     names = [name for name in (columns.label, columns.client, columns.group, *columns.features) if name]
     start = 0
     for frame in readers.iterate_frames(file, names):
-        try:
-            yield start, readers.check_rows(readers.read_frame(frame, columns), columns)
-        except ValueError as error:
-            raise ValueError(f"counted from row {start}: {error}") from error
+        with counting_rows_from(start):
+            rows = readers.check_rows(readers.read_frame(frame, columns), columns)
+        yield start, rows
         start += len(frame)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedauc.data.checks import as_float32, as_inputs, as_labels, naming_source
+from fedauc.data.checks import as_float32, as_inputs, as_labels, name_row, naming_source
 from fedauc.data.dataset import ClientColumns, Rows
 from fedauc.data.io.memory import index_type
 from fedauc.data.io.text_files import CSV_SUFFIXES, JSON_SUFFIXES, format_suffix, read_text_frame
@@ -225,7 +225,7 @@ def read_frame(frame: pd.DataFrame, columns: Columns) -> Rows:
 def _read_column(frame: pd.DataFrame, name: str) -> np.ndarray:
     missing = np.flatnonzero(frame[name].isna())
     if len(missing):
-        rows = f"{len(missing)} rows, the first row {missing[0]}"
+        rows = f"{len(missing)} rows, the first {name_row(missing[0])}"
         raise ValueError(f"column {name!r} is missing in {rows}; drop or fill them")
     values: np.ndarray = frame[name].to_numpy()
     return values
