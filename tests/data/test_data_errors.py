@@ -95,8 +95,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: Clients.from_arrays(X, Y, C, group=[1, 1, 2]),
         "client 'a' has rows in groups 1 and 2; give each client one",
     ),
-    (lambda: Clients.from_assignment(X, Y, [0, 2, 0], ["a", "b"]), "assignment is 2 in row 1; it must be at least 0"),
-    (lambda: Clients.from_assignment(X, Y, [0, -1, 0], ["a", "b"]), "assignment is -1 in row 1; it must be at least 0"),
+    (
+        lambda: Clients.from_assignment(X, Y, [0, 2, 0], ["a", "b"]),
+        "assignment is 2 in row 1 (counted from 0); it must be at least 0",
+    ),
+    (
+        lambda: Clients.from_assignment(X, Y, [0, -1, 0], ["a", "b"]),
+        "assignment is -1 in row 1 (counted from 0); it must be at least 0",
+    ),
     (
         lambda: Clients.from_assignment(X, Y, [0.0, 1.0, 0.0], ["a", "b"]),
         "assignment is float64 (3,); give one integer",
