@@ -223,7 +223,7 @@ def test_what_another_process_has_just_finished_stays(tmp_path: Path, cache_fold
         ("rate", np.inf, "inputs holds 1 values that are not finite, the first inf at row 58 (counted from 0)"),
         ("rate", 1e39, "inputs holds 1 values beyond float32, the first 1e+39 at row 58 (counted from 0)"),
         ("bank", None, "column 'bank' is missing in 1 rows, the first row 58 (counted from 0)"),
-        ("fraud", 2, "label column 'fraud' holds 2; labels must be 0 or 1"),
+        ("fraud", 2, "label column 'fraud' holds 0 (44 rows), 1 (15 rows), 2 (1 row); labels must be 0 or 1"),
     ],
 )
 def test_wrong_values_are_named_and_leave_nothing_behind(

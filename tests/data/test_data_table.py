@@ -90,7 +90,8 @@ def test_client_column_may_be_absent(tmp_path: Path) -> None:
         ({"features": ("ages",)}, "unknown column 'ages': did you mean 'age'?"),
         (
             {"label": "age"},
-            "label column 'age' holds 2, 3, 4, 5, 6; labels must be 0 or 1: name another column",
+            "label column 'age' holds 5 (5 rows), 6 (5 rows), 0 (6 rows), 1 (6 rows), 2 (6 rows) and 2 other "
+            "values; labels must be 0 or 1: name another column",
         ),
         ({"label": "land"}, "label column 'land' holds '"),
         ({"test_fraction": 0.99}, "takes all 30 rows labelled 0 and leaves none to train on: lower it"),

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedauc.data.checks import counting_rows_from, name_row
 from fedauc.data.columns import as_numbers
+from fedauc.data.dataset import TableParts
+from fedauc.data.datasets.table import Table
+
+ROWS = 120
+
+
+def make_frame(**columns: Any) -> pd.DataFrame:
+    """Rows of four sites, a third of them positive, with one number that says little."""
+    numbers = np.arange(ROWS)
+    base = {"x": np.sin(numbers), "y": numbers % 3 == 0, "site": [f"s{number % 4}" for number in numbers]}
+    return pd.DataFrame({**base, **columns})
+
+
+def load_frame(frame: Any, **options: Any) -> TableParts:
+    return Table(frame, **{"label": "y", "client": "site", **options}).load(0)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +56,41 @@ def test_rows_of_a_block_are_counted_from_the_beginning_of_the_file() -> None:
     message = re.escape("9 wrong, the first row 104 (counted from 0) and the last row 110 (counted from 0)")
     with pytest.raises(ValueError, match=message), counting_rows_from(100):
         raise ValueError(f"9 wrong, the first {name_row(4)} and the last {name_row(10)}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            [0] * 60 + [1] * 40 + [2] * 20,
+            "label column 'y' holds 0 (60 rows), 1 (40 rows), 2 (20 rows); labels must be 0 or 1: name another column, "
+            "or say which value is positive, usually the rarest: use --data.positive 2",
+        ),
+        ([0, 1, 2] * 40, "usually the rarest: use --data.positive 2"),
+        (
+            [1] * 99 + list(range(10, 31)),
+            "holds 10 (1 row), 11 (1 row), 12 (1 row), 13 (1 row), 14 (1 row) and 17 other values; labels must",
+        ),
+        (
+            ["no"] * ROWS,
+            "label column 'y' holds 'no' (120 rows); labels must be 0 or 1: name another column",
+        ),
+        (
+            [False] * ROWS,
+            "table: label column 'y' holds no positives: all 120 rows are 'false'; an AUC needs both classes: add rows "
+            "labelled 'true', or name another column",
+        ),
+        ([1] * ROWS, "label column 'y' holds no negatives: all 120 rows are 1; an AUC needs both classes"),
+    ],
+)
+def test_labels_that_are_not_two_classes_are_listed_with_their_counts(labels: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_frame(make_frame(y=labels))
+
+
+def test_a_file_of_one_class_is_named_with_its_label_column(tmp_path: Path) -> None:
+    path = tmp_path / "claims.csv"
+    make_frame(y=0).to_csv(path, index=False)
+    message = re.escape(f"file {str(path)!r}: label column 'y' holds no positives: all 120 rows are 0")
+    with pytest.raises(ValueError, match=message):
+        load_frame(str(path))

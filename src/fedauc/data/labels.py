@@ -55,20 +55,40 @@ def read_labels(coded: CodedTexts, positive: str, column: str) -> Labels:
 
 def _ask_for_positive(counts: dict[str, int], column: str) -> str:
     """Why labels are refused, and the option as it is typed."""
-    rarer = min(sorted(counts), key=lambda value: counts[value])
+    # Of values that are equally rare the last one, because 0 is rarely the positive class.
+    rarer = min(sorted(counts, key=_sort_key, reverse=True), key=lambda value: counts[value])
     how = f"--data.positive {shlex.quote(rarer)}"
     if len(counts) == 2:
-        first, second = (f"{value!r} ({counts[value]} rows)" for value in sorted(counts))
+        first, second = (f"{value!r} ({_count_rows(counts[value])})" for value in sorted(counts))
         return (
             f"label column {column!r} holds {first} and {second}; say which one is positive, usually the rarer: use "
             f"{how}"
         )
-    wrong = sorted((value for value in counts if value not in ("0", "1")), key=_sort_key)
-    shown = ", ".join(map(_show, wrong[:SHOWN])) + (", ..." if len(wrong) > SHOWN else "")
+    listed = sorted(counts, key=_sort_key)
+    if len(listed) > SHOWN:
+        # The rarest values are the ones to choose from.
+        listed = sorted(listed, key=lambda value: counts[value])[:SHOWN]
+    shown = ", ".join(f"{_show(value)} ({_count_rows(counts[value])})" for value in listed)
+    others = f" and {len(counts) - SHOWN} other values" if len(counts) > SHOWN else ""
     return (
-        f"label column {column!r} holds {shown}; labels must be 0 or 1: name another column, or say which value is "
-        f"positive, such as {how}"
+        f"label column {column!r} holds {shown}{others}; labels must be 0 or 1: name another column, or say which "
+        f"value is positive, usually the rarest: use {how}"
     )
+
+
+def check_label_classes(labels: Labels, column: str) -> None:
+    """Refuse a column of labels of a single class, for which no AUC is defined."""
+    for value, name in ((1, "positives"), (0, "negatives")):
+        if not (labels.labels == value).any():
+            raise ValueError(
+                f"label column {column!r} holds no {name}: all {len(labels.labels)} rows are "
+                f"{_show(labels.values[1 - value])}; an AUC needs both classes: add rows labelled "
+                f"{_show(labels.values[value])}, or name another column"
+            )
+
+
+def _count_rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _sort_key(value: str) -> tuple[int, float, str]:

@@ -21,7 +21,7 @@ from fedauc.data.feature_fitting import FittedFeatures, Kind, RawColumn, RawEnco
 from fedauc.data.features import FeatureEncoder
 from fedauc.data.io import disk_tables, readers
 from fedauc.data.io.memory import index_type, row_blocks
-from fedauc.data.labels import Labels, read_labels
+from fedauc.data.labels import Labels, check_label_classes, read_labels
 from fedauc.data.raw_tables import (
     ROW_NUMBER_REASON,
     TableLayout,
@@ -63,6 +63,7 @@ def _write_table(into: Path, sources: Sequence[str], layout: TableLayout, split:
             columns.add_block(frame, start)
             roles.add_block(frame, start)
         rows, labels = roles.read_rows(layout.positive)
+        check_label_classes(labels, layout.roles.label)
     parts = split(rows)
     for name, part in parts.items():
         roles.write_roles(into, name, part)

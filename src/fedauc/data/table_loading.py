@@ -15,7 +15,7 @@ from fedauc.data.dataset import Rows, TableParts, TableSummary
 from fedauc.data.feature_fitting import FittedFeatures, RawEncoder, fit_features
 from fedauc.data.features import FeatureEncoder
 from fedauc.data.io.readers import Columns, check_exists, check_frame, naming_file, read_file_frame
-from fedauc.data.labels import Labels, read_labels
+from fedauc.data.labels import Labels, check_label_classes, read_labels
 from fedauc.data.names import as_names, enumerate_names
 from fedauc.data.raw_tables import TableLayout, find_complete_rows, read_raw_table, read_roles
 
@@ -28,6 +28,7 @@ def load_table(sources: Sequence[Any], layout: TableLayout, split: Split) -> Tab
     with naming_table(sources[0]):
         raw = read_raw_table(_read_frame(sources[0], layout.roles), layout)
         labels = read_labels(raw.label, layout.positive, layout.roles.label)
+        check_label_classes(labels, layout.roles.label)
     parts = split(Rows(np.arange(len(labels.labels)), labels.labels, raw.client, raw.group, raw.numbers))
     train = parts["train"]
     columns = [column._replace(values=column.values[train.inputs]) for column in raw.columns.values()]
