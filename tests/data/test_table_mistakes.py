@@ -14,6 +14,10 @@ from fedauc.data.checks import counting_rows_from, name_row
 from fedauc.data.columns import as_numbers
 from fedauc.data.dataset import TableParts
 from fedauc.data.datasets.table import Table
+from fedauc.data.description import describe_data, list_data_notes
+from fedauc.data.io import disk_tables
+from fedauc.data.io.text_files import iterate_text_frames
+from fedauc.data.preparation import Preparation, prepare_table
 
 ROWS = 120
 
@@ -94,3 +98,50 @@ def test_a_file_of_one_class_is_named_with_its_label_column(tmp_path: Path) -> N
     message = re.escape(f"file {str(path)!r}: label column 'y' holds no positives: all 120 rows are 0")
     with pytest.raises(ValueError, match=message):
         load_frame(str(path))
+
+
+@pytest.mark.parametrize("header", ["x,y,site,amount,amount", '"amount", y,site,"amount",x'])
+def test_a_column_name_that_a_csv_file_repeats_is_refused(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "claims.csv"
+    path.write_text(f"{header}\n1,0,a,1,1\n")
+    message = re.escape(f"file {str(path)!r}: column 'amount' appears twice; rename or drop one")
+    with pytest.raises(ValueError, match=message):
+        load_frame(str(path))
+    with pytest.raises(ValueError, match="column 'amount' appears twice"):
+        next(iterate_text_frames(path, [], 10))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["2.0", "3.0", ""], {"2", "3"}), (["2.0", "3.5", ""], {"2.0", "3.5"}), (["002", "3", ""], {"002", "3"})],
+)
+def test_integer_names_of_sites_keep_their_form_when_one_is_blank(
+    tmp_path: Path, names: list[str], expected: set[str]
+) -> None:
+    path = tmp_path / "claims.csv"
+    make_frame(site=names * 40).to_csv(path, index=False)
+    parts = load_frame(str(path), incomplete_rows="drop")
+    assert parts.train.client is not None
+    assert set(parts.train.client) == expected
+    assert set(next(iterate_text_frames(path, ["site"], 50))["site"].dropna()) == expected
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_dropped_rows_are_counted_in_the_notes_and_in_the_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    monkeypatch.setenv("FEDAUC_DATA", str(tmp_path / "cache"))
+    if large:
+        monkeypatch.setattr(disk_tables, "LARGE", 0)
+    frame = make_frame()
+    frame.loc[[3, 7], "site"] = None
+    paths = [str(tmp_path / name) for name in ("train.parquet", "test.parquet")]
+    for path, rows in zip(paths, (frame, frame.iloc[:60]), strict=True):
+        rows.to_parquet(path)
+    for test, dropped in (("", 2), (paths[1], 4)):
+        split = prepare_table(load_frame(paths[0], test=test, incomplete_rows="drop"), Preparation(), 0)
+        assert describe_data(split)["dropped_rows"] == dropped
+        assert f"{dropped} rows without a label, a client or a group were dropped" in list_data_notes(split)
+    complete = prepare_table(load_frame(make_frame()), Preparation(), 0)
+    assert describe_data(complete)["dropped_rows"] == 0
+    assert not any("dropped" in note for note in list_data_notes(complete))

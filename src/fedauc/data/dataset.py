@@ -46,11 +46,15 @@ ClientColumns = dict[str, dict[int | str, int | float | str]]
 
 
 class TableSummary(NamedTuple):
-    """What became of a raw table's columns: those left out and why, what needs attention, and what sites have sent."""
+    """What became of a raw table's columns: those left out and why, what needs attention, and what sites have sent.
+
+    `dropped_rows` counts the rows without a label, a client or a group.
+    """
 
     ignored: Mapping[str, str] = MappingProxyType({})
     warnings: tuple[str, ...] = ()
     traffic: SummaryTraffic = SummaryTraffic()
+    dropped_rows: int = 0
 
 
 class TableParts(NamedTuple):

@@ -32,6 +32,7 @@ def describe_data(split: Split) -> dict[str, Any]:
             {"name": column.name, "kind": describe_kind(column), "inputs": len(column.feature_names)}
             for column in features
         ],
+        "dropped_rows": summary.dropped_rows,
         "ignored": dict(summary.ignored),
         "warnings": list(summary.warnings),
         "preparation": summary.traffic._asdict(),
@@ -51,6 +52,9 @@ def list_data_notes(split: Split) -> list[str]:
         f"{rows} of {described['sites']} sites; label {split.label_values[1]!r} is positive",
         f"{len(encoder.columns)} columns become {len(encoder.feature_names)} inputs: {_list_features(encoder)}",
     ]
+    if summary.dropped_rows:
+        noun, verb = ("row", "was") if summary.dropped_rows == 1 else ("rows", "were")
+        notes.append(f"{summary.dropped_rows} {noun} without a label, a client or a group {verb} dropped")
     if summary.ignored:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in summary.ignored.items())
         notes.append(f"columns left out: {reasons}")

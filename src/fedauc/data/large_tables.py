@@ -52,7 +52,10 @@ def load_large_table(sources: Sequence[Any], layout: TableLayout, split: Split, 
     traffic = SummaryTraffic(*document["traffic"])
     fitted = FittedFeatures(FeatureEncoder.from_document(document["encoder"]), {}, traffic)
     labels = Labels(parts["train"].labels, tuple(document["label_values"]))
-    return make_parts(parts, fitted, labels, TableSummary(document["ignored"], tuple(document["warnings"])))
+    # A copy that an older version wrote does not say how many rows were dropped.
+    dropped_rows = document.get("dropped_rows", 0)
+    summary = TableSummary(document["ignored"], tuple(document["warnings"]), dropped_rows=dropped_rows)
+    return make_parts(parts, fitted, labels, summary)
 
 
 def _write_table(into: Path, sources: Sequence[str], layout: TableLayout, split: Split) -> None:
@@ -80,23 +83,25 @@ def _write_table(into: Path, sources: Sequence[str], layout: TableLayout, split:
     raw.clear()
     for file in into.glob("raw-*"):
         file.unlink()
+    dropped_rows = roles.dropped_rows
     for second in sources[1:]:
         with naming_table(second), readers.requiring_frames():
-            _write_test_part(into, second, layout, fitted.encoder, labels.values)
+            dropped_rows += _write_test_part(into, second, layout, fitted.encoder, labels.values)
     document = {
         "encoder": fitted.encoder.to_document(),
         "label_values": labels.values,
         "ignored": {**columns.ignored, **fitted.ignored},
         "warnings": [*columns.warnings, *([labels.note] if labels.note else [])],
         "traffic": fitted.traffic,
+        "dropped_rows": dropped_rows,
     }
     np.save(into / "document.npy", np.frombuffer(json.dumps(document).encode(), dtype=np.uint8))
 
 
 def _write_test_part(
     into: Path, source: str, layout: TableLayout, encoder: FeatureEncoder, label_values: tuple[str, str]
-) -> None:
-    """The rows of a second file, encoded as those of the first one were."""
+) -> int:
+    """Write the rows of a second file, encoded as those of the first one were; returns how many were dropped."""
     roles = _RoleScan(layout)
     for start, frame in _iterate_blocks(source, layout):
         if start == 0:
@@ -111,6 +116,7 @@ def _write_test_part(
         for start, frame in _iterate_blocks(source, layout):
             with counting_rows_from(start):
                 append_rows(encoder.encode(frame)[roles.find_complete(start, len(frame))])
+    return roles.dropped_rows
 
 
 def _write_raw_columns(
@@ -155,6 +161,7 @@ class _RoleScan:
         self._label, self._label_codes = _TextCodes(), list[np.ndarray]()
         self._blocks: list[np.ndarray] = []
         self._numbers = np.zeros(0, dtype=np.int64)
+        self.dropped_rows = 0
 
     def add_block(self, frame: Any, start: int) -> None:
         """The next rows of the file."""
@@ -166,6 +173,7 @@ class _RoleScan:
             for column, codes in self._names.values():
                 codes.add_names(arrays[column][complete])
             self._blocks.append(complete.astype(np.int64) + start)
+            self.dropped_rows += len(frame) - len(complete)
 
     def read_rows(self, positive: str) -> tuple[Rows, Labels]:
         """All complete rows, with their numbers as inputs and codes for names; and the labels."""

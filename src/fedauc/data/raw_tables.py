@@ -58,6 +58,7 @@ class RawTable(NamedTuple):
     numbers: np.ndarray
     ignored: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    dropped_rows: int = 0
 
 
 def read_raw_table(frame: Any, layout: TableLayout) -> RawTable:
@@ -76,7 +77,7 @@ def read_raw_table(frame: Any, layout: TableLayout) -> RawTable:
     warnings += warn_of_number_texts(columns.values())
     label, client, group = (arrays[name][complete] if name else None for name in roles[:3])
     assert label is not None
-    return RawTable(columns, code_texts(label), client, group, complete, ignored, warnings)
+    return RawTable(columns, code_texts(label), client, group, complete, ignored, warnings, len(frame) - len(complete))
 
 
 def role_names(roles: Columns) -> list[str]:

@@ -36,11 +36,13 @@ def load_table(sources: Sequence[Any], layout: TableLayout, split: Split) -> Tab
     check_features(fitted, raw.ignored)
     encoder = RawEncoder(fitted.encoder, raw.columns)
     encoded = {name: rows._replace(inputs=encoder.encode_rows(np.asarray(rows.inputs))) for name, rows in parts.items()}
+    dropped_rows = raw.dropped_rows
     for source in sources[1:]:
         with naming_table(source):
             frame = _read_frame(source, layout.roles)
             encoded["test"] = encode_frame(frame, layout, fitted.encoder, labels.values)
-    return make_parts(encoded, fitted, labels, TableSummary(raw.ignored, raw.warnings))
+            dropped_rows += len(frame) - len(encoded["test"].labels)
+    return make_parts(encoded, fitted, labels, TableSummary(raw.ignored, raw.warnings, dropped_rows=dropped_rows))
 
 
 def encode_frame(frame: Any, layout: TableLayout, encoder: FeatureEncoder, label_values: tuple[str, str]) -> Rows:
@@ -73,7 +75,8 @@ def check_features(fitted: FittedFeatures, ignored: Mapping[str, str]) -> None:
 def make_parts(parts: Mapping[str, Rows], fitted: FittedFeatures, labels: Labels, summary: TableSummary) -> TableParts:
     """The loaded table with what became of its columns."""
     warnings = (*summary.warnings, *((labels.note,) if labels.note else ()))
-    complete_summary = TableSummary({**summary.ignored, **fitted.ignored}, warnings, fitted.traffic)
+    ignored = {**summary.ignored, **fitted.ignored}
+    complete_summary = summary._replace(ignored=ignored, warnings=warnings, traffic=fitted.traffic)
     train, validation, test = parts["train"], parts.get("validation"), parts["test"]
     return TableParts(train, validation, test, "", {}, fitted.encoder, labels.values, complete_summary)
 

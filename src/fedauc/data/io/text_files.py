@@ -6,7 +6,7 @@ import gzip
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -60,12 +60,12 @@ def iterate_text_frames(file: Path, category_columns: Sequence[str], rows: int) 
             yield pd.DataFrame.from_records(listed)
         return
     with explaining_text_errors():
-        names = pd.read_csv(file, nrows=0, **_csv_settings(file)).columns
+        names = _read_column_names(file)
         kinds: Any = {name: str for name in category_columns if name in names}
         with pd.read_csv(file, dtype=kinds, chunksize=rows, low_memory=False, **_csv_settings(file)) as blocks:
             for block in blocks:
                 _check_row_names(block)
-                yield block
+                yield _drop_decimals(block, kinds)
 
 
 def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
@@ -73,13 +73,35 @@ def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
 
     with explaining_text_errors():
         settings = _csv_settings(file)
-        names = pd.read_csv(file, nrows=0, **settings).columns
+        names = _read_column_names(file)
         kinds: Any = {name: str for name in text_columns if name in names}
         # Among names of clients, NA may be Namibia.
         settings["na_values"] = {name: [""] if name in kinds else list(MISSING_VALUES) for name in names}
         frame: pd.DataFrame = pd.read_csv(file, dtype=kinds, low_memory=False, **settings)
     _check_row_names(frame)
+    return _drop_decimals(frame, kinds)
+
+
+def _drop_decimals(frame: pd.DataFrame, text_columns: Iterable[str]) -> pd.DataFrame:
+    """Write names such as 2.0 as 2: a column of integers of which one is missing is often saved like that."""
+    for name in text_columns:
+        known = frame[name].dropna()
+        if len(known) and known.str.fullmatch(r"-?\d+\.0").all():
+            frame[name] = frame[name].str.removesuffix(".0")
     return frame
+
+
+def _read_column_names(file: Path) -> list[str]:
+    """The names as pandas reads them; a name that appears twice is refused, because pandas would rename the second."""
+    import pandas as pd
+
+    settings = _csv_settings(file)
+    names = [str(name) for name in pd.read_csv(file, nrows=0, **settings).columns]
+    written = pd.read_csv(file, nrows=1, header=None, dtype=str, **{**settings, "na_values": []}).iloc[0]
+    repeated = [name for name in written[written.duplicated()] if name]
+    if repeated:
+        raise ValueError(f"column {repeated[0]!r} appears twice; rename or drop one")
+    return names
 
 
 def _csv_settings(file: Path) -> dict[str, Any]:
