@@ -75,7 +75,7 @@ def test_predict_writes_the_format_of_the_suffix_with_identifiers(
     frame.to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / f"scores{suffix}"
     done = fedauc(capsys, "predict", str(folder), str(tmp_path / "new.csv"), "--out", str(out), "--id", "claim")
-    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (done.code, done.out, done.err) == (0, f"{out}: 40 rows, 1 of them with the decision 'yes'\n", "")
     readers: dict[str, Any] = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".jsonl": _read_json_lines}
     written = readers[suffix](out)
     assert list(written.columns) == ["claim", "score", "probability", "decision"]
@@ -154,6 +154,33 @@ def test_predict_refuses_in_one_line_and_writes_nothing(
     assert message in done.err
     assert len(done.err.splitlines()) == 1
     assert set(tmp_path.iterdir()) == before
+
+
+def test_predict_notices_columns_that_do_not_look_like_those_of_training(
+    capsys: Capture, folder: Path, tmp_path: Path
+) -> None:
+    """Half of the rows or more: a feed that is broken, not a few odd rows."""
+    frame = draw_frame().assign(age=1e9, state="Mars", day=None)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    done = fedauc(capsys, "predict", str(folder), str(tmp_path / "new.csv"), "--out", str(tmp_path / "scores.csv"))
+    text = " ".join(done.err.split())
+    assert done.code == 0
+    where = "in 40 of 40 rows; check where they come from"
+    assert f"column 'age' is more than 100 standard deviations from the training mean {where}" in text
+    assert f"column 'state' is a category that training did not know {where}" in text
+    assert f"column 'day' is missing {where}" in text
+    assert "'flag'" not in text
+
+
+def test_predict_without_both_classes_writes_scores_and_says_that_there_is_no_auc(
+    capsys: Capture, folder: Path, tmp_path: Path
+) -> None:
+    draw_frame().assign(fraud="no").to_csv(tmp_path / "new.csv", index=False)
+    words = ["predict", str(folder), str(tmp_path / "new.csv"), "--out", str(tmp_path / "scores.csv")]
+    done = fedauc(capsys, *words, "--label", "fraud")
+    assert done.code == 0
+    assert "no AUC: all 40 labels are of one class" in done.out
+    assert len(read_csv((tmp_path / "scores.csv").read_text())) == 40
 
 
 def test_a_header_without_rows_gives_a_header_without_rows(capsys: Capture, folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import importlib
 import itertools
 import json
 import re
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -85,8 +85,8 @@ TABLES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "pandas": lambda frame: frame,
     "pandas by arrow": lambda frame: frame.convert_dtypes(dtype_backend="pyarrow"),
     "pandas nullable": lambda frame: frame.convert_dtypes(),
-    "polars": lambda frame: pl.from_pandas(frame),
-    "polars lazy": lambda frame: pl.from_pandas(frame).lazy(),
+    "polars": lambda frame: importlib.import_module("polars").from_pandas(frame),
+    "polars lazy": lambda frame: importlib.import_module("polars").from_pandas(frame).lazy(),
     "pyarrow": lambda frame: pa.Table.from_pandas(frame),
     "mapping": as_mapping,
     "text dates": lambda frame: frame.assign(day=frame["day"].dt.strftime("%Y-%m-%dT%H:%M:%SZ")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -73,7 +73,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
 }
 FRAMES: dict[str, Callable[[pd.DataFrame], Any]] = {
     "pandas": lambda frame: frame,
-    "polars": lambda frame: pl.from_pandas(frame),
+    "polars": lambda frame: importlib.import_module("polars").from_pandas(frame),
     "pyarrow": lambda frame: pa.Table.from_pandas(frame),
     "categoricals": lambda frame: frame.assign(plan=frame["plan"].astype("category")),
     "mapping": lambda frame: {str(name): frame[name].to_numpy() for name in frame},
@@ -271,7 +271,9 @@ def test_fit_on_a_table_scores_new_rows_by_column_name(tmp_path: Path) -> None:
     fitted = fedauc.fit("linear", table, "cycp-pairwise", groups=2, cycles=2, data_seed=3)
     new = CLAIMS.drop(columns=["fraud", "state", "claim"])
     scores = fitted.scores(new)
-    assert np.array_equal(scores, fitted.scores(pl.from_pandas(new[sorted(new.columns)])))
+    assert np.array_equal(
+        scores, fitted.scores(importlib.import_module("polars").from_pandas(new[sorted(new.columns)]))
+    )
     parts = table.load(3)
     assert np.allclose(
         scores[np.asarray(parts.test.numbers)], _score_inputs(fitted.module, parts.test.inputs), atol=1e-6
@@ -293,7 +295,7 @@ def test_clients_from_a_frame_remember_their_features() -> None:
     frame = CLAIMS[["age", "amount", "state", "fraud"]].assign(
         age=CLAIMS["age"].fillna(40.0), fraud=CLAIMS["fraud"] == "yes"
     )
-    clients = fedauc.Clients.from_frame(pl.from_pandas(frame), "fraud", "state")
+    clients = fedauc.Clients.from_frame(importlib.import_module("polars").from_pandas(frame), "fraud", "state")
     assert clients.feature_names == ("age", "amount")
     fitted = fedauc.fit("linear", clients, groups=2, cycles=1, test=(frame[["amount", "age"]], frame["fraud"]))
     swapped = fitted.scores(frame[["amount", "age"]])

@@ -112,3 +112,9 @@ def test_a_board_refuses_other_hosts_and_paths(board: BoardClient) -> None:
 def test_a_busy_port_is_refused_in_one_line(board: BoardClient, paused_run: Path) -> None:
     with pytest.raises(ValueError, match=rf"port is {board.port}, which cannot be used .*; choose another --port"):
         make_server([paused_run], board.port)
+
+
+def test_a_folder_that_does_not_exist_is_refused_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    done = fedauc(capsys, "watch", str(tmp_path / "none"))
+    assert done.code == 2
+    assert f"{tmp_path / 'none'} does not exist; give the folder of a run that has been started" in done.err

@@ -234,6 +234,10 @@ def test_damaged_files_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "scorer.json").write_text(json.dumps(document | {"format": 99}))
     with pytest.raises(ValueError, match="has format 99; this version reads format 1"):
         fedauc.load(tmp_path)
+    del document["model_sha256"]
+    (tmp_path / "scorer.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"scorer\.json lacks 'model_sha256', so it is damaged or of another version"):
+        fedauc.load(tmp_path)
     (tmp_path / "scorer.json").write_text("{")
     with pytest.raises(ValueError, match=r"scorer\.json is damaged"):
         fedauc.load(tmp_path)

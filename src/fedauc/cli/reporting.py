@@ -66,6 +66,8 @@ def watch(folder: RunsFolder) -> None:
 
     from fedauc.reports.watch import watch_folder
 
+    if not folder.exists():
+        raise ValueError(f"{folder} does not exist; give the folder of a run that has been started")
     with suppress(KeyboardInterrupt):
         watch_folder(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,16 +44,20 @@ def predict(
     """
     finish_imports()
 
-    from fedauc.data.io.readers import naming_file
+    from fedauc.data.io.readers import check_exists, naming_file
     from fedauc.scoring.scorer import load
     from fedauc.scoring.table_files import check_output, write_scores
 
+    check_exists(table)
     if out is not None:
         check_output(out)
     scorer = load(folder)
     labels: list[np.ndarray] = []
     with naming_file(table), write_scores(out, sys.stdout) as writer:
         scores = _score_blocks(scorer, table, identifier, label, writer, labels)
+    if out is not None:
+        alerts = int((scores >= scorer.operating_point.threshold).sum())
+        print(f"{out}: {len(scores):,} rows, {alerts:,} of them with the decision {scorer.label_values[1]!r}")
     if label is not None:
         _print_metrics(scorer, labels, scores, sys.stderr if out is None else sys.stdout)
 
@@ -191,13 +196,17 @@ def _score_blocks(
 
     from fedauc.scoring.scorer import match_labels
     from fedauc.scoring.table_files import iterate_tables
+    from fedauc.scoring.unusual_columns import UnusualColumns
 
     others = [name for name in (identifier, label) if name is not None]
     if others and not scorer.feature_names:
         raise ValueError(f"{others[0]!r} names a column, but the model takes arrays, which have none; leave it out")
     start, all_scores = 0, [np.zeros(0)]
+    unusual = None if scorer.encoder is None else UnusualColumns(scorer.encoder)
     for block in iterate_tables(table, scorer, others):
         scored = scorer.score_rows(block)
+        if unusual is not None:
+            unusual.add_block(block)
         rows = len(scored.scores)
         names = np.arange(start, start + rows) if identifier is None else block[identifier].to_numpy(dtype=object)
         columns = {
@@ -211,6 +220,8 @@ def _score_blocks(
         all_scores.append(scored.scores)
         if label is not None:
             labels.append(match_labels(block[label].tolist(), scorer.label_values))
+    for line in [] if unusual is None else unusual.describe():
+        logging.getLogger("fedauc").warning(line)
     return np.concatenate(all_scores)
 
 
@@ -228,6 +239,9 @@ def _print_metrics(scorer: Scorer, labels: list[np.ndarray], scores: np.ndarray,
     if not known.all():
         print(f"{int((~known).sum())} rows without a label are left out", file=stream)
     positive, values = classes[known], np.asarray(scores)[known]
+    if positive.min(initial=1) == positive.max(initial=0):
+        print(f"no AUC: all {len(positive)} labels are of one class", file=stream)
+        return
     interval = delong_interval(positive, values)
     point = measure_threshold(positive, values, scorer.operating_point.threshold, scorer.operating_point.rule)
     probabilities = scorer.calibration.probabilities(values)
@@ -253,10 +267,16 @@ def _print_points(scorer: Scorer, state: str) -> None:
     from fedauc.scoring.thresholds import list_operating_points
 
     rows, point = scorer.require_reference(), scorer.operating_point
-    table = Table(*(Column(header, overflow="fold") for header in POINT_HEADERS), box=None, pad_edge=False)
     others = [other for other in list_operating_points(rows.labels, rows.scores) if other.rule != point.rule]
-    for candidate in (point, *others):
-        table.add_row(*format_point(candidate), style="bold" if candidate is point else "")
+    lines = [format_point(candidate) for candidate in (point, *others)]
+    # A column is as wide as its longest word, so that only spaces are broken.
+    widths = [
+        max(len(word) for cell in cells for word in cell.split()) for cells in zip(POINT_HEADERS, *lines, strict=True)
+    ]
+    columns = (Column(header, min_width=width) for header, width in zip(POINT_HEADERS, widths, strict=True))
+    table = Table(*columns, box=None, pad_edge=False)
+    for number, cells in enumerate(lines):
+        table.add_row(*cells, style="" if number else "bold")
     console = Console()
     console.print(table)
     note = f"The first line is the chosen threshold ({state}). The numbers are those of the {rows.part} rows"

@@ -226,7 +226,17 @@ def make_scorer(
 def load(folder: str | Path) -> Scorer:
     """The scorer of a finished run, or of `Fitted.save`, from its folder alone."""
     path = Path(folder)
-    document = _read_document(path)
+    try:
+        return _read_scorer(path, _read_document(path))
+    except KeyError as error:
+        remedy = "save the model again with this version"
+        raise ValueError(
+            f"{path / SCORER_FILE} lacks {error}, so it is damaged or of another version: {remedy}"
+        ) from error
+
+
+def _read_scorer(path: Path, document: Mapping[str, Any]) -> Scorer:
+    """The scorer that a document describes, with its model beside it."""
     file = path / document["model_file"]
     content = file.read_bytes() if file.is_file() else b""
     digest = hashlib.sha256(content).hexdigest()
@@ -267,7 +277,8 @@ def match_labels(values: Sequence[Any], label_values: tuple[str, str]) -> np.nda
             continue
         text = _normalize_label(value)
         if text not in (negative, positive) and not takes_any_other:
-            raise ValueError(f"label {str(value)!r} in row {row} is neither {' nor '.join(map(repr, label_values))}")
+            known = " nor ".join(map(repr, label_values))
+            raise ValueError(f"label {str(value)!r} in row {row} is neither {known}; correct it, or leave it empty")
         labels[row] = text == positive
     return labels
 

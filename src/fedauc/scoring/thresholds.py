@@ -139,7 +139,7 @@ def choose_by_fpr(labels: ArrayLike, scores: ArrayLike, fpr: float = DEFAULT_FPR
     >>> choose_by_fpr([0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 3.5, 5], fpr=0.25).threshold
     3.25
     """
-    _check_share("fpr", fpr)
+    _check_share("fpr", fpr, 0.01)
     counts = ThresholdCounts.of(labels, scores)
     return counts.make_point(_last_within(counts.false_positives, fpr), f"fpr {fpr:g}")
 
@@ -150,7 +150,7 @@ def choose_by_recall(labels: ArrayLike, scores: ArrayLike, recall: float) -> Ope
     >>> choose_by_recall([0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 3.5, 5], recall=0.5).threshold
     4.5
     """
-    _check_share("recall", recall)
+    _check_share("recall", recall, 0.9)
     counts = ThresholdCounts.of(labels, scores)
     needed = recall * counts.true_positives[-1]
     # The share may be a decimal such as 0.7, whose product is slightly above 7 of 10.
@@ -205,6 +205,6 @@ def _last_within(counts: np.ndarray, share: float) -> int:
     return int(np.searchsorted(counts, allowed + 1e-9 * max(1.0, allowed), side="right")) - 1
 
 
-def _check_share(name: str, share: float) -> None:
+def _check_share(name: str, share: float, example: float) -> None:
     if not 0 < share <= 1:
-        raise ValueError(f"{name} is {share}; it must be above 0 and at most 1: use for example 0.01 or 0.9")
+        raise ValueError(f"{name} is {share}; it must be above 0 and at most 1: use for example {example}")
