@@ -139,6 +139,7 @@ def test_a_resumed_run_says_which_plugin_it_lacks(command: Command, way: str, tm
     assert broken == (way == "installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["installed"], indirect=True)
 def test_sweeps_and_comparisons_train_own_members_and_resume(command: Command, tmp_path: Path) -> None:
     swept = command("sweep", *WORDS, "--vary", "objective.margin=1,2", "--seeds", "0,1", "--out", "sweep")

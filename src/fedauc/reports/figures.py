@@ -137,7 +137,7 @@ def round_numbers(values: Any) -> list[Any]:
     """Numbers with six digits, so that a page stays small; NaN, which JSON does not have, becomes None.
 
     >>> round_numbers([0.123456789, float("nan"), 3])
-    [0.123457, None, 3]
+    [0.123457, None, 3.0]
     """
     array = np.asarray(values)
     if array.ndim == 2:

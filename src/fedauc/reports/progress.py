@@ -128,7 +128,9 @@ class ProgressBars:
     def _show_activity(self, description: str) -> Iterator[None]:
         compiles = description.startswith("compiling")
         self._progress.activity = description + " (about a minute the first time)" * compiles
-        self._progress.start()
+        if self._progress.console.is_terminal:
+            # Elsewhere an activity without a run would leave an empty line.
+            self._progress.start()
         self._progress.refresh()
         try:
             yield

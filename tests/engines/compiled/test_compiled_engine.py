@@ -154,10 +154,8 @@ def test_what_has_no_kernel_is_not_compiled() -> None:
         assemble_training(recipe, module, seven_clients())
 
 
-@pytest.mark.parametrize(
-    ("method", "own"),
-    [("cycp-pairwise", {"groups": 1}), pytest.param("codasca", {"local_steps": 1}, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "own"), [("cycp-pairwise", {"groups": 1}), ("codasca", {"local_steps": 1})])
 def test_halves_of_a_cohort_give_the_whole_and_the_same_bits_on_one_core(
     method: str, own: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
