@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 
+from fedauc.data import column_warnings
 from fedauc.data.checks import counting_rows_from, name_row
+from fedauc.data.column_warnings import find_column_auc
 from fedauc.data.columns import as_numbers
 from fedauc.data.dataset import TableParts
 from fedauc.data.datasets.table import Table
 from fedauc.data.description import describe_data, list_data_notes
+from fedauc.data.features import CategoryColumn, FeatureEncoder, NumberColumn
 from fedauc.data.io import disk_tables
 from fedauc.data.io.text_files import iterate_text_frames
 from fedauc.data.preparation import Preparation, prepare_table
@@ -145,3 +149,86 @@ def test_dropped_rows_are_counted_in_the_notes_and_in_the_description(
     complete = prepare_table(load_frame(make_frame()), Preparation(), 0)
     assert describe_data(complete)["dropped_rows"] == 0
     assert not any("dropped" in note for note in list_data_notes(complete))
+
+
+DAYS = pd.date_range("2024-01-01", periods=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("texts", "warning"),
+    [
+        (DAYS.strftime("%d/%m/%Y"), "column 'when' looks like dates; write them as 2024-12-31 to use them as dates"),
+        (DAYS.strftime("%m/%d/%Y %H:%M"), "column 'when' looks like dates; write them as 2024-12-31"),
+        (DAYS.strftime("%d.%m.%y"), "column 'when' looks like dates; write them as 2024-12-31"),
+        (DAYS.strftime("%d %b %Y"), "column 'when' looks like dates; write them as 2024-12-31"),
+        (DAYS.strftime("%B %d, %Y"), "column 'when' looks like dates; write them as 2024-12-31"),
+        (
+            ["unknown", *DAYS.strftime("%Y-%m-%d")[1:]],
+            "column 'when' counts as categories because it holds 'unknown' among dates; leave such cells empty",
+        ),
+    ],
+)
+def test_text_that_looks_like_dates_is_named(texts: Any, warning: str) -> None:
+    (only,) = load_frame(make_frame(when=list(texts))).summary.warnings
+    assert only.startswith(warning)
+    assert load_frame(make_frame(when=list(texts)), categories=("when",)).summary.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "texts", [DAYS.strftime("%Y-%m-%d"), ["1/2", "3/4", "5/6", "7/8"] * 30, ["10.20.30.40", "a"] * 60]
+)
+def test_dates_in_iso_8601_and_other_texts_need_no_warning(texts: Any) -> None:
+    assert load_frame(make_frame(when=list(texts))).summary.warnings == ()
+
+
+POSITIVE = np.arange(ROWS) % 3 == 0
+NOISE = np.cos(7.0 * np.arange(ROWS))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        NOISE + 5 * POSITIVE,
+        NOISE - 5 * POSITIVE,
+        POSITIVE,
+        np.where(POSITIVE, NOISE, np.nan),
+        np.where(POSITIVE, "paid back", "open"),
+        # No single category separates the labels, but the column does.
+        np.where(POSITIVE, np.where(NOISE > 0, "a", "b"), np.where(NOISE > 0, "c", "d")),
+        np.where(POSITIVE, DAYS, np.datetime64("NaT")),
+    ],
+    ids=["higher", "lower", "boolean", "present", "category", "categories", "date"],
+)
+def test_a_column_that_alone_separates_the_labels_is_named(values: Any) -> None:
+    parts = load_frame(make_frame(leak=values))
+    expected = "column 'leak' alone separates the labels; use --data.ignore leak if it is known only after the outcome"
+    assert parts.summary.warnings == (expected,)
+    assert load_frame(make_frame(leak=values), ignore=("leak",)).summary.warnings == ()
+
+
+@pytest.mark.parametrize("values", [NOISE + POSITIVE, np.where(POSITIVE & (NOISE > 0), "a", "b")])
+def test_a_column_that_only_helps_is_not_called_a_leak(values: Any) -> None:
+    assert load_frame(make_frame(helps=values)).summary.warnings == ()
+
+
+def test_the_area_of_a_column_is_that_of_scikit_learn() -> None:
+    values = np.round(NOISE + POSITIVE, 1)
+    area = roc_auc_score(POSITIVE, values)
+    number = NumberColumn("x", has_indicator=True)
+    missing = np.zeros(ROWS)
+    assert find_column_auc(np.stack([values, missing], 1), POSITIVE, number) == pytest.approx(area)
+    assert find_column_auc(np.stack([-values, missing], 1), POSITIVE, number) == pytest.approx(area)
+    codes = np.arange(ROWS) % 7 % 4
+    one_hot = (codes[:, None] == np.arange(3)).astype(float)
+    shares = pd.Series(POSITIVE).groupby(codes).transform("mean")
+    category = CategoryColumn("x", ("0", "1", "2"))
+    assert find_column_auc(one_hot, POSITIVE, category) == pytest.approx(roc_auc_score(POSITIVE, shares))
+
+
+def test_few_rows_and_very_large_tables_are_not_searched_for_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, encoder = np.repeat([0, 1], 10), FeatureEncoder((NumberColumn("leak"),))
+    inputs = labels[:, None].astype(np.float32)
+    assert len(column_warnings.warn_of_leaks(inputs, labels, encoder)) == 1
+    assert column_warnings.warn_of_leaks(inputs[1:], labels[1:], encoder) == ()
+    monkeypatch.setattr(column_warnings, "MAX_LEAK_VALUES", 19)
+    assert column_warnings.warn_of_leaks(inputs, labels, encoder) == ()

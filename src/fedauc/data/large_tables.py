@@ -15,6 +15,7 @@ import numpy as np
 
 from fedauc.data import standardization
 from fedauc.data.checks import counting_rows_from
+from fedauc.data.column_warnings import warn_of_texts
 from fedauc.data.columns import CodedTexts, are_dates, as_days, as_numbers, code_texts, read_columns
 from fedauc.data.dataset import Rows, TableParts, TableSummary
 from fedauc.data.feature_fitting import FittedFeatures, Kind, RawColumn, RawEncoder, fit_features
@@ -30,7 +31,6 @@ from fedauc.data.raw_tables import (
     infer_kind,
     is_row_number,
     read_roles,
-    warn_of_number_texts,
 )
 from fedauc.data.summaries import SummaryTraffic
 from fedauc.data.table_loading import Split, check_features, make_parts, naming_table, number_sites
@@ -258,7 +258,7 @@ class _ColumnScan:
         """What needs attention."""
         kinds = self.kinds
         texts = [RawColumn(name, kind, np.zeros(0), self.list_texts(name)) for name, kind in kinds.items()]
-        return self._warnings + warn_of_number_texts(texts)
+        return self._warnings + warn_of_texts(texts, self._layout.categories)
 
     @property
     def kinds(self) -> dict[str, Kind]:

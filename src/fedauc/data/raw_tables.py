@@ -5,12 +5,13 @@ from __future__ import annotations
 import decimal
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedauc.data.checks import name_row
+from fedauc.data.column_warnings import warn_of_texts
 from fedauc.data.columns import (
     CodedTexts,
     are_dates,
@@ -29,8 +30,6 @@ from fedauc.discovery import lookup
 
 ROW_NUMBER_NAME = re.compile(r"Unnamed: \d+|index|level_0|__index_level_\d+__")
 """Names that pandas gives to a column of row numbers."""
-
-NUMBER_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 ROW_NUMBER_REASON = "it numbers the rows; list it in --data.features to use it anyway"
 
@@ -74,7 +73,7 @@ def read_raw_table(frame: Any, layout: TableLayout) -> RawTable:
             continue
         column = convert_column(arrays[name], name, name in layout.categories)
         columns[name] = column if len(complete) == len(frame) else column._replace(values=column.values[complete])
-    warnings += warn_of_number_texts(columns.values())
+    warnings += warn_of_texts(columns.values(), layout.categories)
     label, client, group = (arrays[name][complete] if name else None for name in roles[:3])
     assert label is not None
     return RawTable(columns, code_texts(label), client, group, complete, ignored, warnings, len(frame) - len(complete))
@@ -164,17 +163,3 @@ def is_row_number(name: str, values: np.ndarray) -> bool:
     if values.dtype.kind not in "iu" or len(values) < 3:
         return False
     return bool((np.diff(values) == 1).all()) or ROW_NUMBER_NAME.fullmatch(name) is not None
-
-
-def warn_of_number_texts(columns: Iterable[RawColumn]) -> tuple[str, ...]:
-    """Columns that are text although most of their values are numbers, with a value that is not."""
-    warnings = []
-    for column in columns:
-        if column.kind == "category" and len(column.texts) > 2:
-            others = [text for text in column.texts if not NUMBER_TEXT.fullmatch(text)]
-            if others and 2 * len(others) < len(column.texts):
-                warnings.append(
-                    f"column {column.name!r} counts as categories because it holds {others[0][:40]!r} among numbers; "
-                    "leave such cells empty to use it as numbers"
-                )
-    return tuple(warnings)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedauc.data.checks import naming_source
+from fedauc.data.column_warnings import warn_of_leaks
 from fedauc.data.columns import as_pandas_frame, code_texts
 from fedauc.data.dataset import Rows, TableParts, TableSummary
 from fedauc.data.feature_fitting import FittedFeatures, RawEncoder, fit_features
@@ -74,7 +75,8 @@ def check_features(fitted: FittedFeatures, ignored: Mapping[str, str]) -> None:
 
 def make_parts(parts: Mapping[str, Rows], fitted: FittedFeatures, labels: Labels, summary: TableSummary) -> TableParts:
     """The loaded table with what became of its columns."""
-    warnings = (*summary.warnings, *((labels.note,) if labels.note else ()))
+    leaks = warn_of_leaks(np.asarray(parts["train"].inputs), parts["train"].labels, fitted.encoder)
+    warnings = (*summary.warnings, *((labels.note,) if labels.note else ()), *leaks)
     ignored = {**summary.ignored, **fitted.ignored}
     complete_summary = summary._replace(ignored=ignored, warnings=warnings, traffic=fitted.traffic)
     train, validation, test = parts["train"], parts.get("validation"), parts["test"]
