@@ -127,7 +127,8 @@ def test_integer_names_of_sites_keep_their_form_when_one_is_blank(
     parts = load_frame(str(path), incomplete_rows="drop")
     assert parts.train.client is not None
     assert set(parts.train.client) == expected
-    assert set(next(iterate_text_frames(path, ["site"], 50))["site"].dropna()) == expected
+    # What a block holds is matched with the categories of a model, or copied to its predictions, as it is written.
+    assert set(next(iterate_text_frames(path, ["site"], 50))["site"].dropna()) == {name for name in names if name}
 
 
 @pytest.mark.parametrize("large", [False, True])

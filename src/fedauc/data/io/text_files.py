@@ -65,7 +65,7 @@ def iterate_text_frames(file: Path, category_columns: Sequence[str], rows: int) 
         with pd.read_csv(file, dtype=kinds, chunksize=rows, low_memory=False, **_csv_settings(file)) as blocks:
             for block in blocks:
                 _check_row_names(block)
-                yield _drop_decimals(block, kinds)
+                yield block
 
 
 def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
@@ -83,7 +83,7 @@ def _read_csv(file: Path, text_columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _drop_decimals(frame: pd.DataFrame, text_columns: Iterable[str]) -> pd.DataFrame:
-    """Write names such as 2.0 as 2: a column of integers of which one is missing is often saved like that."""
+    """Write names of clients such as 2.0 as 2: integers of which one is missing are often saved like that."""
     for name in text_columns:
         known = frame[name].dropna()
         if len(known) and known.str.fullmatch(r"-?\d+\.0").all():
