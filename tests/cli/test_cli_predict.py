@@ -100,6 +100,19 @@ def test_predict_reads_large_files_in_blocks_with_the_same_result(
     pd.testing.assert_frame_equal(whole, blocks, atol=1e-6)
 
 
+def test_an_error_names_the_row_of_the_file_also_beyond_the_first_block(
+    capsys: Capture, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "BLOCK", 7)
+    frame = draw_frame().astype({"age": object})
+    frame.loc[16, "age"] = "unknown"
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    done = fedauc(capsys, "predict", str(folder), str(tmp_path / "new.csv"), "--out", str(tmp_path / "scores.csv"))
+    assert done.code == 2
+    assert "column 'age' holds 'unknown' at row 16 (counted from 0)" in done.err
+    assert not (tmp_path / "scores.csv").exists()
+
+
 def test_categories_that_look_like_numbers_are_read_as_the_encoder_knows_them(folder: Path, tmp_path: Path) -> None:
     scorer = library.load(folder)
     (tmp_path / "new.csv").write_text("age;state;day;flag\n40;CA;1970-03-01;True\n41;;?;FALSE\n42; NY;;\n")

@@ -194,6 +194,7 @@ def _score_blocks(
     """Score a file block by block into a writer; return all scores, and add the label column to `labels`."""
     import numpy as np
 
+    from fedauc.data.checks import counting_rows_from
     from fedauc.scoring.scorer import match_labels
     from fedauc.scoring.table_files import iterate_tables
     from fedauc.scoring.unusual_columns import UnusualColumns
@@ -204,7 +205,8 @@ def _score_blocks(
     start, all_scores = 0, [np.zeros(0)]
     unusual = None if scorer.encoder is None else UnusualColumns(scorer.encoder)
     for block in iterate_tables(table, scorer, others):
-        scored = scorer.score_rows(block)
+        with counting_rows_from(start):
+            scored = scorer.score_rows(block)
         if unusual is not None:
             unusual.add_block(block)
         rows = len(scored.scores)
