@@ -16,6 +16,14 @@ def test_the_workflow_runs_what_runs_before_a_change_lands() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & 0o100
 
 
+def test_the_audit_is_a_workflow_of_its_own() -> None:
+    """It needs a network, which `make test` does not."""
+    workflow = (ROOT / ".github/workflows/audit.yml").read_text()
+    assert re.findall(r"^\s*- run: (.+)$", workflow, re.MULTILINE) == ["make audit"]
+    assert re.search(r"^audit:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "-o dist/sbom.cdx.json" in (ROOT / "Makefile").read_text()
+
+
 def test_the_hooks_are_the_linters_of_make_test() -> None:
     hooks = re.findall(r"^\s*entry: \.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
     commands = re.findall(r"^\t\$\(BIN\)/((?:ruff|mypy)[^$\n]*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
