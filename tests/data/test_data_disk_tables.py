@@ -263,17 +263,20 @@ def test_writing_parts_takes_little_memory(tmp_path: Path, cache_folder: Path, m
     values = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
     table = pd.DataFrame(values, columns=[f"x{number}" for number in range(width)])
     table["y"], table["client"] = np.arange(rows) % 10 == 0, np.arange(rows) % 50
-    write_feather(tmp_path / "rows.feather", table)
-    dataset = Table(str(tmp_path / "rows.feather"))
-    tracemalloc.start()
-    try:
-        loaded = dataset.load(0)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert len(loaded.train.labels) == 35_000
+    peaks = []
+    for attempt in range(3):
+        # Whatever else the process does meanwhile only adds to what is traced, so the least of three counts.
+        file = tmp_path / f"rows{attempt}.feather"
+        write_feather(file, table)
+        tracemalloc.start()
+        try:
+            loaded = Table(str(file)).load(0)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert len(loaded.train.labels) == 35_000
     # Some 60 bytes a row are numbers, labels, names and the split, against 400 of inputs; the rest is a few blocks.
-    assert peak < values.nbytes / 2
+    assert min(peaks) < values.nbytes / 2
 
 
 # ------------------------------------------------------------------------------------------------------- damaged files
