@@ -165,9 +165,9 @@ class FeatureEncoder:
             if len(array) != rows:
                 raise ValueError(f"column {name!r} has {len(array)} rows and the first one {rows}; give all the same")
         numbers = np.empty((rows, len(measured)))
-        for place, column in enumerate(measured):
+        for index, column in enumerate(measured):
             read = as_days if isinstance(column, DateColumn) else as_numbers
-            numbers[:, place] = read(arrays[column.name], column.name)
+            numbers[:, index] = read(arrays[column.name], column.name)
         categories = [column for column in self.columns if isinstance(column, CategoryColumn)]
         codes = [category.look_up_codes(arrays[category.name]) for category in categories]
         return numbers, np.stack(codes, axis=1) if codes else np.zeros((rows, 0), dtype=np.int64)
@@ -278,16 +278,16 @@ def _lay_out_features(columns: Sequence[FeatureColumn]) -> FeatureLayout:
             if isinstance(column, NumberColumn):
                 pairs = zip(column.edges[:-1], column.edges[1:], strict=True)
                 bins += [
-                    (position + 1 + place, number, left, right - left) for place, (left, right) in enumerate(pairs)
+                    (position + 1 + index, number, left, right - left) for index, (left, right) in enumerate(pairs)
                 ]
             else:
-                waves += [(position + 1 + 2 * place, number, period) for place, period in enumerate(column.periods)]
+                waves += [(position + 1 + 2 * index, number, period) for index, period in enumerate(column.periods)]
             if column.has_indicator:
                 indicators.append((position + width - 1, number))
         position += width
     sines = [wave[0] for wave in waves]
     kinds = [[entry[0] for entry in kind] for kind in (scaled, indicators, bins)]
-    positions = [*kinds[0], *kinds[1], *kinds[2], *sines, *(place + 1 for place in sines), *(c[0] for c in categories)]
+    positions = [*kinds[0], *kinds[1], *kinds[2], *sines, *(sine + 1 for sine in sines), *(c[0] for c in categories)]
 
     def select(entries: Sequence[tuple[Any, ...]], field: int, dtype: type = np.float64) -> np.ndarray:
         return np.array([entry[field] for entry in entries], dtype=dtype)
