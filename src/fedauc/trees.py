@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+Node = TypeVar("Node")
 
 Tree = Any
 """A tensor, or a (named) tuple of trees; `()` is the empty tree."""
@@ -65,6 +67,39 @@ def tree_stack(trees: Sequence[Tree]) -> Tree:
 def tree_at(tree: Tree, index: int) -> Tree:
     """One entry of the leading dimension of every leaf."""
     return tree_map(lambda leaf: leaf[index], tree)
+
+
+def list_nodes(tree: Tree, kind: type[Node]) -> list[Node]:
+    """Every record of one kind that a tree contains, in order, such as its models."""
+    if isinstance(tree, kind):
+        return [tree]
+    return [node for child in tree for node in list_nodes(child, kind)] if isinstance(tree, tuple) else []
+
+
+def find_only_node(tree: Tree, kind: type[Node]) -> Node:
+    """The one record of a kind that a tree contains; an algorithm with none or several says itself which is meant."""
+    nodes = list_nodes(tree, kind)
+    if len(nodes) != 1:
+        raise ValueError(
+            f"a {type(tree).__name__} contains {len(nodes)} records of the kind {kind.__name__}; it must be 1: define "
+            "local_model, replace_local_model and replace_model in the algorithm"
+        )
+    return nodes[0]
+
+
+def replace_only_node(tree: Tree, node: Tree) -> Tree:
+    """The tree with another record in the place of the one of its kind that the tree contains."""
+    find_only_node(tree, type(node))
+
+    def replace_in(child: Tree) -> Tree:
+        if isinstance(child, type(node)):
+            return node
+        if not isinstance(child, tuple):
+            return child
+        children = [replace_in(grandchild) for grandchild in child]
+        return tuple(children) if type(child) is tuple else type(child)(*children)
+
+    return replace_in(tree)
 
 
 def send_to_device(array: np.ndarray, device: torch.device) -> Tensor:
