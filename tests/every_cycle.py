@@ -13,7 +13,9 @@ from fedauc.training import Round
 
 
 def is_cycle_over(loop: RunLoop, finished: Round) -> bool:
+    """Whether a learning cycle ends here; the checkpoint before this round has been written by then."""
     assert loop.checkpointer is not None
+    loop.checkpointer.wait()
     return loop.checkpointer.at_end if loop.is_over else finished.phase.ends_cycle and not finished.phase.scoring
 
 

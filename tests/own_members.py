@@ -26,8 +26,6 @@ from fedauc.interfaces import (
     Cohort,
     Download,
     Mean,
-    Measurement,
-    Metric,
     Model,
     Network,
     Participation,
@@ -41,6 +39,7 @@ from fedauc.interfaces import (
     UploadTransform,
     Wrapper,
 )
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.models.model import ModelConfig
 from fedauc.objectives.kinds import PointObjective
 from fedauc.stages import Budget, Stage, StageRule
@@ -201,7 +200,7 @@ class OwnTransform(UploadTransform):
     name: ClassVar[str] = "own-transform"
     factor: float = option(0.9, "What remains of an upload.", above=0, at_most=1)
 
-    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
+    def client(self, upload: Upload, state: Tree, key: Tensor, announced: Tree = ()) -> tuple[Upload, Tree]:
         """The smaller upload."""
         return upload._replace(mean=tree_map(lambda leaf: self.factor * leaf, upload.mean)), state
 

@@ -10,12 +10,22 @@ import torch
 from torch import Tensor
 
 from fedauc.algorithms import find_algorithms
-from fedauc.interfaces import BatchSize, Model, Setting, find_only_model, list_models, replace_only_model
+from fedauc.interfaces import BatchSize, Model, Setting
 from fedauc.objectives import find_objectives
 from fedauc.objectives.kinds import GapObjective, PairObjective, PointObjective, mean_last
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
-from fedauc.trees import Tree, is_empty, tree_at, tree_leaves, tree_map, tree_stack
+from fedauc.trees import (
+    Tree,
+    find_only_node,
+    is_empty,
+    list_nodes,
+    replace_only_node,
+    tree_at,
+    tree_leaves,
+    tree_map,
+    tree_stack,
+)
 from small_federations import HOLDING, same_bits, small_federation
 
 
@@ -141,9 +151,11 @@ def test_an_objective_of_another_kind_is_refused(name: str) -> None:
 
 def test_a_tree_with_no_model_or_with_several_needs_methods_of_its_own() -> None:
     first, second = (Model(torch.full((2,), value), torch.zeros(0)) for value in (1.0, 2.0))
-    assert find_only_model(Pair(torch.zeros(1), (first,))) is first
-    assert replace_only_model(Pair(torch.zeros(1), (first,)), second).rest == (second,)
-    assert list_models(Pair(torch.zeros(1), (first, second))) == [first, second]
+    assert find_only_node(Pair(torch.zeros(1), (first,)), Model) is first
+    assert replace_only_node(Pair(torch.zeros(1), (first,)), second).rest == (second,)
+    assert list_nodes(Pair(torch.zeros(1), (first, second)), Model) == [first, second]
     for tree, count in ((Pair(torch.zeros(1), ()), 0), (Pair(torch.zeros(1), (first, second)), 2)):
-        with pytest.raises(ValueError, match=f"a Pair contains {count} models; it must be 1: define local_model"):
-            replace_only_model(tree, first)
+        with pytest.raises(
+            ValueError, match=f"a Pair contains {count} records of the kind Model; it must be 1: define"
+        ):
+            replace_only_node(tree, first)

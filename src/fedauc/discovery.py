@@ -62,7 +62,7 @@ def read_declared_members(package: str, base: str) -> dict[str, str]:
     Engines import torch and its compiler, which takes seconds; help and lists need no more than their names.
 
     >>> sorted(read_declared_members("fedauc.participation", "Participation"))
-    ['cyclic', 'full', 'trace', 'uniform']
+    ['cyclic', 'cyclic-poisson', 'full', 'trace', 'uniform']
     """
     home = importlib.util.find_spec(package)
     classes: dict[str, ast.ClassDef] = {}

@@ -132,7 +132,11 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.module_ = fitted.module.double()
         self.history_, self.round_ = fitted.history, fitted.round
         self.stopped_early_, self.traffic_ = fitted.stopped_early, fitted.traffic
-        self.calibration_ = self._fit_calibration(validation or train)
+        if recipe.is_private and validation is None:
+            # Exact scores of training rows are not covered by the budget, so the log-odds are the scores themselves.
+            self.calibration_ = PlattCalibration(1.0, 0.0)
+        else:
+            self.calibration_ = self._fit_calibration(validation or train)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:

@@ -15,19 +15,23 @@ PROBE_BYTES = 65536
 """What `check_writable` writes: about the size of a small run folder."""
 
 
-def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
-    """Write a file that is either complete or absent, even if the process is killed or several processes write it."""
-    with open_atomically(path) as file:
+def write_atomically(path: Path, *chunks: bytes | memoryview, is_private: bool = False) -> None:
+    """Write a file that is either complete or absent, even if the process is killed or several processes write it.
+
+    A private one is readable by its owner alone, from its first byte on.
+    """
+    with open_atomically(path, is_private) as file:
         file.writelines(chunks)
 
 
 @contextmanager
-def open_atomically(path: Path) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, is_private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when the block ends without an error."""
     _remove_stale_parts(path.parent.absolute())
     part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
-        with naming_path(path), part.open("wb") as file:
+        mode = 0o600 if is_private else 0o666
+        with naming_path(path), open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

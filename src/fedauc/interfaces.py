@@ -9,11 +9,11 @@ One round of any algorithm, on any engine (`training.py` holds the real loop):
         local = algorithm.begin(download, client_state)
         repeat local_steps times: local, emitted = algorithm.step(network, download, local, batch)
         upload, client_state = algorithm.finish(download, client_state, local, emitted)
-        upload, client_state = transform.client(upload, client_state, key)      # clip, quantize, ...
+        upload, client_state = transform.client(upload, client_state, key, announced)    # clip, quantize, ...
                                                               # ---- server side again:
     uploads  = transform.decode(uploads)                      # `pool` stays per client, `mean` is averaged:
     mean     = mean_rule.combine(uploads, weights)            # weighted mean, median, ...
-    mean     = transform.server(mean, cohort, key)
+    mean     = transform.server(mean, transform_state, server_round)                     # add noise, ...
     mean     = server_optimizer.update(mean)                  # plain, momentum, Adam, ...
     server   = algorithm.merge(setting, server, mean, cohort, phase)
 
@@ -29,8 +29,8 @@ models). The client methods are written for any number of leading dimensions, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -38,11 +38,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from fedauc.class_totals import ClassTotalsEstimate
 from fedauc.fields import check_fields, option
-from fedauc.trees import Tree
+from fedauc.trees import Tree, find_only_node, replace_only_node
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedauc.random_tensors import NoiseSource
 
 BatchKind = Literal["classes", "rows"]
 """What a batch holds: a number of positives and then of negatives, or a number of rows of any label."""
@@ -83,6 +86,8 @@ class Setting:
     census: Census
     weighting: str
     augment: str = "none"
+    totals: ClassTotalsEstimate | None = None
+    """What clients may know of all clients' class counts in a private run; None: what the census says."""
 
     @cached_property
     def client_count(self) -> int:
@@ -116,12 +121,27 @@ class Phase(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients of a round, their weights in the mean (which sum to 1), and the clients that were due but absent."""
+    """The clients of a round, their weights in the mean, and the clients that were due but absent.
+
+    Weights sum to 1, unless the denominator is fixed, as differential privacy needs it: then each weight is one over
+    `expected_size`, the number of clients that are expected, whoever comes.
+    """
 
     round: int
     clients: tuple[int, ...]
     weights: tuple[float, ...]
     absent: tuple[int, ...] = ()
+    expected_size: float | None = None
+
+    @property
+    def divisor(self) -> float:
+        """The number of clients by which a sum of uploads was divided to give their mean."""
+        return len(self.clients) if self.expected_size is None else self.expected_size
+
+    def fix_denominator(self) -> Cohort:
+        """The cohort with weights that do not depend on who of the clients that are due has come."""
+        size = self.expected_size or float(len(self.clients) + len(self.absent))
+        return self._replace(weights=(1 / size,) * len(self.clients), expected_size=size) if size else self
 
 
 class Model(NamedTuple):
@@ -143,13 +163,15 @@ class Download(NamedTuple):
     """Everything that a client is sent: `shared` for all, `anchor` once per stage, `per_client` for it alone.
 
     As returned by `dispatch`, the leaves of `per_client` are `[M, I, ...]`: one entry per client and local step. A
-    client receives its part `[I, ...]`, and each local step finds its slice in `batch.per_client`.
+    client receives its part `[I, ...]`, and each local step finds its slice in `batch.per_client`. `announced` is what
+    transforms at the server tell those at the clients, such as a clipping norm.
     """
 
     phase: Phase
     shared: Tree
     anchor: Tree = ()
     per_client: Tree = ()
+    announced: Tree = ()
 
 
 class Upload(NamedTuple):
@@ -162,6 +184,26 @@ class Upload(NamedTuple):
 
     mean: Tree = ()
     pool: Tree = ()
+
+
+class ServerRound(NamedTuple):
+    """What a transform knows at the server: whose uploads the mean holds, when, its noise, and the shared state."""
+
+    cohort: Cohort
+    phase: Phase
+    noise: NoiseSource
+    shared: Tree = ()
+
+
+class ScoreHistogram(NamedTuple):
+    """How scores are distributed: masses `[..., 2, bins]` of positives and of negatives at equally spaced scores.
+
+    In the server's state a class has mass 1 in all, or 0 while nothing is known of it; in an upload it has the weight
+    of the client in the loss. `ends` `[..., 2]` are the scores of the first and the last bin.
+    """
+
+    masses: Tensor
+    ends: Tensor
 
 
 class UploadSize(NamedTuple):
@@ -178,7 +220,8 @@ class Batch(NamedTuple):
     hold keeps its rows, which are filled from the other class and have weight zero.
 
     For an algorithm with `needs_places`, `places` `[..., B]` numbers each row among the rows of its client from 0,
-    positives first, so that a client state can hold a value per row; for others it is `()`.
+    positives first, so that a client state can hold a value per row; for others it is `()`. For an algorithm with
+    `needs_keys`, `key` `[...]` is the key (see `random_tensors.py`) of the randomness in this step.
     """
 
     inputs: Tensor
@@ -186,6 +229,7 @@ class Batch(NamedTuple):
     weights: Tensor
     per_client: Tree = ()
     places: Tree = ()
+    key: Tree = ()
 
 
 class Visits(NamedTuple):
@@ -294,8 +338,8 @@ class Schedule(ABC):
 class Algorithm(ABC):
     """Six methods: `begin`, `step` and `finish` run at the client, `init`, `dispatch` and `merge` at the server.
 
-    `step` is pure and traceable: it uses no randomness and no data-dependent control flow, and it accepts any leading
-    dimensions.
+    `step` is pure and traceable: it uses no randomness but that of `batch.key` and no data-dependent control flow, and
+    it accepts any leading dimensions.
     """
 
     name: ClassVar[str]
@@ -303,10 +347,20 @@ class Algorithm(ABC):
     """Whether the first stage, and every stage that starts from an averaged model, begins with a scoring cycle."""
 
     needs_places: ClassVar[bool] = False
-    """Whether local steps use `batch.places`."""
+    needs_keys: ClassVar[bool] = False
+    """Whether local steps use `batch.places`, and whether they use `batch.key`."""
+
+    uploads_gradients_only: ClassVar[bool] = False
+    """Whether rows enter the client's states and uploads through gradients alone (see `wrappers/example_dp.py`)."""
 
     has_personal_models: ClassVar[bool] = False
     """Whether clients keep a part of the model, so that their rows are scored with `personal_model`."""
+
+    emits_histograms: ClassVar[bool] = False
+    """Whether steps emit masses `[..., 2, bins]` of a `ScoreHistogram`, and finish uploads no more than their mean."""
+
+    hands_scores_to_audit: ClassVar[bool] = False
+    """Whether uploads carry a pool that only an audit reads, in the memory of a simulation (see `pool_audit.py`)."""
 
     objective: Objective
     weight_decay: float = option(0.0, "Weight decay of the local steps.", at_least=0)
@@ -360,15 +414,15 @@ class Algorithm(ABC):
 
     def replace_model(self, shared: Tree, model: Model) -> Tree:
         """`shared` with another model, and everything else (duals, control variates) as it was."""
-        return replace_only_model(shared, model)
+        return replace_only_node(shared, model)
 
     def local_model(self, local: Tree) -> Model:
         """The model that a client's local state contains."""
-        return find_only_model(local)
+        return find_only_node(local, Model)
 
     def replace_local_model(self, local: Tree, model: Model) -> Tree:
         """The local state with another model, and everything else as it was."""
-        return replace_only_model(local, model)
+        return replace_only_node(local, model)
 
     def stage_output(self, last: Tree, mean: Tree) -> Tree:
         """What a stage with averaged output passes on: the mean, except where the last must stay (control variates)."""
@@ -377,53 +431,6 @@ class Algorithm(ABC):
     def diagnostics(self, shared: Tree) -> dict[str, Tensor]:
         """Numbers that get a column in the records, such as the dual variables; none for most algorithms."""
         return {}
-
-
-class Measurement(NamedTuple):
-    """The value of a metric, and the ends of its 95 % confidence interval where the metric defines one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Metric(ABC):
-    """How good a ranking is: one number from labels and scores, of which higher is better.
-
-    Its fields are numbers with defaults. In text a metric is its name and these numbers in order, such as `pauc@0.05`
-    (see `fedauc.metrics.parse_metric`).
-    """
-
-    name: ClassVar[str]
-    has_interval: ClassVar[bool] = False
-    """Whether `measure` returns a confidence interval for scores."""
-
-    takes_embeddings: ClassVar[bool] = False
-    """Whether `measure` accepts embeddings `[n, e]` as well as scores `[n]`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @abstractmethod
-    def measure(self, labels: np.ndarray, scores: np.ndarray) -> Measurement:
-        """The value for labels 0 or 1 `[n]` and one score per row `[n]`; there are rows of both classes."""
-
-    @property
-    def text(self) -> str:
-        """The name with the arguments: what a configuration holds and a table shows."""
-        arguments = ":".join(format(getattr(self, known.name), ".12g") for known in fields(self))
-        return f"{self.name}@{arguments}" if arguments else self.name
-
-    @property
-    def label(self) -> str:
-        """The heading of the metric in a table."""
-        return self.text
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a record: the value, and the ends of the interval where the metric has one."""
-        return (self.text, f"{self.text}_low", f"{self.text}_high") if self.has_interval else (self.text,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,11 +443,21 @@ class Wrapper(ABC):
     """
 
     name: ClassVar[str]
+    needs_keys: ClassVar[bool] = False
+    """Whether local steps use `batch.key`."""
+
+    uploads_gradients_only: ClassVar[bool] = False
+    """Whether rows enter the wrapper's states and uploads through the inner steps alone."""
+
     has_personal_models: ClassVar[bool] = False
     """Whether clients keep a part of the model, so that their rows are scored with `personal_model`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check_algorithm(self, algorithm: Algorithm, buffers: Collection[str]) -> None:
+        """Refuse an algorithm, with all its wrappers, or a model with these buffers; most wrappers take any."""
+        return
 
     def bind(self, parameters: Mapping[str, int]) -> Wrapper:
         """The wrapper for a model with these parameters: their lengths by name, in the order of the flat vector."""
@@ -477,14 +494,21 @@ class UploadTransform(ABC):
     """What happens to an upload on its way from a client to the mean, such as clipping, quantization or noise.
 
     `client` runs at the client after `finish`, `decode` at the server for every upload before the mean, and `server`
-    after the mean. All three are pure. `client` and `decode` accept any leading dimensions (those of `key`) and can be
-    traced by a compiler. Random numbers come from the key alone (`random_tensors.py`). In a scoring round `upload.mean`
-    is `()`, and so is its transform.
+    after it, in reversed order. All three are pure. `client` and `decode` accept any leading dimensions (those of
+    `key`) and can be traced by a compiler. Random numbers come from the key alone (`random_tensors.py`), at the server
+    from `server_round.noise`. In a scoring round `upload.mean` is `()`, and so is its transform. A transform may keep a
+    state at the server from round to round, and announce a part of it to the clients.
     """
 
     name: ClassVar[str]
     encodes: ClassVar[bool] = False
     """Whether `client` returns other tensors than it was given. At most one such transform is allowed, as the last."""
+
+    needs_fixed_denominator: ClassVar[bool] = False
+    """Whether sums must be divided by the expected number of clients, and rounds without clients still have a mean."""
+
+    refuses_pools: ClassVar[bool] = False
+    """Whether uploads must have an empty `pool`, because the transform protects `mean` alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -493,17 +517,29 @@ class UploadTransform(ABC):
         """What a client keeps from visit to visit, before its first one; `()` for most transforms."""
         return ()
 
-    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
-        """What the client sends instead of `upload`, and its new state. `key` has one entry per client."""
+    def initial_server_state(self, shared: Tree) -> Tree:
+        """What the server keeps from round to round, before the first one; `()` for most transforms."""
+        return ()
+
+    def announce(self, server_state: Tree) -> Tree:
+        """What clients are told before their visit; `()` for most transforms."""
+        return ()
+
+    def client(self, upload: Upload, state: Tree, key: Tensor, announced: Tree = ()) -> tuple[Upload, Tree]:
+        """What the client sends instead of `upload`, and its new state; `key` has one entry per client."""
         return upload, state
+
+    def zero_mean(self, zeros: Tree) -> Tree:
+        """The mean over no clients, from zeros in the shape of an upload: other where `client` adds numbers to it."""
+        return zeros
 
     def decode(self, upload: Upload, shared: Tree) -> Upload:
         """The upload that the mean takes, from what a client sent; `shared` has the shapes of `upload.mean`."""
         return upload
 
-    def server(self, mean: Tree, cohort: Cohort, key: Tensor) -> Tree:
-        """The mean that the algorithm merges, from that of the cohort."""
-        return mean
+    def server(self, mean: Tree, state: Tree, server_round: ServerRound) -> tuple[Tree, Tree]:
+        """The mean that the algorithm merges, from that of the cohort, and the server's new state."""
+        return mean, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,39 +598,3 @@ class Engine(ABC):
     @abstractmethod
     def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Restore the state of every client."""
-
-
-# ------------------------------------------------------------------------------------------------- models inside trees
-
-
-def list_models(tree: Tree) -> list[Model]:
-    """Every model that a tree contains, in order. Its weights may be split vectors."""
-    if isinstance(tree, Model):
-        return [tree]
-    return [model for child in tree for model in list_models(child)] if isinstance(tree, tuple) else []
-
-
-def find_only_model(tree: Tree) -> Model:
-    """The one model that a tree contains; an algorithm with none or several says itself which one is meant."""
-    models = list_models(tree)
-    if len(models) != 1:
-        raise ValueError(
-            f"a {type(tree).__name__} contains {len(models)} models; it must be 1: define local_model, "
-            "replace_local_model and replace_model in the algorithm"
-        )
-    return models[0]
-
-
-def replace_only_model(tree: Tree, model: Model) -> Tree:
-    """The tree with another model in the place of the one that it contains."""
-    find_only_model(tree)
-
-    def replace_in(child: Tree) -> Tree:
-        if isinstance(child, Model):
-            return model
-        if not isinstance(child, tuple):
-            return child
-        children = [replace_in(grandchild) for grandchild in child]
-        return tuple(children) if type(child) is tuple else type(child)(*children)
-
-    return replace_in(tree)

@@ -52,7 +52,8 @@ class Ledger:
         newly_anchored = set(cohort.clients) - self.anchored if tree_leaves(download.anchor) else set()
         self.anchored |= newly_anchored
         visits, anchors = len(cohort.clients), len(newly_anchored)
-        trees = (download.shared, download.anchor, download.per_client, upload.mean, upload.pool)
+        sent_to_all = (download.shared, download.announced)
+        trees = (sent_to_all, download.anchor, download.per_client, upload.mean, upload.pool)
         shared, anchor, per_client, mean, pool = map(_count_floats_and_bytes, trees)
         down = [visits * shared[unit] + anchors * anchor[unit] + per_client[unit] for unit in range(2)]
         up = sent or [visits * mean[unit] + pool[unit] for unit in range(2)]

@@ -67,6 +67,11 @@ class ModuleNetwork(Network):
         """The length of each parameter by its name, in the order of the flat vector."""
         return {name: parameter.numel() for name, parameter in self._parameters.items()}
 
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """The names of the buffers, in the order of their flat vector."""
+        return tuple(self._buffers)
+
     def make_kernel_window(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> KernelWindow:
         """A window of a convolution's weights, as the flat vector stores them."""
         out, channels, *kernel = self._parameters[name].shape

@@ -25,6 +25,7 @@ from fedauc.interfaces import (
     Visits,
 )
 from fedauc.ledger import Ledger, Traffic
+from fedauc.privacy.accounting import PrivacyAccount
 from fedauc.server_optimizers.plain import Plain
 from fedauc.stages import Plan, StageOutput
 from fedauc.trees import Tree, is_empty, tree_map, tree_shapes
@@ -42,12 +43,16 @@ class Average(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that training needs to continue after a round, besides the engine's client states and the ledger."""
+    """Everything that training needs to continue after a round, besides the engine's client states and the ledger.
+
+    `transforms` is what the upload transforms keep at the server, such as the noise of earlier rounds.
+    """
 
     round: int
     server: Server
     average: Tree = ()
     optimizer: Tree = ()
+    transforms: Tree = ()
 
 
 class PendingRound(NamedTuple):
@@ -96,6 +101,7 @@ class Training:
     server_optimizer: ServerOptimizer = Plain()
     ema_decay: float = 0.9
     has_scaled_inputs: bool = False
+    account: PrivacyAccount | None = None
 
     @property
     def advice(self) -> Advice:
@@ -105,7 +111,9 @@ class Training:
 
     def initial_state(self, model: Model) -> State:
         """The state before the first round."""
-        return State(0, self.algorithm.init(self.setting, model), (), self.server_optimizer.init(model.weights))
+        server = self.algorithm.init(self.setting, model)
+        transforms = self.uploads.initial_server_state(server.shared)
+        return State(0, server, (), self.server_optimizer.init(model.weights), transforms)
 
     def rounds(self, state: State) -> Iterator[Round]:
         """Run from a state to the plan's end, one round at a time."""
@@ -123,7 +131,11 @@ class Training:
         phase, cohort, server = self.plan.phase(state.round), self.schedule.cohort(state.round), state.server
         if phase.starts_stage:
             server = server._replace(anchor=server.shared)
+        if self.uploads.has_fixed_denominator:
+            cohort = self.uploads.skip_small_cohort(cohort.fix_denominator())
         download = self.algorithm.dispatch(self.setting, server, cohort, phase) if cohort.clients else None
+        if download is not None and not is_empty(announced := self.uploads.announce_state(state.transforms)):
+            download = download._replace(announced=announced)
         return PendingRound(phase, cohort, server, state, download)
 
     def close_round(self, pending: PendingRound, visits: Visits | None) -> Round:
@@ -135,12 +147,32 @@ class Training:
             self.ledger.record_empty_round(cohort)
         else:
             self.ledger.record_round(download, reduced, cohort, size)
-        change, optimizer = self._change_shared(reduced.mean, cohort, state.optimizer)
+        mean = reduced.mean
+        if is_empty(mean) and self.uploads.has_fixed_denominator and not phase.scoring:
+            # The sum over nobody is zero, and it is released with noise like any other.
+            mean = self.uploads.zero_mean(server.shared)
+        mean, transforms = self.uploads.transform_mean(mean, state.transforms, cohort, phase, server.shared)
+        change, optimizer = self._change_shared(mean, state.optimizer)
         server = self.algorithm.merge(self.setting, server, reduced._replace(mean=change), cohort, phase)
         server, average = self._update_average(phase, server, state.average)
         diagnostics = self.algorithm.diagnostics(server.shared)
-        state = State(phase.round + 1, server, average, optimizer)
+        state = State(phase.round + 1, server, average, optimizer, transforms)
         return Round(phase, cohort, loss, diagnostics, self.ledger.traffic, state)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether clients are protected by noise; a run with an infinite budget is not."""
+        return self.account is not None and self.account.noise_multiplier > 0
+
+    def spent_epsilon(self, rounds: int, evaluations: int = 0) -> float | None:
+        """ε of everything that was released after so many rounds and evaluations; None for a run without an account.
+
+        Evaluations on rows that count as public cost nothing.
+        """
+        if self.account is None:
+            return None
+        counted = 0 if self.account.evaluation_noise is None else evaluations
+        return self.account.epsilon(self.account.count_participations(rounds), counted)
 
     def averaged_shared(self, state: State) -> Tree:
         """The shared state with the average that the stage would end with now; the last one where there is none."""
@@ -150,9 +182,8 @@ class Training:
         mean = tree_map(lambda total, leaf: (total / average.models).to(leaf), average.total, last)
         return self.algorithm.stage_output(last, mean)
 
-    def _change_shared(self, mean: Tree, cohort: Cohort, optimizer: Tree) -> tuple[Tree, Tree]:
+    def _change_shared(self, mean: Tree, optimizer: Tree) -> tuple[Tree, Tree]:
         """The change of the shared state that the algorithm merges, and the server optimizer's new state."""
-        mean = self.uploads.transform_mean(mean, cohort)
         if is_empty(mean) or isinstance(self.server_optimizer, Plain):
             return mean, optimizer
         model = self.algorithm.extract_model(mean)

@@ -12,10 +12,32 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fedauc.interfaces import Algorithm, Cohort, Download, Mean, Upload, UploadSize, UploadTransform
-from fedauc.random_tensors import client_keys, fold_in, server_key
-from fedauc.transforms.weighted_mean import WeightedMean
-from fedauc.trees import Tree, is_empty, send_to_device, tree_at, tree_leaves, tree_shapes, tree_stack
+from fedauc.interfaces import (
+    Algorithm,
+    Cohort,
+    Download,
+    Mean,
+    Phase,
+    ServerRound,
+    Upload,
+    UploadSize,
+    UploadTransform,
+)
+from fedauc.privacy.fixed_point import sum_modulo
+from fedauc.random_tensors import KeyedNoise, NoiseSource, SecretNoise, client_keys, fold_in
+from fedauc.transforms._summing import SummingTransform
+from fedauc.transforms.weighted_mean import RunningMean, WeightedMean
+from fedauc.trees import (
+    Tree,
+    is_empty,
+    send_to_device,
+    tree_add,
+    tree_at,
+    tree_leaves,
+    tree_map,
+    tree_shapes,
+    tree_stack,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +50,19 @@ class _UploadStack(Mean):
     def combine(self, uploads: Tree, weights: Tensor) -> Tree:
         """The uploads as they are."""
         return uploads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModularSum(RunningMean):
+    """No mean yet but the sum modulo 2^32 of integers; the transform that encoded them makes it a mean."""
+
+    def combine(self, uploads: Tree, weights: Tensor) -> Tree:
+        """The sum over the clients, whose weights are equal."""
+        return tree_map(sum_modulo, uploads)
+
+    def add_upload(self, total: Tree, upload: Tree, weight: float) -> Tree:
+        """The sum with one more upload: int32 addition wraps around, as integers modulo 2^32 do."""
+        return upload if is_empty(total) else tree_add(total, upload)
 
 
 class TransformedState(NamedTuple):
@@ -46,11 +81,15 @@ class ReducedUploads(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadPipeline:
-    """The transforms of a run in order, its mean, and the seed of their randomness."""
+    """The transforms of a run in order, its mean, and the seed of their randomness.
+
+    With a `secret`, the noise that the server adds comes from it instead of the seed.
+    """
 
     transforms: tuple[UploadTransform, ...] = ()
     mean: Mean = WeightedMean()
     seed: int = 0
+    secret: bytes | None = None
 
     def __post_init__(self) -> None:
         names = [transform.name for transform in self.transforms]
@@ -67,14 +106,46 @@ class UploadPipeline:
                 f"transforms holds {encoding[0]!r} before {names[-1]!r}; {reason}: list {encoding[0]!r} last"
             )
 
+        if any(isinstance(transform, SummingTransform) for transform in self.transforms):
+            if not isinstance(self.mean, (WeightedMean, ModularSum)):
+                reason = f"{names[-1]!r} shows the server no single upload, which that mean needs"
+                raise ValueError(f"mean is {self.mean.name!r}, but {reason}: use the mean 'weighted'")
+            object.__setattr__(self, "mean", ModularSum())
+
     def on_each_rank(self) -> UploadPipeline:
         """The pipeline of each process of a distributed run: means that need every upload are taken after gathering."""
+        if isinstance(self.mean, ModularSum):
+            name = self.transforms[-1].name
+            raise ValueError(f"transforms holds {name!r}, which runs in one process only: start without torchrun")
         return self if isinstance(self.mean, WeightedMean) else replace(self, mean=_UploadStack())
 
     @property
     def is_plain(self) -> bool:
         """Whether uploads are averaged with their weights and nothing else."""
         return not self.transforms and isinstance(self.mean, WeightedMean)
+
+    @property
+    def has_fixed_denominator(self) -> bool:
+        """Whether sums are divided by the expected number of clients, whoever comes."""
+        return any(transform.needs_fixed_denominator for transform in self.transforms)
+
+    def skip_small_cohort(self, cohort: Cohort) -> Cohort:
+        """The cohort, with nobody in it if fewer clients come than a transform needs."""
+        due, last = len(cohort.clients) + len(cohort.absent), self.transforms[-1] if self.transforms else None
+        least = last.least_clients(due) if isinstance(last, SummingTransform) else 0
+        return cohort if len(cohort.clients) >= least else mark_all_absent(cohort)
+
+    def initial_server_state(self, shared: Tree) -> Tree:
+        """What the transforms keep at the server before the first round; `()` where none keeps anything."""
+        states = tuple(transform.initial_server_state(shared) for transform in self.transforms)
+        return () if all(map(is_empty, states)) else states
+
+    def announce_state(self, server_state: Tree) -> Tree:
+        """What the transforms at the server tell those at the clients; `()` where there is nothing to tell."""
+        states = server_state or ((),) * len(self.transforms)
+        pairs = zip(self.transforms, states, strict=True)
+        announced = tuple(transform.announce(state) for transform, state in pairs)
+        return () if all(map(is_empty, announced)) else announced
 
     def initial_client_state(self, algorithm: Algorithm, download: Download) -> Tree:
         """The state of a client before its first visit."""
@@ -95,12 +166,23 @@ class UploadPipeline:
         upload, new_state = algorithm.finish(download, algorithm_state(client_state), local, emitted)
         if not self.transforms:
             return upload, new_state
+        if not is_empty(upload.pool) and not algorithm.hands_scores_to_audit:
+            self._check_pool_allowed()
         old = client_state.transforms if isinstance(client_state, TransformedState) else ((),) * len(self.transforms)
-        states = []
+        announced, states = download.announced or ((),) * len(self.transforms), []
         for number, (transform, state) in enumerate(zip(self.transforms, old, strict=True)):
-            upload, state = transform.client(upload, state, fold_in(key, number))
+            upload, state = transform.client(upload, state, fold_in(key, number), announced[number])
             states.append(state)
         return upload, TransformedState(new_state, tuple(states)) if not all(map(is_empty, states)) else new_state
+
+    def _check_pool_allowed(self) -> None:
+        """Refuse an upload with a pool where a transform would protect the rest of it alone."""
+        name = next((transform.name for transform in self.transforms if transform.refuses_pools), None)
+        if name is not None:
+            raise ValueError(
+                f"transforms lists {name!r}, but the algorithm uploads a pool of values, such as raw scores, which "
+                f"stay those of a single client: use an algorithm without a pool, or leave {name!r} out"
+            )
 
     def decode_upload(self, upload: Upload, shared: Tree) -> Upload:
         """The upload as the mean takes it, from what was sent; `shared` shows the shapes of one client's change."""
@@ -123,7 +205,7 @@ class UploadPipeline:
     def combine_uploads(self, uploads: Tree, weights: Tensor) -> Tree:
         """The mean of uploads `[M, ...]`; a result that has not the shapes of one upload is refused."""
         mean = self.mean.combine(uploads, weights)
-        if isinstance(self.mean, (WeightedMean, _UploadStack)):
+        if isinstance(self.mean, (RunningMean, _UploadStack)):
             return mean
         shapes, expected = tree_shapes(mean), tree_shapes(tree_at(uploads, 0))
         if shapes != expected:
@@ -133,19 +215,36 @@ class UploadPipeline:
             )
         return mean
 
-    def transform_mean(self, mean: Tree, cohort: Cohort) -> Tree:
-        """The mean after the transforms' work at the server."""
-        if is_empty(mean):
-            return mean
-        device = tree_leaves(mean)[0].device
-        for number, transform in enumerate(self.transforms):
-            key = server_key(self.seed, "server transform", number, cohort.round).to(device)
-            mean = transform.server(mean, cohort, key)
-        return mean
+    def zero_mean(self, shared: Tree) -> Tree:
+        """The mean over no clients, as `transform_mean` takes it."""
+        zeros = tree_map(torch.zeros_like, shared)
+        for transform in self.transforms:
+            zeros = transform.zero_mean(zeros)
+        return zeros
+
+    def transform_mean(
+        self, mean: Tree, server_state: Tree, cohort: Cohort, phase: Phase, shared: Tree = ()
+    ) -> tuple[Tree, Tree]:
+        """The mean after the transforms' work at the server, the last one's first, and their new state there.
+
+        `shared` is the state that clients were sent: it shows the types and shapes of the result.
+        """
+        if is_empty(mean) or not self.transforms:
+            return mean, server_state
+        states = list(server_state or ((),) * len(self.transforms))
+        # What the last transform did to an upload at the client is undone first.
+        for number in reversed(range(len(self.transforms))):
+            server_round = ServerRound(cohort, phase, self._make_noise(number, phase.round), shared)
+            mean, states[number] = self.transforms[number].server(mean, states[number], server_round)
+        return mean, () if all(map(is_empty, states)) else tuple(states)
+
+    def _make_noise(self, number: int, round: int) -> NoiseSource:
+        key = (self.seed, "server transform", number, round)
+        return KeyedNoise(*key) if self.secret is None else SecretNoise(self.secret, *key)
 
 
 class UploadCollector:
-    """Takes one upload after another. The weighted mean needs a running sum alone; other means keep every upload."""
+    """Takes one upload after another. Weighted means and sums need a running sum alone; others keep every upload."""
 
     def __init__(self, pipeline: UploadPipeline, shared: Tree) -> None:
         self._pipeline, self._shared = pipeline, shared
@@ -158,7 +257,7 @@ class UploadCollector:
     def add_upload(self, sent: Upload, weight: float) -> None:
         """Add what a client has sent."""
         mean, pool = self._pipeline.decode_upload(sent, self._shared)
-        if isinstance(self._pipeline.mean, WeightedMean):
+        if isinstance(self._pipeline.mean, RunningMean):
             self._total = self._pipeline.mean.add_upload(self._total, mean, weight)
         elif not is_empty(mean):
             self._uploads.append(mean)
@@ -175,6 +274,11 @@ class UploadCollector:
             mean = self._pipeline.combine_uploads(stack, torch.tensor(self._weights, dtype=torch.float64))
         size = UploadSize(*map(sum, zip(*self._sizes, strict=True))) if self._sizes else None
         return ReducedUploads(Upload(mean, tree_stack(self._pools)), size)
+
+
+def mark_all_absent(cohort: Cohort) -> Cohort:
+    """The cohort of a round that is skipped: all clients count as absent; a fixed denominator stays."""
+    return cohort._replace(clients=(), weights=(), absent=(*cohort.absent, *cohort.clients))
 
 
 def algorithm_state(client_state: Tree) -> Tree:

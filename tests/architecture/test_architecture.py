@@ -15,8 +15,10 @@ SRC = Path(fedauc.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"plugins", "version"},
-    {"discovery", "fields", "files", "keys", "locks", "progress", "trees"},
-    {"interfaces", "random_tensors", "split_vectors"},
+    {"class_totals", "discovery", "fields", "files", "keys", "locks", "progress", "trees"},
+    {"random_tensors"},
+    {"interfaces", "split_vectors"},
+    {"privacy"},
     {
         "objectives",
         "participation",

@@ -21,7 +21,7 @@ PLUGIN = """
 from dataclasses import dataclass
 from typing import ClassVar
 from fedauc.experiments.callbacks import Callback
-from fedauc.interfaces import Measurement, Metric
+from fedauc.metrics.metric import Measurement, Metric
 
 @dataclass(frozen=True)
 class Median(Metric):

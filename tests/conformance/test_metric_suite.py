@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics import find_metrics, parse_metric
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.testing.metric import check_metric
 
 

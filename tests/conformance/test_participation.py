@@ -10,6 +10,7 @@ import pytest
 from fedauc.interfaces import Participation, Roster
 from fedauc.participation import find_participations
 from fedauc.participation.cyclic import Cyclic
+from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
 from fedauc.participation.trace import Trace
 from fedauc.participation.uniform import Uniform
@@ -39,6 +40,11 @@ EXAMPLES: dict[str, dict[str, Participation]] = {
         "reshuffled": Cyclic(groups=5, per_round=3, assignment="random", order="reshuffled"),
         "given": Cyclic(given=(tuple(range(12)), tuple(range(12, 30))), per_round=3),
     },
+    "cyclic-poisson": {
+        "default": CyclicPoisson(),
+        "half": CyclicPoisson(rate=0.5, groups=4, assignment="random"),
+        "everybody": CyclicPoisson(rate=1.0),
+    },
     "uniform": {"default": Uniform(), "few": Uniform(per_round=2), "cycle": Uniform(groups=9)},
     "full": {"default": Full()},
     "trace": {
@@ -48,7 +54,11 @@ EXAMPLES: dict[str, dict[str, Participation]] = {
     },
 }
 CASES = [pytest.param(p, id=f"{name}-{case}") for name, cases in EXAMPLES.items() for case, p in cases.items()]
-DRAWING = [case for case in CASES if "draws" in str(case.id) or case.id in ("cyclic-reshuffled", "uniform-few")]
+DRAWING = [
+    case
+    for case in CASES
+    if "draws" in str(case.id) or case.id in ("cyclic-reshuffled", "uniform-few", "cyclic-poisson-half")
+]
 
 everyone = pytest.mark.parametrize("participation", CASES)
 rosters = pytest.mark.parametrize("clients", [PLAIN, LABELLED], ids=["plain", "labelled"])

@@ -13,10 +13,24 @@ from fedauc.interfaces import Mean, ServerOptimizer, Upload, UploadTransform
 from fedauc.server_optimizers import find_server_optimizers
 from fedauc.testing import check_mean, check_server_optimizer, check_transform
 from fedauc.transforms import find_means, find_transforms
+from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.quantize import Quantize
+from fedauc.transforms.secure_sum import SecureSum
 from fedauc.trees import Tree, tree_map
 
-TRANSFORMS = [*(kind() for kind in find_transforms().values()), Quantize(bits=4, block=8, error_feedback=False)]
+# Client-level privacy needs a budget or a noise multiplier.
+PRIVATE = [
+    ClientDP(noise_multiplier=0.5),
+    ClientDP(noise_multiplier=0.5, bands=1),
+    ClientDP(noise_multiplier=0.5, clip=0.01, clip_quantile=0.5),
+]
+TRANSFORMS = [
+    # The suite has rounds of two clients, which secure sums take when they are told to.
+    *(kind() for kind in find_transforms().values() if kind not in (ClientDP, SecureSum)),
+    *PRIVATE,
+    SecureSum(minimum_cohort=2),
+    Quantize(bits=4, block=8, error_feedback=False),
+]
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
@@ -40,7 +54,7 @@ class GlobalNoise(UploadTransform):
 
     name: ClassVar[str] = "global-noise"
 
-    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
+    def client(self, upload: Upload, state: Tree, key: Tensor, announced: Tree = ()) -> tuple[Upload, Tree]:
         return upload._replace(mean=tree_map(lambda leaf: leaf + torch.randn_like(leaf), upload.mean)), state
 
 
@@ -50,7 +64,7 @@ class HalfPrecision(UploadTransform):
 
     name: ClassVar[str] = "half"
 
-    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
+    def client(self, upload: Upload, state: Tree, key: Tensor, announced: Tree = ()) -> tuple[Upload, Tree]:
         return upload._replace(mean=tree_map(torch.Tensor.half, upload.mean)), state
 
 

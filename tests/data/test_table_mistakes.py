@@ -196,7 +196,7 @@ NOISE = np.cos(7.0 * np.arange(ROWS))
         np.where(POSITIVE, "paid back", "open"),
         # No single category separates the labels, but the column does.
         np.where(POSITIVE, np.where(NOISE > 0, "a", "b"), np.where(NOISE > 0, "c", "d")),
-        np.where(POSITIVE, DAYS, np.datetime64("NaT")),
+        np.where(POSITIVE, DAYS, np.datetime64("NaT", "D")),
     ],
     ids=["higher", "lower", "boolean", "present", "category", "categories", "date"],
 )

@@ -27,7 +27,8 @@ from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.runner import Run
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Measurement, Metric, Model
+from fedauc.interfaces import Model
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.square import PairwiseSquare
 from fedauc.reports.summary import summarize_run

@@ -17,9 +17,10 @@ from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteE
 from fedauc.federation.exchange import Clock, Exchange, Node, Reply
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun
-from fedauc.federation.site import DEFAULT_POLICY, Site, SitePolicy
+from fedauc.federation.site import DEFAULT_POLICY, Site, SitePolicy, draw_noise_secret
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
+from fedauc.privacy.secure_sum import read_session_round
 from fedauc.training import Round
 from small_federations import GROUPS, linear_scorer, small_federation, small_recipe
 
@@ -30,12 +31,13 @@ DEADLINE = 10.0
 
 
 class Fault(NamedTuple):
-    """What goes wrong with a site's visit in a round; `times` is how often."""
+    """What goes wrong with a site's visit in a round, or with another exchange; `times` is how often."""
 
     site: int
     round: int
     kind: str
     times: int = 1
+    exchange: str = "visit"
 
 
 class SimulatedTime:
@@ -61,6 +63,7 @@ class MemoryGrid:
         self.keys = {name: f"key-of-{name}" for name in sites}
         self.offline: set[str] = set()
         self.sent_headers: list[tuple[str, dict[str, Any]]] = []
+        self.answers: list[tuple[str, Payload]] = []
         self._replies: list[tuple[float, Reply]] = []
 
     def online_nodes(self) -> list[Node]:
@@ -84,10 +87,14 @@ class MemoryGrid:
         return [header for site, header in self.sent_headers if site == name and header["kind"] == "visit"]
 
     def _next_fault(self, name: str, header: dict[str, Any]) -> str:
-        if header["kind"] != "visit":
+        kind = header["kind"]
+        if kind not in ("visit", "unmask"):
             return ""
+        session = bytes.fromhex(header["session"]["session_id"]) if kind == "unmask" else b""
+        round = read_session_round(session) if session else header["phase"]["round"]
         for position, fault in enumerate(self.faults):
-            if NAMES[fault.site] == name and fault.round == header["phase"]["round"] and fault.times:
+            is_meant = (NAMES[fault.site], fault.round, fault.exchange) == (name, round, kind)
+            if is_meant and fault.times:
                 self.faults[position] = fault._replace(times=fault.times - 1)
                 return fault.kind
         return ""
@@ -104,6 +111,10 @@ class MemoryGrid:
             self.online_since[name] = f"{self.time.now + 1}"
             return
         answer = self.sites[name].answer_message(payload)
+        self.answers.append((name, answer))
+        if fault == "lost reply":
+            self._reply_after(1.0, Reply(message_id, None, "code 8: the process has died"))
+            return
         delay = {"late": 2 * DEADLINE, "slow": 2.0}.get(fault, 0.0)
         self._reply_after(delay, Reply(message_id, corrupt_answer(answer, fault)))
         if fault == "duplicate":
@@ -116,12 +127,27 @@ class MemoryGrid:
 
 def corrupt_answer(answer: Payload, fault: str) -> Payload:
     """The answer with one thing wrong."""
-    if fault not in ("nan", "shape", "oversized", "huge", "dtype", "garbage", "deep", "short", "count", "stale"):
+    if fault not in (
+        "nan",
+        "shape",
+        "oversized",
+        "huge",
+        "dtype",
+        "garbage",
+        "deep",
+        "short",
+        "count",
+        "stale",
+        "short masked",
+    ):
         return answer
     header = answer.read_header()
     layouts, trees = header.pop("layouts"), {name: tuple(leaves) for name, leaves in unpack_tensors(answer).items()}
     if fault == "garbage":
         return Payload("{", answer.body)
+    if fault == "short masked":
+        first, *rest = trees["masked"]
+        return pack_payload(header, {**trees, "masked": (first[:-1], *rest)})
     if fault == "deep":
         return Payload("[" * 100_000, answer.body)
     if fault == "short":
@@ -143,7 +169,11 @@ def corrupt_answer(answer: Payload, fault: str) -> Payload:
 
 
 def make_sites(
-    clients: Clients, folder: Path, test: Examples | None = None, policy: SitePolicy = DEFAULT_POLICY
+    clients: Clients,
+    folder: Path,
+    test: Examples | None = None,
+    policy: SitePolicy = DEFAULT_POLICY,
+    draw_secret: Callable[[], bytes] = draw_noise_secret,
 ) -> dict[str, Site]:
     """A real site per client, with 25 of the test rows each."""
 
@@ -158,6 +188,7 @@ def make_sites(
             lambda client=client: load_site(client),  # type: ignore[misc]
             lambda run_id, name=name: FolderSiteState(folder / name / run_id),  # type: ignore[misc]
             policy,
+            draw_secret=draw_secret,
         )
         for client, name in enumerate(NAMES)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +89,16 @@ def test_a_card_without_test_rows_says_so() -> None:
 
 
 def test_a_card_of_embeddings_has_no_thresholds() -> None:
-    html = render_card(None)
+    html = render_card(None, replace(FACTS, gives_embeddings=True))
     assert "Operating points" not in html
     assert "gives an embedding per row" in html
+
+
+def test_a_card_without_a_scorer_is_not_taken_for_one_of_embeddings() -> None:
+    """A private run may have no public rows to calibrate on."""
+    html = render_card(None)
+    assert "No calibration and no threshold were saved" in html
+    assert "embedding" not in html
 
 
 def test_a_new_operating_point_replaces_the_old_one_in_the_card(tmp_path: Path) -> None:

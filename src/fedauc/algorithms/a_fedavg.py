@@ -23,6 +23,7 @@ class AFedAvg(LocalSGD):
     """FedAvg at the client; the server also keeps the model at the start of the period."""
 
     name: ClassVar[str] = "a-fedavg"
+    uploads_gradients_only: ClassVar[bool] = True
     amplify: float = option(1.5, "Factor on the progress of a cycle; 1 leaves it as it is.", above=0)
 
     def without_server_settings(self) -> FedAvg:

@@ -52,6 +52,7 @@ class AScaffold(CorrectedSGD):
     """SCAFFOLD's local step; the variates change and the progress is amplified once per period."""
 
     name: ClassVar[str] = "a-scaffold"
+    uploads_gradients_only: ClassVar[bool] = True
     amplify: float = option(1.5, "Factor on the progress of a cycle; 1 leaves it as it is.", above=0)
 
     def without_server_settings(self) -> AScaffold:
@@ -89,7 +90,7 @@ class AScaffold(CorrectedSGD):
         model, variate = server.shared
         if not is_empty(reduced.mean):
             model = tree_add(model, reduced.mean.model)
-            pending = pending + len(cohort.clients) / setting.client_count * reduced.mean.variate
+            pending = pending + cohort.divisor / setting.client_count * reduced.mean.variate
         if phase.ends_cycle:
             start = model = amplify_progress(start, model, self.amplify)
             variate, pending = variate + pending, torch.zeros_like(pending)

@@ -51,6 +51,7 @@ class Codasca(ProximalStep):
     """Local descent-ascent steps corrected by control variates; the server averages the points."""
 
     name: ClassVar[str] = "codasca"
+    uploads_gradients_only: ClassVar[bool] = True
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The starting point of the minimax method, and c = 0."""
@@ -97,7 +98,7 @@ class Codasca(ProximalStep):
         """Average; c changes so that it stays the mean of all clients' variates."""
         if is_empty(reduced.mean):
             return server
-        share = len(cohort.clients) / setting.client_count
+        share = cohort.divisor / setting.client_count
         variate = tree_map(lambda c, change: c + share * change, server.shared.variate, reduced.mean.variate)
         return server._replace(shared=Shared(tree_add(server.shared.point, reduced.mean.point), variate))
 

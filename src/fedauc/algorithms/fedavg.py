@@ -53,6 +53,7 @@ class FedAvg(LocalSGD):
     """Local SGD; the server averages the models."""
 
     name: ClassVar[str] = "fedavg"
+    uploads_gradients_only: ClassVar[bool] = True
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The server holds the model and nothing else."""

@@ -99,6 +99,7 @@ class MinimaxAlgorithm(ProximalStep):
     """Local descent-ascent; the server averages the points."""
 
     name: ClassVar[str] = "minimax"
+    uploads_gradients_only: ClassVar[bool] = True
 
     def init(self, setting: Setting, model: Model) -> Server:
         """a = b = the score of a raw output of 0, and α = 0."""

@@ -65,6 +65,7 @@ class Scaffold(CorrectedSGD):
     """Control variates that change with every visit. The state of a client is its variate c_m."""
 
     name: ClassVar[str] = "scaffold"
+    uploads_gradients_only: ClassVar[bool] = True
 
     def init(self, setting: Setting, model: Model) -> Server:
         """c = 0."""
@@ -89,7 +90,7 @@ class Scaffold(CorrectedSGD):
         """Average; c changes so that it stays the mean of all clients' variates."""
         if is_empty(reduced.mean):
             return server
-        share = len(cohort.clients) / setting.client_count
+        share = cohort.divisor / setting.client_count
         variate = server.shared.variate + share * reduced.mean.variate
         return server._replace(shared=Shared(tree_add(server.shared.model, reduced.mean.model), variate))
 

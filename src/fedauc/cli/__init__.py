@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import doctor, reporting, scoring, training, tuning
+from fedauc.cli import auditing, doctor, reporting, scoring, training, tuning
 from fedauc.cli.completion import is_completing, read_typed_words, sketch_group
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
@@ -31,7 +31,9 @@ from fedauc.version import VERSION
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The base of every usage error, wherever the installed typer keeps it."""
 
-COMMANDS = training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS | doctor.COMMANDS
+COMMANDS = (
+    training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS | auditing.COMMANDS | doctor.COMMANDS
+)
 """All commands by name."""
 
 GROUPS = {
@@ -41,7 +43,7 @@ GROUPS = {
 """Groups of commands; each has a module of its own."""
 
 HOW_TO_CONTINUE = {
-    **dict.fromkeys(("data", *scoring.COMMANDS), "the same command"),
+    **dict.fromkeys(("data", *scoring.COMMANDS, *auditing.COMMANDS), "the same command"),
     "federation": "fedauc federation resume DIR",
 }
 """How commands go on that `fedauc resume` does not know."""

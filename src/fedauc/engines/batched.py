@@ -28,13 +28,14 @@ GATHER_AT_ONCE = 1 << 24
 
 
 class CohortRows(NamedTuple):
-    """A visit's draws on the device: rows `[M, I, B]`, weights `[M, B]`; per client, crops, places `[M, I, ...]`."""
+    """A visit's draws: rows `[M, I, B]`, weights `[M, B]`; per client, crops, places, keys `[M, I, ...]`."""
 
     rows: Tensor
     weights: Tensor
     per_client: Tree
     moves: Tree
     places: Tree = ()
+    keys: Tree = ()
 
 
 class PendingVisit(NamedTuple):
@@ -148,8 +149,8 @@ class StackedEngine(Simulator):
         draws, device = self._draws.draw_cohort(cohort.clients, download.phase), self._inputs.device
         moves = () if draws.moves is None else send_to_device(draws.moves, device)
         weights = send_to_device(draws.weights, device).to(self._labels)
-        places = () if draws.places is None else send_to_device(draws.places, device)
-        return CohortRows(send_to_device(draws.rows, device), weights, download.per_client, moves, places)
+        optional = [() if drawn is None else send_to_device(drawn, device) for drawn in (draws.places, draws.keys)]
+        return CohortRows(send_to_device(draws.rows, device), weights, download.per_client, moves, *optional)
 
 
 @final
@@ -168,7 +169,7 @@ class VisitBatches:
     def __init__(self, inputs: Tensor, labels: Tensor, rows: CohortRows) -> None:
         self._inputs, self._index, self._weights = inputs, rows.rows.transpose(0, 1).contiguous(), rows.weights
         self._moves = None if is_empty(rows.moves) else rows.moves.transpose(0, 1)
-        self._per_step = tree_map(lambda leaf: leaf.transpose(0, 1), (rows.per_client, rows.places))
+        self._per_step = tree_map(lambda leaf: leaf.transpose(0, 1), (rows.per_client, rows.places, rows.keys))
         self._labels = gather_rows(labels, self._index)
         self.large = self._index.numel() * inputs[0].numel() * inputs.element_size() > GATHER_AT_ONCE
         # One buffer for the rows of all steps: buffers that every step allocates and frees fragment the memory.
@@ -186,8 +187,8 @@ class VisitBatches:
         if self._moves is not None:
             inputs = apply_crops(inputs, self._moves[start:end])
         weights = self._weights.expand(len(inputs), *self._weights.shape)
-        per_client, places = tree_map(lambda leaf: leaf[start:end], self._per_step)
-        return Batch(inputs, self._labels[start:end], weights, per_client, places)
+        per_step = tree_map(lambda leaf: leaf[start:end], self._per_step)
+        return Batch(inputs, self._labels[start:end], weights, *per_step)
 
 
 class EmittedBuffer:

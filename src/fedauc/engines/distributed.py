@@ -49,11 +49,14 @@ class DistributedEngine(Engine):
         if download.phase.scoring:
             return Visits(Upload((), pool), None, size=size)
         if isinstance(self._uploads.mean, WeightedMean):
-            mean, loss_sum = _sum_over_ranks(download.shared, visits, len(positions))
+            zeros = self._uploads.zero_mean(download.shared)
+            mean, loss_sum = _sum_over_ranks(zeros, visits, len(positions))
         else:
             stack = _gather_by_client(visits.upload.mean, positions)
             mean = self._uploads.combine_uploads(stack, torch.tensor(cohort.weights, dtype=torch.float64))
-            _, loss_sum = _sum_over_ranks(download.shared, visits._replace(upload=Upload()), len(positions))
+            _, loss_sum = _sum_over_ranks(
+                tree_map(torch.zeros_like, download.shared), visits._replace(upload=Upload()), len(positions)
+            )
         return Visits(Upload(mean, pool), loss_sum / len(cohort.clients), size=size)
 
     def client_states(self) -> dict[int, Tree]:
@@ -82,9 +85,9 @@ def _gather_by_client(stack: Tree, positions: list[int]) -> Tree:
     return tree_stack([entries[position] for position in sorted(entries)]) if entries else ()
 
 
-def _sum_over_ranks(shared: Tree, visits: Visits, count: int) -> tuple[Tree, Tensor]:
+def _sum_over_ranks(zeros: Tree, visits: Visits, count: int) -> tuple[Tree, Tensor]:
     """The sum over ranks of the shared state's change, and of the clients' losses; an idle rank adds zeros."""
-    mean = tree_map(torch.zeros_like, shared) if is_empty(visits.upload.mean) else visits.upload.mean
+    mean = zeros if is_empty(visits.upload.mean) else visits.upload.mean
     leaves = tree_leaves(mean)
     # One buffer, so one message, in the widest dtype, since buffers may be wider than weights.
     widest = functools.reduce(torch.promote_types, (leaf.dtype for leaf in leaves))

@@ -13,6 +13,7 @@ from fedauc.data.clients import Clients
 from fedauc.data.io.memory import WORDS_PER_BLOCK, row_blocks
 from fedauc.data.weighting import class_scales, row_scales
 from fedauc.interfaces import BatchKind, Phase, Setting
+from fedauc.random_tensors import client_keys
 
 
 class VisitRows(NamedTuple):
@@ -25,23 +26,37 @@ class VisitRows(NamedTuple):
 class CohortDraws(NamedTuple):
     """A cohort's batches: row numbers `[M, I, B]`, weights `[M, B]`, and each row's crop `[M, I, B, 3]`, if any.
 
-    `places` `[M, I, B]` number the rows among those of their client, for algorithms that need it.
+    `places` `[M, I, B]` number the rows among those of their client, and `keys` `[M, I]` are those of the steps' own
+    randomness, for algorithms that need them.
     """
 
     rows: np.ndarray
     weights: np.ndarray
     moves: np.ndarray | None
     places: np.ndarray | None = None
+    keys: np.ndarray | None = None
 
 
 class Draws:
-    """Draws batches without replacement inside a visit; a small client's rows are reshuffled when they run out."""
+    """Draws batches without replacement inside a visit; a small client's rows are reshuffled when they run out.
 
-    def __init__(self, clients: Clients, setting: Setting, draw: BatchKind, needs_places: bool = False) -> None:
-        self._clients, self._setting, self._draw, self._needs_places = clients, setting, draw, needs_places
+    The keys of the steps' own randomness come from `noise_seed`, which is the run's seed unless a site keeps its own.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        setting: Setting,
+        draw: BatchKind,
+        needs_places: bool = False,
+        needs_keys: bool = False,
+    ) -> None:
+        self._clients, self._setting, self._draw = clients, setting, draw
+        self._needs_places, self._needs_keys = needs_places, needs_keys
+        self.noise_seed = setting.seed
         self._largest = int(np.diff(clients.offsets).max())
         scales = class_scales if draw == "classes" else row_scales
-        self._scales = scales(setting.census, setting.weighting)
+        self._scales = scales(setting.census, setting.weighting, setting.totals)
 
     def draw_cohort(self, clients: Sequence[int], phase: Phase) -> CohortDraws:
         """The batches of every client; no client's batches depend on who else takes part."""
@@ -51,6 +66,10 @@ class Draws:
         draws = CohortDraws(self._clients.rows.take(positions), weights, None)
         if self._needs_places:
             draws = draws._replace(places=positions - self._clients.offsets[numbers, None, None])
+        if self._needs_keys:
+            steps = range(phase.local_steps)
+            step_keys = [client_keys(numbers, self.noise_seed, "step noise", phase.round, step) for step in steps]
+            draws = draws._replace(keys=np.stack(step_keys, axis=1))
         if self._setting.augment == "none":
             return draws
         count = draws.rows[0].size

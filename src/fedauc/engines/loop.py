@@ -131,12 +131,12 @@ class LoopEngine(Simulator):
         draws, device = self._draws.draw_cohort((client,), download.phase), self._inputs.device
         weights = send_to_device(draws.weights[0], device).to(self._labels)
         moves = None if draws.moves is None else send_to_device(draws.moves[0], device)
-        places = () if draws.places is None else send_to_device(draws.places[0], device)
+        optional = [() if drawn is None else send_to_device(drawn[0], device) for drawn in (draws.places, draws.keys)]
         batches = []
         for step, rows in enumerate(send_to_device(draws.rows[0], device)):
             inputs = self._inputs[rows] if moves is None else apply_crops(self._inputs[rows], moves[step])
-            per_client, step_places = tree_at((download.per_client, places), step)
-            batches.append(Batch(inputs, self._labels[rows], weights, per_client, step_places))
+            per_step = tree_at((download.per_client, *optional), step)
+            batches.append(Batch(inputs, self._labels[rows], weights, *per_step))
         return batches
 
 

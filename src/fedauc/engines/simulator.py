@@ -32,8 +32,13 @@ class Simulator(Engine):
         self._uploads = uploads or UploadPipeline()
         self._inputs = network.cast_inputs(clients.inputs)
         self._labels = clients.labels.to(network.device, network.dtype)
-        self._draws = Draws(clients, setting, algorithm.objective.batch_kind, algorithm.needs_places)
+        kind = algorithm.objective.batch_kind
+        self._draws = Draws(clients, setting, kind, algorithm.needs_places, algorithm.needs_keys)
         self._client_states: dict[int, Tree] = {}
+
+    def use_noise_seed(self, seed: int) -> None:
+        """Draw the noise of local steps from another seed: everyone who knows the seed can subtract the noise."""
+        self._draws.noise_seed = seed
 
     def client_states(self) -> dict[int, Tree]:
         """The state of every client that was visited."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,12 @@ from fedauc.data.preparation import Split
 from fedauc.engines import EngineParts, make_engine
 from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.distributed import DistributedEngine
+from fedauc.experiments.private_evaluation import PlannedReleases
+from fedauc.experiments.private_training import prepare_example_privacy, prepare_privacy, refuse_personal_models
 from fedauc.experiments.recipe import Recipe
-from fedauc.interfaces import Algorithm, Engine, Setting
+from fedauc.experiments.secure_training import PrivateUploads, prepare_secure_sum
+from fedauc.interfaces import Algorithm, Engine, Schedule, Setting
+from fedauc.keys import random_integer
 from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.stages import Budget, Plan, Theory
@@ -23,6 +28,9 @@ from fedauc.training import State, Training
 from fedauc.wrappers import wrap_algorithm
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+SECRET_BYTES = 32
+"""Length of the secret from which the noise of a private run comes."""
 
 SAMPLED_ROWS, UNIT_SIZE = 256, 10.0
 """The scale of inputs is judged by about so many rows: their root mean square is at most this after standardisation."""
@@ -36,16 +44,32 @@ class Assembly(NamedTuple):
     start: State
 
 
-def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> Assembly:
-    """Check the recipe against the clients and put the parts together."""
-    schedule = recipe.participation.bind(clients.roster, recipe.seed)
+def assemble_training(
+    recipe: Recipe,
+    module: nn.Module,
+    clients: Clients,
+    secret: bytes | None = None,
+    releases: PlannedReleases | None = None,
+) -> Assembly:
+    """Check the recipe against the clients and put the parts together.
+
+    `secret` is where the noise of a private run comes from, and who is drawn; a recipe that asks for one and is given
+    none makes its own, with which it cannot be resumed. `releases` is what the caller of a private run releases beside
+    the uploads.
+    """
+    if recipe.noise_source == "secret" and secret is None:
+        secret = make_secret()
+    # Amplification by sampling needs draws that nobody can predict.
+    schedule_seed = recipe.seed if secret is None else random_integer(secret.hex(), "schedule")
+    schedule = recipe.participation.bind(clients.roster, schedule_seed)
     shape = tuple(clients.inputs.shape[1:])
     if recipe.augment != "none" and len(shape) != 3:
         raise ValueError(f"augment is {recipe.augment!r}, but rows have shape {shape}; it needs images [C, H, W]")
     setting = Setting(
         recipe.seed, schedule.cycle_length, recipe.batch, clients.census, recipe.weighting, recipe.augment
     )
-    per_round = max(1, len(schedule.cohort(0).clients))
+    # Whom a random draw has chosen must not decide anything, so the size that is expected counts.
+    per_round = max(1, round(schedule.cohort(0).divisor))
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.divide_budget(budget), recipe.algorithm
     if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:
@@ -60,20 +84,20 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
     compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=recipe.device.startswith("cuda"))
     network = ModuleNetwork(module, DTYPES[recipe.dtype], compute)
     _check_model(algorithm, network, clients)
-    algorithm = wrap_algorithm(algorithm, recipe.wrappers, network.parameter_lengths)
-    uploads = recipe.uploads
+    uploads, account, wrappers = recipe.uploads, None, recipe.wrappers
+    if (private_steps := prepare_example_privacy(recipe, schedule, plan, setting)) is not None:
+        wrappers, account = private_steps
+    algorithm = wrap_algorithm(algorithm, wrappers, network.parameter_lengths, network.buffer_names)
+    has_buffers = bool(network.buffer_names)
+    private = prepare_privacy(recipe, recipe.algorithm, schedule, plan, setting, has_buffers, secret, releases)
+    if private is not None:
+        refuse_personal_models(algorithm)
+        uploads, account, setting = private
+    shared = algorithm.init(setting, network.initial_model()).shared
+    uploads, account = prepare_secure_sum(recipe, PrivateUploads(uploads, account), schedule, plan, shared)
     uploads.mean.check_cohort_size(per_round)
-    distributed = dist.is_available() and dist.is_initialized()
-    rank_uploads = uploads.on_each_rank() if distributed else uploads
-    engine: Engine = make_engine(
-        recipe.engine, EngineParts(algorithm, network, clients, setting, rank_uploads, plan.local_steps)
-    )
-    if isinstance(engine, GraphedEngine):
-        first_cycle = range(min(schedule.cycle_length, plan.total_rounds))
-        # Nobody may come in a whole cycle.
-        engine.largest_cohort = max(1, *(len(schedule.cohort(round).clients) for round in first_cycle))
-    if distributed:
-        engine = DistributedEngine(engine, uploads)
+    parts = EngineParts(algorithm, network, clients, setting, uploads, plan.local_steps)
+    engine = _make_run_engine(recipe.engine, parts, schedule, plan, secret)
     training = Training(
         algorithm,
         engine,
@@ -86,8 +110,32 @@ def assemble_training(recipe: Recipe, module: nn.Module, clients: Clients) -> As
         recipe.server_optimizer,
         recipe.ema_decay,
         _are_inputs_scaled(clients.inputs),
+        account,
     )
     return Assembly(training, network, training.initial_state(network.initial_model()))
+
+
+def _make_run_engine(name: str, parts: EngineParts, schedule: Schedule, plan: Plan, secret: bytes | None) -> Engine:
+    """The engine of a run, which knows its largest cohort and its secret; one per rank of a distributed run."""
+    uploads, distributed = parts.uploads, dist.is_available() and dist.is_initialized()
+    engine = make_engine(name, parts._replace(uploads=uploads.on_each_rank() if distributed else uploads))
+    if secret is not None:
+        # The noise that clients add in their local steps is as secret as the server's.
+        engine.use_noise_seed(int.from_bytes(secret, "big"))
+    if isinstance(engine, GraphedEngine):
+        # Draws of random size differ from cycle to cycle. Nobody may come in a whole cycle.
+        is_random = schedule.cohort(0).expected_size is not None
+        rounds = range(plan.total_rounds if is_random else min(schedule.cycle_length, plan.total_rounds))
+        engine.largest_cohort = max(1, *(len(schedule.cohort(round).clients) for round in rounds))
+    return DistributedEngine(engine, uploads) if distributed else engine
+
+
+def make_secret() -> bytes:
+    """A new secret for the noise of a private run; the ranks of a distributed run share that of the first."""
+    secret = [secrets.token_bytes(SECRET_BYTES)]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(secret, src=0)
+    return secret[0]
 
 
 def record_preparation(assembly: Assembly, split: Split) -> None:

@@ -114,6 +114,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "server": _pack_tree(state.server),
         "average": _pack_tree(state.average),
         "optimizer": _pack_tree(state.optimizer),
+        "transforms": _pack_tree(state.transforms),
         "memories": {client: _pack_tree(client_state) for client, client_state in client_states.items()},
         "traffic": list(ledger.traffic),
         "stage": ledger.stage,
@@ -137,11 +138,9 @@ def load_checkpoint(path: Path, device: str) -> Checkpoint:
         remedy = "delete it to resume from the one before it"
         raise ValueError(f"checkpoint {path} is damaged: its {len(payload)} bytes do not match its checksum; {remedy}")
     content: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-    # Checkpoints written before there were server optimizers have no entry for them.
-    server, average, optimizer = (
-        _unpack_tree(content.get(part, [[], []])) for part in ("server", "average", "optimizer")
-    )
-    state = State(content["round"], server, average, optimizer)
+    # Checkpoints of earlier versions have no entry for server optimizers and for the state of transforms.
+    parts = ("server", "average", "optimizer", "transforms")
+    state = State(content["round"], *(_unpack_tree(content.get(part, [[], []])) for part in parts))
     client_states = {client: _unpack_tree(client_state) for client, client_state in content["memories"].items()}
     ledger = Ledger(Traffic(*content["traffic"]), content["stage"], set(content["anchored"]))
     callback_states = {name: _unpack_tree(packed) for name, packed in content.get("callbacks", {}).items()}

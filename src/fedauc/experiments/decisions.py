@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+from typing import Any
 
 from fedauc.data.dataset import Dataset
 from fedauc.engines import explain_engine
 from fedauc.experiments.assembly import Assembly
+from fedauc.experiments.guarantee import summarize_guarantee
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Roster
 from fedauc.participation.cyclic import Cyclic
 
 
-def describe_decisions(recipe: Recipe, roster: Roster, assembly: Assembly) -> list[str]:
-    """The sentences that a user reads before training starts."""
+def describe_decisions(
+    recipe: Recipe, roster: Roster, assembly: Assembly, guarantee: dict[str, Any] | None = None
+) -> list[str]:
+    """The sentences that a user reads before training starts; `guarantee` is that of a private run."""
     training = assembly.training
     total, scoring = training.plan.total_rounds, training.plan.scoring_rounds
     groups = len(training.schedule.groups)
@@ -29,6 +34,10 @@ def describe_decisions(recipe: Recipe, roster: Roster, assembly: Assembly) -> li
         sentences.append(
             f"{scoring} of the {total} rounds of {recipe.method} only collect scores, which later rounds compare with"
         )
+    if guarantee is not None:
+        sentences.append(summarize_guarantee(guarantee))
+    if recipe.epsilon == math.inf:
+        sentences.append("epsilon is infinite, so that nothing is clipped and no noise is added: nobody is protected")
     engine = explain_engine(recipe.engine, training.engine, training.plan.local_steps)
     return [*sentences, engine] if engine else sentences
 

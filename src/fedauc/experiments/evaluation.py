@@ -11,9 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from fedauc.data.clients import Examples
+from fedauc.experiments.private_evaluation import NoisedEvaluation
 from fedauc.guards import Advice, check_scores
-from fedauc.interfaces import Algorithm, Measurement, Metric, Model, Phase
+from fedauc.interfaces import Algorithm, Model, Phase
 from fedauc.metrics import DEFAULT_METRICS
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.network import ModuleNetwork
 from fedauc.training import Training
 from fedauc.uploads import algorithm_state
@@ -98,6 +100,8 @@ class Evaluator:
     metrics: tuple[Metric, ...]
     personal: PersonalModels | None = None
     advice: Advice = Advice()
+    noised: NoisedEvaluation | None = None
+    """How a private run is evaluated within its budget; None where held-out rows are public."""
 
     def __post_init__(self) -> None:
         objective = self.algorithm.objective
@@ -115,6 +119,8 @@ class Evaluator:
 
     def measure_model(self, model: Model, phase: Phase, validation: Examples | None, test: Examples | None) -> Quality:
         """The columns of a record: every metric on the test rows, and the first one on the validation rows."""
+        if self.noised is not None:
+            return self._estimate_quality(self.noised, model, phase, {"test": test, "validation": validation})
         quality = Quality()
         if test is not None:
             labels, scores = self._score_examples(model, test, phase)
@@ -124,6 +130,27 @@ class Evaluator:
             labels, scores = self._score_examples(model, validation, phase)
             measured = _measure_ranking(self.metrics[0], labels, scores)
             quality[f"validation_{self.metrics[0].columns[0]}"] = measured.value
+        return quality
+
+    def _estimate_quality(
+        self, noised: NoisedEvaluation, model: Model, phase: Phase, parts: Mapping[str, Examples | None]
+    ) -> Quality:
+        """The AUC from noised histograms, None where the noise hides it; other metrics are empty.
+
+        The run is not stopped where all scores are the same, since that would reveal exact scores.
+        """
+        quality = Quality()
+        for part, examples in parts.items():
+            if examples is None:
+                continue
+            interval = noised.measure_auc(self.score_examples(model, examples), examples, part, phase.round)
+            if part == "validation":
+                quality["validation_auc"] = None if interval is None else interval.estimate
+                continue
+            for metric in self.metrics:
+                quality |= dict.fromkeys(metric.columns)
+            if interval is not None:
+                quality |= {"auc": interval.estimate, "low": interval.low, "high": interval.high}
         return quality
 
     def score_examples(self, model: Model, examples: Examples) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +20,20 @@ from fedauc.data.features import FeatureEncoder
 from fedauc.data.preparation import Preparation, Split, prepare_table
 from fedauc.data.scales import warn_of_scales
 from fedauc.discovery import lookup, read_members
-from fedauc.experiments.assembly import Assembly, assemble_training, record_preparation
+from fedauc.experiments.assembly import Assembly, assemble_training, make_secret, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.decisions import describe_decisions, describe_recommended
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
+from fedauc.experiments.guarantee import describe_guarantee
 from fedauc.experiments.parameters import flatten_parameters
+from fedauc.experiments.private_evaluation import NoisedEvaluation, PlannedReleases, check_private_evaluation
+from fedauc.experiments.private_standardization import has_private_standardization, standardize_privately
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
-from fedauc.experiments.saved_model import FitEvidence, gather_evidence, save_fitted
+from fedauc.experiments.saved_model import FitEvidence, gather_evidence, save_fitted, withhold_evidence
 from fedauc.ledger import Traffic
 from fedauc.metrics import DEFAULT_METRICS, Metric, parse_metrics
 from fedauc.models import find_models
@@ -53,6 +56,7 @@ class Fitted:
     (`state.round` is the number of rounds that are done) and `client_states` what each client keeps, both as
     `Training.rounds` needs them to go on. `stopped_early` says why a callback has ended the run. `encoder` turns the
     rows of a raw table into inputs, where the model was trained on one; `feature_names` are the columns of a frame.
+    `epsilon` is what a private run has spent, at the delta of its recipe; None for other runs.
     """
 
     module: nn.Module
@@ -66,6 +70,7 @@ class Fitted:
     encoder: FeatureEncoder | None = None
     feature_names: tuple[str, ...] = ()
     evidence: FitEvidence | None = None
+    epsilon: float | None = None
 
     def save(self, folder: str | Path, calibration: str = "platt") -> Scorer:
         """Write what `fedauc.load` needs to score new rows, and a model card; `calibration` may be isotonic too.
@@ -120,26 +125,37 @@ def fit(
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
     data = _read_data(clients, test, validation, data_seed)
+    secret = make_secret() if recipe.noise_source == "secret" else None
+    standardizes = data.split is not None and has_private_standardization(recipe)
+    if data.split is not None and standardizes:
+        data = data.of_split(standardize_privately(data.split, recipe, secret))
     given_callbacks = read_members("callbacks", callbacks, Callback, _make_callback)
     chosen_metrics = parse_metrics(metrics)
     if not isinstance(module, nn.Module):
         model = _read_model(module)
         data, module = data._replace(model=model), _build_module(model, data.clients, recipe.seed)
-    assembly = assemble_training(recipe, module, data.clients)
+    check_private_evaluation(recipe, chosen_metrics, data.validation, data.test)
+    releases = PlannedReleases(1, data.held_out_parts, standardizes)
+    assembly = assemble_training(recipe, module, data.clients, secret, releases)
+    guarantee = describe_guarantee(recipe, assembly.training, releases)
     if data.split is not None:
         record_preparation(assembly, data.split)
     personal = PersonalModels.of(assembly.training, data.clients.names)
     if personal is not None:
         personal.report_unknown_clients({"test": data.test, "validation": data.validation})
     advice = assembly.training.advice
-    evaluator = Evaluator(recipe.algorithm, assembly.network, chosen_metrics, personal, advice)
+    noised = NoisedEvaluation.of_run(recipe, assembly.training, data.held_out_parts)
+    evaluator = Evaluator(recipe.algorithm, assembly.network, chosen_metrics, personal, advice, noised)
     verbose = is_watched(sys.stderr) if verbose is None else verbose
     with ProgressLines(quiet=not verbose) as lines:
         notes = list_data_notes(data.split) if data.split is not None else []
         notes += describe_recommended(clients, recipe) if isinstance(clients, Dataset) else []
-        for sentence in (*notes, *describe_decisions(recipe, data.clients.roster, assembly)):
+        for sentence in (*notes, *describe_decisions(recipe, data.clients.roster, assembly, guarantee)):
             lines.print_line(sentence)
-        return _train_model(recipe, data, assembly, evaluator, given_callbacks, lines.add_bar(recipe.method))
+        fitted = _train_model(recipe, data, assembly, evaluator, given_callbacks, lines.add_bar(recipe.method))
+    assert fitted.evidence is not None
+    evidence = withhold_evidence(fitted.evidence, recipe, guarantee, data.validation is not None)
+    return replace(fitted, evidence=evidence)
 
 
 class _FitData(NamedTuple):
@@ -154,14 +170,23 @@ class _FitData(NamedTuple):
     split: Split | None = None
     model: ModelConfig | None = None
 
+    @staticmethod
+    def of_split(split: Split) -> _FitData:
+        """The data of a dataset."""
+        return _FitData(split.train, split.test, split.validation, split)
+
+    @property
+    def held_out_parts(self) -> int:
+        """How many parts of held-out rows there are."""
+        return (self.test is not None) + (self.validation is not None)
+
 
 def _read_data(clients: Clients | Dataset, test: Any, validation: Any, seed: int) -> _FitData:
     """The data that `fit` was given, checked before training."""
     if isinstance(clients, Dataset):
         if test is not None or validation is not None:
             raise ValueError("test or validation rows come with a dataset, which holds out its own; leave them out")
-        split = prepare_table(clients.load(seed), Preparation(), seed)
-        return _FitData(split.train, split.test, split.validation, split)
+        return _FitData.of_split(prepare_table(clients.load(seed), Preparation(), seed))
     warn_of_scales(clients)
     return _FitData(clients, _read_part("test", test, clients), _read_part("validation", validation, clients))
 
@@ -181,8 +206,10 @@ def _train_model(
     def measure_model(run: RunView) -> Quality | None:
         phase = run.round.phase
         if not has_test and not has_validation:
-            # Without held-out rows, a few training rows still show whether all scores are the same.
-            evaluator.check_outputs(run.model, inputs[:: max(1, len(inputs) // CHECKED_ROWS)], phase)
+            # Without held-out rows, a few training rows still show whether all scores are the same; in a private run
+            # their exact scores decide nothing.
+            if not assembly.training.is_private:
+                evaluator.check_outputs(run.model, inputs[:: max(1, len(inputs) // CHECKED_ROWS)], phase)
             return None
         quality = evaluator.measure_model(run.model, phase, data.validation, data.test)
         history.append((phase.round, quality))
@@ -195,7 +222,10 @@ def _train_model(
         (*chosen, Evaluation(measure_model)),
         RecordColumns.of(evaluator.metrics, has_test, has_validation),
         clients=data.clients,
+        # The clients' mean loss is exact.
+        reports_losses=not assembly.training.is_private,
         evaluates_average=recipe.evaluates_average,
+        stop_at_epsilon=recipe.stop_at_epsilon,
         parameters=flatten_parameters({"recipe": recipe}),
     )
     loop.train_to_end(observer)
@@ -212,6 +242,7 @@ def _train_model(
         None if data.split is None else data.split.encoder,
         data.clients.feature_names,
         gather_evidence(recipe, evaluator, end, data.clients, data.validation, data.test, data.model, data.split),
+        assembly.training.spent_epsilon(loop.state.round, len(loop.records)),
     )
 
 

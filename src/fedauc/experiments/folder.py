@@ -4,9 +4,11 @@ config.json        the configuration
 environment.json   versions, hardware, and a fingerprint of the data
 roster.json        clients, groups, rows and positives
 data.json          rows, positives, features, columns left out and why, bytes of the preparation
+privacy.json       what a private run promises, and which noise it adds
 records.jsonl      one line per evaluated round, the same bits however often the run was interrupted
 timing.jsonl       training seconds so far, per evaluated round
 checkpoints/       the last two states
+noise.key          the secret from which a private run draws its noise, where the recipe asks for one; never share it
 stopped.txt        why training had to be stopped
 result.json, model.pt, scores.npz   when the run is done; also
 scorer.json, reference_scores.npz, MODEL_CARD.md   what `fedauc.load` and `fedauc predict` need, and the model card
@@ -38,6 +40,10 @@ from fedauc.version import VERSION
 
 DATA_FILE = "data.json"
 
+SECRET_FILE = "noise.key"
+
+PRIVACY_FILE = "privacy.json"
+
 CHECKPOINTS_KEPT = 2
 """If the last checkpoint is damaged, the run can be resumed from the one before it."""
 
@@ -50,7 +56,7 @@ class RunFolder:
         self._is_locked = False
 
     @staticmethod
-    def create(path: Path, files: Mapping[str, str], first: Checkpoint) -> RunFolder:
+    def create(path: Path, files: Mapping[str, str], first: Checkpoint, secret: bytes | None = None) -> RunFolder:
         """Make the folder with its descriptions and the first checkpoint; it appears complete or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
@@ -59,6 +65,8 @@ class RunFolder:
         for name, text in files.items():
             write_atomically(part / name, text.encode())
         RunFolder(part).write_checkpoint(first)
+        if secret is not None:
+            RunFolder(part).write_secret(secret)
         part.rename(path)
         return RunFolder(path)
 
@@ -70,6 +78,19 @@ class RunFolder:
                 f"{path} is not a run folder: it has no config.json; give the folder that `run --out` made"
             )
         return RunFolder(path)
+
+    def write_secret(self, secret: bytes) -> None:
+        """Keep the secret of a private run's noise, readable by its owner alone."""
+        path = self.path / SECRET_FILE
+        path.touch(mode=0o600)
+        path.write_bytes(secret)
+
+    def read_secret(self) -> bytes:
+        """The secret that the run began with; without it, a resumed run would add other noise to the same rounds."""
+        path = self.path / SECRET_FILE
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; put the secret of the run's noise back, or start a new run")
+        return path.read_bytes()
 
     @property
     def config(self) -> Config:
@@ -118,6 +139,10 @@ class RunFolder:
     def read_result(self) -> dict[str, Any]:
         """The finished run's result."""
         return self._read_json("result.json")
+
+    def read_privacy(self) -> dict[str, Any] | None:
+        """What a private run promises; None for other runs."""
+        return self._read_json(PRIVACY_FILE) if (self.path / PRIVACY_FILE).is_file() else None
 
     def _read_json(self, name: str) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / name).read_text())
@@ -194,6 +219,11 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the result, which marks the run as done: everything else must be there already."""
         write_atomically(self.path / "result.json", encode_json(result).encode())
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the scores of the test rows are there; a private evaluation leaves them out."""
+        return (self.path / "scores.npz").is_file()
 
     def read_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels and raw scores of the test rows, from a finished run."""

@@ -151,8 +151,13 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
     for family in list_families():
         if family.kind in components:
             current = functools.reduce(getattr, family.path, config)
-            build = _build_members if family.several else _build_member
-            config = _replace_at(config, family.path, build(family, current, components[family.kind]))
+            if family.several:
+                # Together with the plain fields beside them: a recipe refuses client-dp without a budget.
+                *owner_names, field_name = family.path
+                members = _build_members(family, current, components[family.kind])
+                plain.setdefault(tuple(owner_names), {})[field_name] = members
+            else:
+                config = _replace_at(config, family.path, _build_member(family, current, components[family.kind]))
     for owner_path, values in plain.items():
         owner: Any = functools.reduce(getattr, owner_path, config)
         config = _replace_at(config, owner_path, replace(owner, **values))

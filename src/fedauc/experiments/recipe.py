@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -21,9 +22,12 @@ from fedauc.server_optimizers import find_server_optimizers
 from fedauc.server_optimizers.plain import Plain
 from fedauc.stages import MAX_LOCAL_STEPS, Milestones, StageOutput, StageRule, find_stage_rules
 from fedauc.transforms import find_means, find_transforms
+from fedauc.transforms.client_dp import ClientDP
+from fedauc.transforms.secure_sum import SecureSum
 from fedauc.transforms.weighted_mean import WeightedMean
 from fedauc.uploads import UploadPipeline
 from fedauc.wrappers import find_wrappers
+from fedauc.wrappers.example_dp import ExampleDP
 
 ENGINES = {
     "auto": "The fastest engine that fits the model, the device and the length of the run.",
@@ -31,6 +35,9 @@ ENGINES = {
 }
 """Every engine with a line of description; the engines themselves import torch's compiler, which takes seconds."""
 
+
+MOST_EPSILON = 1e4
+"""The largest budget that noise is calibrated for."""
 
 DEFAULT_EMA_DECAY = 0.9
 """Share of the moving average that stays from round to round."""
@@ -76,6 +83,26 @@ class Recipe:
     augment: str = option("none", "How training images are augmented.", choices=AUGMENTS)
     patience: int | None = option(None, "Evaluations without a better validation metric before stopping.", at_least=1)
     keep: Literal["last", "best"] = option("last", "Which model a run ends with: the last, or the best on validation.")
+    epsilon: float | None = option(
+        None,
+        "Privacy budget of the run: noise is added so that no client can be recognised.",
+        above=0,
+        at_most=math.inf,
+    )
+    delta: float = option(
+        1e-5, "Probability with which epsilon may fail; below one over the clients.", above=0, below=1
+    )
+    stop_at_epsilon: float | None = option(
+        None, "Stop a private run before it has spent more than this epsilon.", above=0
+    )
+    private_evaluation: bool = option(
+        False,
+        "Whether the AUC of a private run is estimated from noised histograms of its clients' held-out rows, within "
+        "the budget; otherwise held-out rows count as public.",
+    )
+    noise_source: Literal["seed", "secret"] = option(
+        "seed", "Whether noise follows from the seed, so that it can be repeated, or from a secret of the run."
+    )
     seed: int = option(0, "Seed of the initial model and of the draws of clients and rows.")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = option("float32", "Type of weights and rows.")
     precision: Literal["full", "mixed"] = option("full", "Forward and backward passes in dtype, or with bfloat16.")
@@ -91,6 +118,7 @@ class Recipe:
         check_device(self.device)
         _check_members("wrappers", self.wrappers, Wrapper)
         _check_members("transforms", self.transforms, UploadTransform)
+        self._check_privacy()
         if self.evaluated_model == "average" and self.stage_output == "last":
             remedy = "use --stage-output cycle_mean, round_mean or ema"
             raise ValueError(
@@ -115,6 +143,65 @@ class Recipe:
                 )
         UploadPipeline(self.transforms, self.mean)
 
+    def _check_privacy(self) -> None:
+        """Add `client-dp` where a budget asks for privacy, and refuse a budget that contradicts the noise."""
+        transform = next((member for member in self.transforms if isinstance(member, ClientDP)), None)
+        protects_examples = any(isinstance(member, ExampleDP) for member in self.wrappers)
+        if protects_examples and transform is not None:
+            raise ValueError(
+                "the recipe has both 'client-dp' and 'example-dp'; a budget is for one of them: leave one out"
+            )
+        if protects_examples and self.private_evaluation:
+            raise ValueError(
+                "private_evaluation is true, but 'example-dp' protects training rows alone; use 'client-dp', or leave "
+                "private_evaluation out"
+            )
+        if self.epsilon is not None and MOST_EPSILON < self.epsilon < math.inf:
+            raise ValueError(
+                f"epsilon is {self.epsilon:g}; beyond {MOST_EPSILON:g} it promises nothing: use inf for no privacy"
+            )
+        for name in ("delta", "noise_source"):
+            default = next(known.default for known in fields(Recipe) if known.name == name)
+            if not self.is_private and getattr(self, name) != default:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but the run is not private; set epsilon as well")
+        if protects_examples:
+            return
+        if transform is None and self.epsilon is not None:
+            transform = ClientDP()
+            # What was clipped is noised and summed: a secure sum comes after it.
+            sums = tuple(member for member in self.transforms if isinstance(member, SecureSum))
+            others = tuple(member for member in self.transforms if not isinstance(member, SecureSum))
+            object.__setattr__(self, "transforms", (*others, transform, *sums))
+        if transform is None:
+            if self.stop_at_epsilon is not None:
+                raise ValueError(
+                    f"stop_at_epsilon is {self.stop_at_epsilon:g}, but the run is not private; set epsilon as well"
+                )
+            if self.private_evaluation:
+                raise ValueError("private_evaluation is true, but the run is not private; set epsilon as well")
+            return
+        if transform.noise_multiplier is None and self.epsilon is None:
+            raise ValueError(
+                "client-dp has neither a noise multiplier nor a budget; set --epsilon, or "
+                "--transforms.client-dp.noise-multiplier"
+            )
+        if transform.noise_multiplier is not None and self.epsilon is not None:
+            raise ValueError(
+                f"epsilon is {self.epsilon:g} and noise_multiplier is {transform.noise_multiplier:g}; each determines "
+                "the other: give one of them"
+            )
+        if transform.standardization == "private" and self.epsilon is None:
+            raise ValueError(
+                "standardization is 'private', but there is no budget of which it could take a share; set epsilon "
+                "instead of noise_multiplier"
+            )
+        if (transform.standardization == "private") != bool(transform.column_bounds):
+            raise ValueError(
+                f"standardization is {transform.standardization!r} and column_bounds is {transform.column_bounds}; "
+                "private standardisation needs the largest absolute value of each column, in its own unit, as far as "
+                "it is public; larger values are cut: give --transforms.client-dp.column-bounds, one number per column"
+            )
+
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
         """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule."""
@@ -137,6 +224,12 @@ class Recipe:
         return Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
         )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the recipe asks for differential privacy, of clients or of examples."""
+        members = (*self.transforms, *self.wrappers)
+        return self.epsilon is not None or any(isinstance(member, (ClientDP, ExampleDP)) for member in members)
 
     @property
     def uploads(self) -> UploadPipeline:

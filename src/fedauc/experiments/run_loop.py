@@ -6,6 +6,7 @@ uses callbacks of its own for the evaluation and the attendance lines.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch import Tensor
 from fedauc.data.clients import Clients
 from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.callbacks.callback import Callback
+from fedauc.experiments.callbacks.evaluation import Evaluation, is_evaluation_due
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.evaluation import RecordColumns
 from fedauc.experiments.folder import RunFolder
@@ -79,7 +81,8 @@ class RunLoop:
 
     Without a folder nothing is written. `start` is the checkpoint to go on from. `losses` are those since the last
     record, or None where clients report none. `seconds` is the training time so far. With `evaluates_average` the
-    average of the stage so far is evaluated instead of the last model. `parameters` describe the run, for trackers.
+    average of the stage so far is evaluated instead of the last model. A private run ends before it has spent more than
+    `stop_at_epsilon`. `parameters` describe the run, for trackers.
     """
 
     assembly: Assembly
@@ -91,6 +94,7 @@ class RunLoop:
     clients: Clients | None = None
     reports_losses: bool = True
     evaluates_average: bool = False
+    stop_at_epsilon: float | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self, start: Checkpoint) -> None:
@@ -180,6 +184,7 @@ class RunLoop:
         if self.losses is not None and finished.loss is not None:
             self.losses.append(finished.loss)
         record_count = len(self.records)
+        self._stop_within_budget()
         self._call_hooks("on_round_end")
         self._agree_on_stop()
         self._call_hooks("evaluate_round")
@@ -195,8 +200,28 @@ class RunLoop:
     def add_record(self, columns: Mapping[str, Any]) -> None:
         """Make a record of the last round with these columns of quality."""
         assert self.last_round is not None
+        spent = self.training.spent_epsilon(self.state.round, len(self.records) + 1)
+        columns = {**columns, "epsilon": spent} if spent is not None and math.isfinite(spent) else columns
         self.records.append(make_record(self.last_round, columns, self.losses))
         self.losses = None if self.losses is None else []
+
+    def _stop_within_budget(self) -> None:
+        """Stop a private run whose next round, with an evaluation after it, would exceed `stop_at_epsilon`.
+
+        Wherever a run ends it is evaluated, so that there must always be enough left for one evaluation.
+        """
+        if self.stop_at_epsilon is None or self.state.round == self.training.plan.total_rounds:
+            return
+        assert self.last_round is not None
+        evaluation = next((callback for callback in self.callbacks if isinstance(callback, Evaluation)), None)
+        is_due = evaluation is None or is_evaluation_due(self.last_round.phase, evaluation.every, False)
+        needed = self.training.spent_epsilon(self.state.round + 1, len(self.records) + is_due + 1)
+        if needed is not None and needed > self.stop_at_epsilon:
+            spent = self.training.spent_epsilon(self.state.round, len(self.records) + 1)
+            self.stop_reason = (
+                f"the next round would spend epsilon {needed:.4g}; {spent:.4g} is spent, and the run stops at "
+                f"{self.stop_at_epsilon:g}"
+            )
 
     def is_checkpoint_due(self, finished: Round) -> bool:
         """Whether to save the state after a round. Saving gathers client states from all ranks, so rank 0 decides."""

@@ -14,7 +14,7 @@ import numpy as np
 from fedauc.data.clients import Clients, Examples
 from fedauc.data.description import describe_data, list_data_notes
 from fedauc.data.preparation import Split, prepare_table
-from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training, record_preparation
+from fedauc.experiments.assembly import DTYPES, Assembly, assemble_training, make_secret, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
@@ -22,9 +22,19 @@ from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config, resolve_data_paths
 from fedauc.experiments.decisions import describe_decisions, describe_recommended, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
-from fedauc.experiments.folder import DATA_FILE, RunFolder, check_new_folder, describe_environment, encode_json
+from fedauc.experiments.folder import (
+    DATA_FILE,
+    PRIVACY_FILE,
+    RunFolder,
+    check_new_folder,
+    describe_environment,
+    encode_json,
+)
+from fedauc.experiments.guarantee import describe_guarantee, list_withheld
 from fedauc.experiments.parameters import flatten_parameters
 from fedauc.experiments.plugin_use import describe_used_plugins
+from fedauc.experiments.private_evaluation import NoisedEvaluation, PlannedReleases, check_private_evaluation
+from fedauc.experiments.private_standardization import has_private_standardization, standardize_privately
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, describe_roster
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
@@ -49,9 +59,11 @@ class Run:
         """Check everything, then make the folder: a bad configuration writes nothing."""
         check_new_folder(path)
         config = resolve_data_paths(config)
-        data, assembly = assemble_run(config, cache or DataCache())
+        secret = make_secret() if config.recipe.noise_source == "secret" else None
+        data, assembly = assemble_run(config, cache or DataCache(), secret)
         environment = {**describe_environment(), **describe_used_plugins(config)}
-        decisions = describe_decisions(config.recipe, data.split.train.roster, assembly)
+        guarantee = describe_guarantee(config.recipe, assembly.training, plan_releases(config, data.split))
+        decisions = describe_decisions(config.recipe, data.split.train.roster, assembly, guarantee)
         decisions += describe_recommended(config.data, config.recipe)
         environment |= {"data": data.fingerprint, "note": data.split.note, "decisions": decisions}
         environment |= {"scoring_rounds": assembly.training.plan.scoring_rounds}
@@ -62,17 +74,20 @@ class Run:
             ROSTER_FILE: encode_json(roster, indent=None),
             DATA_FILE: encode_json(describe_data(data.split)),
         }
+        if guarantee is not None:
+            files[PRIVACY_FILE] = encode_json(guarantee)
         first = first_checkpoint(assembly.start, assembly.training.ledger)
         for sentence in (*list_data_notes(data.split), *decisions):
             log_once(sentence)
-        return Run._make_run(config, RunFolder.create(path, files, first), data, assembly, first)
+        return Run._make_run(config, RunFolder.create(path, files, first, secret), data, assembly, first)
 
     @staticmethod
     def resume(path: Path, cache: DataCache | None = None) -> Run:
         """Go on from the last checkpoint of a folder; a finished run is left as it is."""
         folder = RunFolder.open(path)
         config = folder.config
-        data, assembly = assemble_run(config, cache or DataCache())
+        secret = folder.read_secret() if config.recipe.noise_source == "secret" else None
+        data, assembly = assemble_run(config, cache or DataCache(), secret)
         folder.check_data(data.fingerprint)
         if folder.done:
             return Run._make_run(config, folder, data, assembly, first_checkpoint(assembly.start))
@@ -101,7 +116,10 @@ class Run:
             folder,
             checkpointer,
             clients,
+            # The clients' mean loss is exact.
+            reports_losses=not assembly.training.is_private,
             evaluates_average=averaged,
+            stop_at_epsilon=config.recipe.stop_at_epsilon,
             parameters=flatten_parameters(config),
         )
         return Run(config, folder, data, assembly, loop)
@@ -114,24 +132,34 @@ class Run:
         return self.write_result()
 
     def write_result(self) -> dict[str, Any]:
-        """Write the model that the run ends with, its test scores and the result, and return the result."""
-        network, (_, test) = self.assembly.network, self.data.held_out_examples(self.config.recipe.device)
+        """Write the model that the run ends with, its test scores and the result, and return the result.
+
+        A private run leaves out what would reveal exact scores, and its result says so.
+        """
+        config, network, split = self.config, self.assembly.network, self.data.split
+        _, test = self.data.held_out_examples(config.recipe.device)
         model, _, final, notes = self.loop.finish()
-        evaluator = make_evaluator(self.config, self.data, self.assembly)
-        labels, scores = test.labels.cpu().numpy(), evaluator.score_examples(model, test)
-        by_group = self._measure_auc_by_group(labels, scores)
-        result = {"data": self.data.split.note, "final": final, **notes, **by_group}
+        guarantee = describe_guarantee(config.recipe, self.assembly.training, plan_releases(config, split))
+        withheld = list_withheld(config.recipe, guarantee is not None, split.validation is not None)
+        result = {"data": split.note, "final": final, **notes}
+        tested = None
+        if "scores" not in withheld:
+            evaluator = make_evaluator(config, self.data, self.assembly)
+            tested = test.labels.cpu().numpy(), evaluator.score_examples(model, test)
+            result |= self._measure_auc_by_group(*tested)
+        result |= {"not_released": withheld} if withheld else {}
         assert self.loop.checkpointer is not None
         self.loop.checkpointer.wait()
-        scorer = make_run_scorer(self.config, self.data.split, network, model)
+        scorer = None if "calibration" in withheld else make_run_scorer(config, split, network, model)
         if scorer is None:
             self.folder.write_model(network.build_module(model).state_dict())
         else:
             scorer.save(self.folder.path)
-        write_run_card(self.folder.path, scorer, self.config, self.data.split, result, (labels, scores))
-        origins = {"rows": self.data.split.test.rows, "clients": self.data.split.test.clients}
-        known_origins = {name: column for name, column in origins.items() if column is not None}
-        self.folder.write_arrays("scores.npz", {"labels": labels, "scores": scores, **known_origins})
+        write_run_card(self.folder.path, scorer, config, split, result, tested, guarantee)
+        if tested is not None:
+            origins = {"rows": split.test.rows, "clients": split.test.clients}
+            known_origins = {name: column for name, column in origins.items() if column is not None}
+            self.folder.write_arrays("scores.npz", {"labels": tested[0], "scores": tested[1], **known_origins})
         self.folder.write_result(result)
         return result
 
@@ -159,7 +187,15 @@ def make_evaluator(config: Config, data: PreparedData, assembly: Assembly) -> Ev
     """What measures the models of a run."""
     personal = PersonalModels.of(assembly.training, data.split.train.names)
     metrics, advice = parse_metrics(config.metrics), assembly.training.advice
-    return Evaluator(config.recipe.algorithm, assembly.network, metrics, personal, advice)
+    parts = plan_releases(config, data.split).held_out_parts
+    noised = NoisedEvaluation.of_run(config.recipe, assembly.training, parts)
+    return Evaluator(config.recipe.algorithm, assembly.network, metrics, personal, advice, noised)
+
+
+def plan_releases(config: Config, split: Split) -> PlannedReleases:
+    """What a run releases beside its uploads, if it is private."""
+    parts = 1 if split.validation is None else 2
+    return PlannedReleases(config.evaluate_every, parts, has_private_standardization(config.recipe))
 
 
 def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tuple[Callback, ...]:
@@ -177,16 +213,21 @@ def make_callbacks(config: Config, data: PreparedData, assembly: Assembly) -> tu
 
 
 class PreparedData:
-    """Prepared data that runs share: as loaded, and once for each device and float type that runs train with."""
+    """Prepared data that runs share: as loaded, and once for each device and float type that runs train with.
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
+    `source` is what a private run has standardised anew, with noise.
+    """
+
+    def __init__(self, split: Split, source: PreparedData | None = None) -> None:
+        self.split, self._source = split, source
         self._clients: dict[tuple[str, str], Clients] = {}
         self._examples: dict[str, tuple[Examples | None, Examples]] = {}
 
     @cached_property
     def fingerprint(self) -> str:
         """A short hash, to notice when the data change under a run."""
+        if self._source is not None:
+            return self._source.fingerprint
         digest, train, test = hashlib.blake2b(digest_size=8), self.split.train, self.split.test
         tensors = (train.inputs, train.labels, test.inputs, test.labels)
         arrays = [train.rows, train.offsets, *(tensor.cpu().numpy() for tensor in tensors)]
@@ -232,14 +273,20 @@ class DataCache:
         return self._last
 
 
-def assemble_run(config: Config, cache: DataCache) -> tuple[PreparedData, Assembly]:
+def assemble_run(config: Config, cache: DataCache, secret: bytes | None = None) -> tuple[PreparedData, Assembly]:
     """A run's data and parts; what does not fit is a `ValueError` before anything is written."""
-    data = cache.prepare_data(config)
+    data, recipe = cache.prepare_data(config), config.recipe
+    if recipe.noise_source == "secret" and secret is None:
+        secret = make_secret()
+    if has_private_standardization(recipe):
+        data = PreparedData(standardize_privately(data.split, recipe, secret), source=data)
     train, validation, test = data.split[:3]
+    check_private_evaluation(recipe, parse_metrics(config.metrics), validation, test)
     for rows in (train.inputs, test.inputs, *(() if validation is None else (validation.inputs,))):
         config.model.check_inputs(rows)
-    module = config.model.build(tuple(data.split.train.inputs.shape[1:]), config.recipe.seed)
-    assembly = assemble_training(config.recipe, module, data.training_clients(config.recipe))
+    module = config.model.build(tuple(data.split.train.inputs.shape[1:]), recipe.seed)
+    clients, releases = data.training_clients(recipe), plan_releases(config, data.split)
+    assembly = assemble_training(recipe, module, clients, secret, releases)
     record_preparation(assembly, data.split)
     # Metrics and callbacks that do not fit the data are refused here too.
     make_callbacks(config, data, assembly)

@@ -20,10 +20,12 @@ from fedauc.data.preparation import Preparation, Split
 from fedauc.experiments.config import Config
 from fedauc.experiments.evaluation import Evaluator, score_rows
 from fedauc.experiments.folder import describe_environment
+from fedauc.experiments.guarantee import list_withheld, withhold_facts
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import RunEnd
-from fedauc.interfaces import Metric, Model
+from fedauc.interfaces import Model
 from fedauc.metrics import group_auc, parse_metrics
+from fedauc.metrics.metric import Metric
 from fedauc.models.model import ModelConfig
 from fedauc.network import ModuleNetwork
 from fedauc.scoring.model_card import CardFacts, MetricOnTest, PartSize, write_model_card
@@ -36,7 +38,8 @@ MAX_REFERENCE_ROWS = 1 << 18
 class FitEvidence(NamedTuple):
     """What `Fitted.save` needs beside the module: reference rows, one row as the module takes it, and the card's facts.
 
-    `reference` is None for a model of embeddings, and `model` for a module of the caller's own.
+    `reference` is None for a model of embeddings, and `model` for a module of the caller's own. `withheld` says why
+    there are no reference rows after a private training.
     """
 
     reference: ReferenceRows | None
@@ -44,6 +47,7 @@ class FitEvidence(NamedTuple):
     facts: CardFacts
     model: ModelConfig | None = None
     label_values: tuple[str, str] = LABEL_VALUES
+    withheld: str = ""
 
 
 def score_reference_rows(
@@ -88,9 +92,10 @@ def write_run_card(
     config: Config,
     split: Split,
     result: Mapping[str, Any],
-    tested: tuple[np.ndarray, np.ndarray],
+    tested: tuple[np.ndarray, np.ndarray] | None,
+    guarantee: dict[str, Any] | None = None,
 ) -> None:
-    """The model card of a run, with the labels and scores of its test rows."""
+    """The model card of a run, with the labels and scores of its test rows where these are released."""
     facts = CardFacts(
         data=split.note,
         model=config.model.name,
@@ -100,11 +105,22 @@ def write_run_card(
         settings=describe_settings(config.recipe),
         metrics=_list_metrics(parse_metrics(config.metrics), result["final"]),
         client_auc=result.get("client_auc"),
-        test=tested if tested[1].ndim == 1 else None,
+        test=tested if tested is not None and tested[1].ndim == 1 else None,
         limits=_list_limits(config.recipe, config.preparation),
         environment=describe_environment(),
+        gives_embeddings=config.recipe.algorithm.objective.takes_embeddings,
     )
-    write_model_card(folder, scorer, facts)
+    write_model_card(folder, scorer, withhold_facts(facts, config.recipe, guarantee))
+
+
+def withhold_evidence(
+    evidence: FitEvidence, recipe: Recipe, guarantee: dict[str, Any] | None, has_validation: bool
+) -> FitEvidence:
+    """What a fitted model is saved with, without what a private training does not release."""
+    reason = list_withheld(recipe, guarantee is not None, has_validation).get("calibration", "")
+    reference = None if reason else evidence.reference
+    facts = withhold_facts(evidence.facts, recipe, guarantee)
+    return evidence._replace(reference=reference, facts=facts, withheld=reason)
 
 
 def gather_evidence(
@@ -135,6 +151,7 @@ def gather_evidence(
         test=tested,
         limits=_list_limits(recipe, Preparation()),
         environment=describe_environment(),
+        gives_embeddings=recipe.algorithm.objective.takes_embeddings,
     )
     reference = score_reference_rows(network, end.model, clients, validation, recipe.seed)
     example = network.cast_inputs(clients.inputs[:1]).cpu()
@@ -150,6 +167,9 @@ def save_fitted(
     calibration: str,
 ) -> Scorer:
     """Write a fitted model's scorer and model card."""
+    if evidence is not None and evidence.withheld:
+        reason = evidence.withheld.partition(";")[0]
+        raise ValueError(f"the model cannot be saved: {reason}; use torch.save(fitted.module.state_dict())")
     if evidence is None or evidence.reference is None:
         raise ValueError("the model gives embeddings, not scores; save it with torch.save(fitted.module.state_dict())")
     scorer = make_scorer(

@@ -153,6 +153,9 @@ class Tuning:
             record = progress.record
             if record is None or record["round"] in reported or progress.done == progress.rounds:
                 return
+            if record[self._column] is None:
+                # Noise can hide the value of a private evaluation.
+                return
             reported.add(record["round"])
             trial.report(record[self._column], record["round"])
             if self.prune and trial.should_prune():
@@ -164,6 +167,9 @@ class Tuning:
             run = Run.resume(path, cache) if path.is_dir() else Run.create(config, path, cache)
             final = run.train_to_end(observe_round)["final"]
         except (TrialPruned, TrainingStopped):
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            return
+        if final[self._column] is None:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
             study.tell(trial, final[self._column])

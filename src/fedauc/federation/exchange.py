@@ -113,15 +113,16 @@ class Exchange:
         read_payload: Callable[[int, Payload], Answer],
         on_missing_state: Callable[[int, str], None] | None = None,
         seconds: float | None = None,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> ExchangeResult[Answer]:
-        """Send every client its message and read the answers.
+        """Send every client its message and read the answers, until all have come, or enough, or the deadline.
 
         A message is built when it is sent, because a site that has lost its state needs another one:
         `on_missing_state` is called with what was lost. `read_payload` raises `AnswerRefused` for an answer that must
         not be used; any other exception that it raises counts as a refusal too.
         """
         collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state)
-        return collection.collect_until_deadline(seconds or self.policy.deadline)
+        return collection.collect_until_deadline(seconds or self.policy.deadline, is_enough)
 
     def _warn_once(self, warning: str) -> None:
         """Log a warning the first time only: the online sites are queried every second."""
@@ -149,8 +150,8 @@ class _AnswerCollection(Generic[Answer]):
         self._status = dict.fromkeys(messages, "was not online before the deadline")
         self._result: ExchangeResult[Answer] = ExchangeResult()
 
-    def collect_until_deadline(self, seconds: float) -> ExchangeResult[Answer]:
-        """Wait until every client has answered or the deadline has passed."""
+    def collect_until_deadline(self, seconds: float, is_enough: Callable[[], bool]) -> ExchangeResult[Answer]:
+        """Wait until every client has answered, enough have, or the deadline has passed."""
         clock, last_check = self._exchange.clock, float("-inf")
         deadline = clock.now() + seconds
         while self._waiting:
@@ -161,6 +162,8 @@ class _AnswerCollection(Generic[Answer]):
             pending = [message for message, client in self._client_of_message.items() if client in self._waiting]
             for reply in self._exchange.grid.pull_replies(pending) if pending else []:
                 self._receive_reply(reply)
+            if is_enough():
+                return self._result
             if not self._waiting or clock.now() >= deadline:
                 break
             clock.sleep(self._exchange.policy.poll_interval)

@@ -1,7 +1,8 @@
 """The server's side: register the sites, run the rounds, keep everything in a folder, and resume after a crash.
 
 Before a run every site registers its class counts and the shape of its rows, which is all that the server learns of its
-data. A resumed run starts from the same counts. The files of a run's folder are:
+data. For secure sums it registers a key as well, and hides its counts where it adds noise. A resumed run starts from
+the same counts. The files of a run's folder are:
 
 federation.json    the agreement
 census.json        what the sites registered, the run's id, and where the server ran
@@ -9,6 +10,7 @@ records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
 timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states; one is written after every round, before the next round is sent
+noise.key          the secret from which a private run draws noise and clients; never share it
 stopped.txt        why training had to be stopped
 result.json, model.npz   when the run is done
 """
@@ -18,7 +20,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -26,7 +30,7 @@ import torch
 
 from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
-from fedauc.experiments.assembly import Assembly, assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training, make_secret
 from fedauc.experiments.callbacks import Callback
 from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
@@ -34,21 +38,31 @@ from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import to_plain
 from fedauc.experiments.evaluation import RecordColumns
 from fedauc.experiments.folder import RunFolder, describe_environment, encode_json
+from fedauc.experiments.private_training import find_client_dp, has_client_noise
+from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
+from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, read_answer
+from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.site_data import ROW_TYPES
-from fedauc.federation.visit_messages import ClassTotals
+from fedauc.federation.visit_messages import describe_totals
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Census
+from fedauc.interfaces import Census, UploadTransform
 from fedauc.participation.full import Full
+from fedauc.privacy.ciphers import KEY_BYTES
+from fedauc.training import Training
+from fedauc.transforms._client_noise import NoisedClientDP
+from fedauc.transforms._prepared_secure_sum import PreparedSecureSum
+from fedauc.transforms.client_dp import ClientDP
 from fedauc.trees import Tree
-from fedauc.wrappers import unwrap_algorithm
+from fedauc.wrappers import WrappedAlgorithm, unwrap_algorithm
+from fedauc.wrappers.example_dp import ExampleDP
 
 AGREEMENT_FILE = "federation.json"
 CENSUS_FILE = "census.json"
@@ -62,18 +76,23 @@ class RegisteredSites(NamedTuple):
     census: Census
     shape: tuple[int, ...]
     dtype: str
+    public_keys: Mapping[int, str] = MappingProxyType({})
+    """With secure sums, the key of every client, as hexadecimal text."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for census.json."""
         counts = {"positives": self.census.positives.tolist(), "negatives": self.census.negatives.tolist()}
-        return {"run": self.run_id, **counts, "shape": list(self.shape), "dtype": self.dtype}
+        keys = {"public_keys": {str(client): key for client, key in self.public_keys.items()}}
+        rows = {"shape": list(self.shape), "dtype": self.dtype}
+        return {"run": self.run_id, **counts, **rows, **(keys if self.public_keys else {})}
 
     @staticmethod
     def read_json(folder: Path) -> RegisteredSites:
         """Read census.json of a run's folder."""
         stored = json.loads((folder / CENSUS_FILE).read_text())
         census = Census(np.array(stored["positives"]), np.array(stored["negatives"]))
-        return RegisteredSites(stored["run"], census, tuple(stored["shape"]), stored["dtype"])
+        public_keys = {int(client): key for client, key in stored.get("public_keys", {}).items()}
+        return RegisteredSites(stored["run"], census, tuple(stored["shape"]), stored["dtype"], public_keys)
 
     def placeholder_clients(self, census: Census, groups: np.ndarray | None = None) -> Clients:
         """Clients with these class counts and two rows of zeros, a positive and a negative, to try the model on."""
@@ -83,36 +102,59 @@ class RegisteredSites(NamedTuple):
         return Clients(inputs, torch.tensor([1.0, 0.0]), np.arange(2), offsets, census, names, groups)
 
 
-def register_sites(exchange: Exchange) -> RegisteredSites:
-    """Ask every site for its class counts; a site that does not answer counts as one without rows in this run."""
-    messages = {client: lambda: pack_payload({"kind": "register"}) for client in range(len(exchange.sites))}
+def register_sites(exchange: Exchange, recipe: Recipe | None = None) -> RegisteredSites:
+    """Ask every site for its class counts; a site that does not answer counts as one without rows in this run.
+
+    For secure sums, sites also send their keys of the run. Where clients add the noise, they hide their class counts: a
+    site with rows then counts as one with a row of each class.
+    """
+    run_id, asks_key = secrets.token_hex(8), recipe is not None and find_secure_sum(recipe) is not None
+    hides_counts = recipe is not None and has_client_noise(recipe)
+    header = {"kind": "register", "run": run_id, "secure_sum": asks_key, "hides_counts": hides_counts}
+    messages = {client: lambda: pack_payload(header) for client in range(len(exchange.sites))}
     seconds, names = exchange.policy.registration_deadline, [site.name for site in exchange.sites]
-    result = exchange.ask_sites(messages, lambda client, payload: _read_registration(payload), seconds=seconds)
+    result = exchange.ask_sites(
+        messages, lambda client, payload: _read_registration(payload, asks_key, hides_counts), seconds=seconds
+    )
     if not result.answers:
         reasons = {names[client]: reason for client, reason in {**result.absent, **result.refused}.items()}
         raise TrainingStopped(f"no site has answered within {seconds:g} s: {reasons}; start some sites")
     first = min(result.answers)
-    _, first_shape, first_dtype = result.answers[first]
+    _, first_shape, first_dtype, _ = result.answers[first]
     counts = np.zeros((2, len(names)), dtype=np.int64)
-    for client, (class_counts, shape, dtype) in sorted(result.answers.items()):
+    for client, (class_counts, shape, dtype, _) in sorted(result.answers.items()):
         if (shape, dtype) != (first_shape, first_dtype):
             shapes = f"has rows {dtype} {shape}, site {names[first]!r} has {first_dtype} {first_shape}"
             raise ValueError(f"site {names[client]!r} {shapes}; give all sites the same features")
         counts[:, client] = class_counts
     if not counts.sum(axis=1).all():
         raise ValueError(f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed")
-    return RegisteredSites(secrets.token_hex(8), Census(*counts), first_shape, first_dtype)
+    public_keys = {client: key for client, (*_, key) in sorted(result.answers.items()) if key}
+    return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys)
 
 
-def _read_registration(payload: Payload) -> tuple[list[int], tuple[int, ...], str]:
-    """A site's number of rows of each class, the shape of a row, and the type of rows."""
+class Registration(NamedTuple):
+    """A site's number of rows of each class, the shape of a row, the type of rows, and its key in hexadecimal."""
+
+    class_counts: list[int]
+    shape: tuple[int, ...]
+    dtype: str
+    public_key: str
+
+
+def _read_registration(payload: Payload, asks_key: bool, hides_counts: bool) -> Registration:
     header = read_answer(payload, "register")
     counts, shape, dtype = (header.get(key) for key in ("class_counts", "shape", "dtype"))
+    if hides_counts:
+        counts = [int(header.get("has_rows") is True)] * 2
     if not _are_integers(counts, minimum=0) or len(counts) != 2:
         raise ValueError(f"class_counts is {counts!r}; it must be two counts")
     if not _are_integers(shape, minimum=1) or not shape or dtype not in ROW_TYPES:
         raise ValueError(f"a row is {dtype!r} {shape!r}; it must be {' or '.join(ROW_TYPES)}, with sizes of at least 1")
-    return counts, tuple(shape), str(dtype)
+    key = str(header.get("public_key", "")) if asks_key else ""
+    if asks_key and len(bytes.fromhex(key)) != KEY_BYTES:
+        raise ValueError(f"public_key is {key!r}; it must be {KEY_BYTES} bytes in hexadecimal")
+    return Registration(counts, tuple(shape), str(dtype), key)
 
 
 def _are_integers(values: Any, minimum: int) -> TypeGuard[list[int]]:
@@ -148,6 +190,7 @@ class FederatedRun:
             Checkpointer(folder.write_checkpoint, every_round=True),
             reports_losses=False,
             evaluates_average=agreement.recipe.evaluates_average,
+            stop_at_epsilon=agreement.recipe.stop_at_epsilon,
         )
 
     @staticmethod
@@ -157,13 +200,15 @@ class FederatedRun:
         """Register the sites, check everything, then write the folder."""
         if out.exists():
             raise ValueError(f"{out} exists already; choose another out, or resume the run in it")
-        registered = register_sites(exchange)
-        assembly = _assemble_federation(agreement, exchange, registered, build_model)
+        secret = make_secret() if find_client_dp(agreement.recipe) is not None else None
+        _check_private_policy(agreement)
+        registered = register_sites(exchange, agreement.recipe)
+        assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
         rounds = assembly.training.plan.total_rounds
         census = {**registered.to_json(), "rounds": rounds, **describe_environment()}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
         first = first_checkpoint(assembly.start)
-        folder = RunFolder.create(out, files, first)
+        folder = RunFolder.create(out, files, first, secret)
         LOG.info("the folder of run %s is %s", registered.run_id, out)
         return FederatedRun(agreement, exchange, assembly, folder, first)
 
@@ -181,7 +226,8 @@ class FederatedRun:
             raise ValueError(
                 f"the site table has changed since the run began ({changed}); restore it, or start a new run"
             )
-        assembly = _assemble_federation(agreement, exchange, registered, build_model)
+        secret = folder.read_secret() if find_client_dp(agreement.recipe) is not None else None
+        assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
         checkpoint = folder.rewind_to_checkpoint("cpu")
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
@@ -220,7 +266,9 @@ class AttendanceWriter(Callback):
         """Write the line of a round."""
         finished, names, attendance = run.round, self.names, self.engine.last_attendance
         if attendance is None or attendance.round != finished.phase.round:
-            attendance = RoundAttendance(finished.phase.round, (), {}, {})
+            is_small = self.engine.is_secure and len(finished.cohort.absent) > 0
+            reason = "fewer sites were due than a secure sum needs, and none was asked" if is_small else ""
+            attendance = RoundAttendance(finished.phase.round, (), {}, {}, reason)
         answered = [names[client] for client in attendance.answered]
         refused = {names[client]: reason for client, reason in attendance.refused.items()}
         absent = {names[client]: "is unavailable according to the schedule" for client in finished.cohort.absent}
@@ -228,6 +276,8 @@ class AttendanceWriter(Callback):
         # Below the quorum the cohort counts sites as absent that did answer.
         absent = {name: reason for name, reason in absent.items() if name not in refused and name not in answered}
         line = {"round": attendance.round, "answered": answered, "absent": absent, "refused": refused}
+        if attendance.skipped:
+            line["skipped"] = attendance.skipped
         self.folder.append_line(ATTENDANCE_FILE, line)
 
 
@@ -252,8 +302,23 @@ def summarize_run(path: Path) -> dict[str, Any]:
     }
 
 
+def _check_private_policy(agreement: FederationAgreement) -> None:
+    """Refuse evaluations that would release what a private run protects, and a patience that could not be resumed."""
+    policy = agreement.policy
+    if find_client_dp(agreement.recipe) is not None and policy.evaluation != "none":
+        reason = "scores of held-out rows are not noised, so they would break the guarantee of a private run"
+        raise ValueError(f"evaluation is {policy.evaluation!r}; {reason}: use 'none'")
+    if find_secure_sum(agreement.recipe) is not None and policy.patience < 2:
+        reason = "sites answer a round once, so that a round in which the server crashes must be skipped"
+        raise ValueError(f"patience is {policy.patience}; {reason}: use at least 2")
+
+
 def _assemble_federation(
-    agreement: FederationAgreement, exchange: Exchange, registered: RegisteredSites, build_model: ModelBuilder | None
+    agreement: FederationAgreement,
+    exchange: Exchange,
+    registered: RegisteredSites,
+    build_model: ModelBuilder | None,
+    secret: bytes | None,
 ) -> Assembly:
     """The simulator's assembly over placeholder clients, with the federated engine in place of its own."""
     # The server only averages. On a GPU the flat vector would have an order of its own, which the sites do not share.
@@ -266,7 +331,7 @@ def _assemble_federation(
     columns = [dict(site.columns) for site in agreement.sites]
     site_columns = {name: np.array([values[name] for values in columns]) for name in columns[0]}
     clients = dataclasses.replace(clients, columns=site_columns)
-    assembly = assemble_training(recipe, module, clients)
+    assembly = assemble_training(recipe, module, clients, secret)
     if assembly.training.algorithm.has_personal_models and agreement.policy.evaluation != "none":
         reason = "parts of the model stay at the sites, so the server has none to evaluate"
         raise ValueError(f"evaluation is {agreement.policy.evaluation!r}; {reason}: use 'none'")
@@ -278,13 +343,43 @@ def _assemble_federation(
     )
     header = {
         "run": registered.run_id,
-        # Sites need not know who takes part when, so the recipe is sent without its schedule.
-        "recipe": to_plain(
-            dataclasses.replace(agreement.recipe, algorithm=unwrap_algorithm(training.algorithm), participation=Full())
-        ),
+        "recipe": to_plain(_describe_recipe(agreement.recipe, training)),
         "model": to_plain(agreement.model),
-        "class_totals": ClassTotals.from_census(registered.census),
+        **describe_totals(training.setting, find_client_dp(agreement.recipe) is not None),
         "cycle_length": training.setting.cycle_length,
     }
-    engine = FederatedEngine(exchange, header, registered.census, template_engine, training.uploads)
+    secure, last = None, (training.uploads.transforms or (None,))[-1]
+    if isinstance(last, PreparedSecureSum):
+        LOG.info("uploads are summed securely: the server sees no single one, and cannot check their norms")
+        header["secure_sum"] = last.to_plain()
+        secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
+    census = None if has_client_noise(agreement.recipe) else registered.census
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
+
+
+def _describe_recipe(recipe: Recipe, training: Training) -> Recipe:
+    """What a site must know of the recipe: how to train and to transform its uploads, with the values of this run."""
+    wrappers, wrapped = recipe.wrappers, training.algorithm
+    while isinstance(wrapped, WrappedAlgorithm):
+        if isinstance(noised := wrapped.wrapper, ExampleDP):
+            # The noise that the budget needs, which the recipe does not say.
+            wrappers = tuple(noised if isinstance(member, ExampleDP) else member for member in wrappers)
+        wrapped = wrapped.inner
+    transforms: list[UploadTransform] = []
+    for transform in training.uploads.transforms:
+        if isinstance(transform, NoisedClientDP):
+            # Sites clip; the noise is the server's.
+            options = {known.name: getattr(transform, known.name) for known in dataclasses.fields(ClientDP)}
+            transform = ClientDP(**options)
+        transforms.append(transform.to_options() if isinstance(transform, PreparedSecureSum) else transform)
+    # Sites need not know who takes part when, nor the budget that the noise was computed from.
+    return dataclasses.replace(
+        recipe,
+        algorithm=unwrap_algorithm(training.algorithm),
+        participation=Full(),
+        wrappers=wrappers,
+        transforms=tuple(transforms),
+        epsilon=None,
+        stop_at_epsilon=None,
+    )

@@ -8,6 +8,7 @@ and nothing else unless the site's policy allows it.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -18,30 +19,46 @@ from fedauc.discovery import UnknownName
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import DTYPES
 from fedauc.experiments.config import from_plain
+from fedauc.experiments.private_training import has_client_noise
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.evaluation import count_score_bins
+from fedauc.federation.secure_site import (
+    answer_unmasking,
+    create_record,
+    mask_upload,
+    open_secure_visit,
+    repeat_answer,
+    replace_secure_sum,
+)
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
 from fedauc.federation.site_data import SiteData, SiteDataLoader, describe_row_type
-from fedauc.federation.site_state import MissingSiteState, SiteState, load_client_state, save_client_state
+from fedauc.federation.site_state import (
+    MissingSiteState,
+    SiteRefusal,
+    SiteState,
+    load_client_state,
+    save_client_state,
+)
 from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
 from fedauc.network import Compute, ModuleNetwork
 from fedauc.plugins import VARIABLE
+from fedauc.transforms.secure_sum import OutOfRangeError
 from fedauc.trees import is_empty
 from fedauc.wrappers import wrap_algorithm
+from fedauc.wrappers.example_dp import ExampleDP
 
 LOG = logging.getLogger("fedauc.site")
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a federation's own model for rows of that shape, initialised by that seed."""
 
+NOISED_ANSWER = "noised-answer"
+"""The name of the last answer of a site that protects its rows with noise of its own."""
+
 SHARING_LEVELS = ("nothing", "histograms", "scores")
 """What a site may send about its scores; each level includes the ones before it."""
-
-
-class SiteRefusal(Exception):
-    """A site does not do what it was asked. The text goes to the server, so it must not contain data."""
 
 
 class SitePolicy(NamedTuple):
@@ -53,9 +70,19 @@ class SitePolicy(NamedTuple):
 
 DEFAULT_POLICY = SitePolicy()
 
+NOISE_SECRET_BYTES = 32
+
+
+def draw_noise_secret() -> bytes:
+    """A new secret for the noise of one visit, from the operating system's generator."""
+    return secrets.token_bytes(NOISE_SECRET_BYTES)
+
 
 class Site:
-    """Answers the server's messages with data that never leaves the site. `open_state` opens the state of a run."""
+    """Answers the server's messages with data that never leaves the site. `open_state` opens the state of a run.
+
+    `draw_secret` is called once per visit: the noise that the site adds in a secure sum comes from it.
+    """
 
     def __init__(
         self,
@@ -63,16 +90,23 @@ class Site:
         open_state: Callable[[str], SiteState],
         policy: SitePolicy = DEFAULT_POLICY,
         build_model: ModelBuilder | None = None,
+        draw_secret: Callable[[], bytes] = draw_noise_secret,
     ) -> None:
         if policy.shared_scores not in SHARING_LEVELS:
             raise ValueError(f"share is {policy.shared_scores!r}; use {', '.join(map(repr, SHARING_LEVELS))}")
         self._load_data, self._open_state, self._policy, self._build_model = load_data, open_state, policy, build_model
+        self._draw_secret = draw_secret
 
     def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
         try:
             header = payload.read_header()
-            handlers = {"register": self._register, "visit": self._train_visit, "evaluate": self._evaluate_model}
+            handlers = {
+                "register": self._register,
+                "visit": self._train_visit,
+                "unmask": self._unmask_sum,
+                "evaluate": self._evaluate_model,
+            }
             if header.get("kind") not in handlers:
                 raise SiteRefusal(
                     f"the message is of kind {header.get('kind')!r}; this site knows {', '.join(handlers)}"
@@ -90,30 +124,64 @@ class Site:
         data = self._load_data()
         as_inputs(data.inputs)
         dtype = describe_row_type(data.inputs.dtype)
-        shape = list(data.inputs.shape[1:])
-        return pack_payload({"kind": "register", "class_counts": data.class_counts, "shape": shape, "dtype": dtype})
+        answer = {"kind": "register", "shape": list(data.inputs.shape[1:]), "dtype": dtype}
+        # Where clients add the noise, the server may know that a site has rows, but not how many of which class.
+        counts = {"has_rows": len(data.labels) > 0} if header.get("hides_counts") else _describe_counts(data)
+        if header.get("secure_sum"):
+            answer["public_key"] = create_record(self._open_state(header["run"])).public_key.hex()
+        return pack_payload({**answer, **counts})
 
     def _train_visit(self, header: dict[str, Any], payload: Payload) -> Payload:
         data, recipe, client = self._load_data(), _decode_recipe(header), header["client"]
         network = self._build_network(header, data)
-        algorithm = wrap_algorithm(recipe.algorithm, recipe.wrappers, network.parameter_lengths)
+        buffers = network.buffer_names
+        algorithm = wrap_algorithm(recipe.algorithm, recipe.wrappers, network.parameter_lengths, buffers)
         setting = build_setting(header, recipe, data.class_counts)
         phase, store = phase_from_json(header["phase"]), self._open_state(header["run"])
-        download = unpack_download(algorithm, setting, network, phase, payload, store)
         uploads, clients_total = recipe.uploads, setting.census.positives.size
+        protects_examples = any(isinstance(wrapper, ExampleDP) for wrapper in recipe.wrappers)
+        if protects_examples and (answer_again := _repeat_noised_answer(store, phase.round)) is not None:
+            return answer_again
+        secure = open_secure_visit(header, recipe, store, self._draw_secret())
+        if secure is not None:
+            if (answer_again := repeat_answer(store, secure.session)) is not None:
+                return answer_again
+            uploads = replace_secure_sum(uploads, secure.transform)
+        download = unpack_download(algorithm, uploads, setting, network, phase, payload, store)
         clients = data.as_only_client(client, clients_total)
         engine = LoopEngine(algorithm, network, clients, setting, uploads)
+        # The server knows the run's seed. A secret that is new in every visit also stops it from asking twice for the
+        # same noise on top of different gradients.
+        engine.use_noise_seed(secrets.randbits(128))
         initial_state = uploads.initial_client_state(algorithm, download)
         last_accepted = header["last_accepted_round"]
         if not is_empty(initial_state):
             client_state = load_client_state(store, last_accepted, initial_state)
             if not is_empty(client_state):
                 engine.restore_client_states({client: client_state})
-        upload, _, client_state, _ = engine.visit_client(download, client)
+        try:
+            upload, _, client_state, _ = engine.visit_client(download, client)
+        except OutOfRangeError as error:
+            # The value itself stays at the site.
+            LOG.error("%s", error)
+            raise SiteRefusal(
+                "its upload is out of the range of the secure sum: raise --transforms.secure-sum.largest, or lower the "
+                "learning rate"
+            ) from error
         if not is_empty(initial_state):
             save_client_state(store, phase.round, client_state, last_accepted)
-        answer = {"kind": "visit", "round": phase.round, "class_counts": data.class_counts}
-        return pack_payload(answer, {"mean": upload.mean, "pool": upload.pool})
+        answer = {"kind": "visit", "round": phase.round}
+        if not has_client_noise(recipe):
+            answer |= _describe_counts(data)
+        if secure is not None:
+            return mask_upload(secure, client, upload, answer, store)
+        packed = pack_payload(answer, {"mean": upload.mean, "pool": upload.pool})
+        if protects_examples:
+            store.save_payload(NOISED_ANSWER, packed)
+        return packed
+
+    def _unmask_sum(self, header: dict[str, Any], payload: Payload) -> Payload:
+        return answer_unmasking(header, payload, self._open_state(header["run"]))
 
     def _evaluate_model(self, header: dict[str, Any], payload: Payload) -> Payload:
         requested, data = header["requested"], self._load_data()
@@ -137,6 +205,22 @@ class Site:
         config: ModelConfig = _decode_value(ModelConfig, header["model"], "model")
         module = (self._build_model or config.build)(tuple(data.inputs.shape[1:]), recipe.seed)
         return ModuleNetwork(module, DTYPES[recipe.dtype], Compute(mixed=recipe.precision == "mixed"))
+
+
+def _describe_counts(data: SiteData) -> dict[str, Any]:
+    return {"class_counts": data.class_counts}
+
+
+def _repeat_noised_answer(store: SiteState, round: int) -> Payload | None:
+    """The answer that the site has given to this round, the same bytes again; None if it has not answered it.
+
+    Several answers with other noise would let the server average the noise away.
+    """
+    stored = store.load_payload(NOISED_ANSWER)
+    answered = -1 if stored is None else int(stored.read_header()["round"])
+    if answered > round:
+        raise SiteRefusal(f"this site has answered round {answered}; a second answer to round {round} costs privacy")
+    return stored if answered == round else None
 
 
 def refuse_after_error(error: Exception) -> Payload:

@@ -27,6 +27,10 @@ class MissingSiteState(Exception):
     """A site no longer has its 'anchor' or its 'client state', so the server must send it or start afresh."""
 
 
+class SiteRefusal(Exception):
+    """A site does not do what it was asked. The text goes to the server, so it must not contain data."""
+
+
 class SiteState(Protocol):
     """Payloads by name: a small key-value store."""
 
@@ -69,7 +73,9 @@ class FolderSiteState:
         """Store a payload, completely or not at all."""
         # Our JSON contains no line break, so the first one ends the header.
         content = payload.header_text.encode() + b"\n" + payload.body.tobytes()
-        write_atomically(self._folder / f"{name}{SUFFIX}", _checksum_line(content) + b"\n" + content)
+        # Keys and client states are for the site's owner alone.
+        path = self._folder / f"{name}{SUFFIX}"
+        write_atomically(path, _checksum_line(content) + b"\n" + content, is_private=True)
 
     def delete_payload(self, name: str) -> None:
         """Delete a payload, if it exists."""

@@ -6,16 +6,19 @@ from them), the phase, the class totals that the weighting needs, and the visit 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedauc.class_totals import ClassTotalsEstimate
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
 from fedauc.federation.site_state import SiteState, load_anchor, save_anchor
 from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Download, Phase, Setting
 from fedauc.network import ModuleNetwork
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves
+from fedauc.uploads import UploadPipeline
 
 
 class ClassTotals(NamedTuple):
@@ -62,6 +65,8 @@ def pack_visit(
     """The message for the client at a position of the cohort; it includes the anchor unless the site has it."""
     anchor = "none" if is_empty(download.anchor) else "stored" if has_anchor else "included"
     trees = {"shared": download.shared, "per_client": tree_at(download.per_client, position)}
+    if not is_empty(download.announced):
+        trees["announced"] = download.announced
     if anchor == "included":
         trees["anchor"] = download.anchor
     visit = {"phase": phase_to_json(download.phase), "last_accepted_round": last_accepted_round, "anchor": anchor}
@@ -69,7 +74,13 @@ def pack_visit(
 
 
 def unpack_download(
-    algorithm: Algorithm, setting: Setting, network: ModuleNetwork, phase: Phase, payload: Payload, store: SiteState
+    algorithm: Algorithm,
+    uploads: UploadPipeline,
+    setting: Setting,
+    network: ModuleNetwork,
+    phase: Phase,
+    payload: Payload,
+    store: SiteState,
 ) -> Download:
     """The download in a message. Its structure is that of a download that `dispatch` makes: no structure travels."""
     server = algorithm.init(setting, network.initial_model())
@@ -89,13 +100,47 @@ def unpack_download(
             save_anchor(store, phase.stage, anchor)
         case _:
             anchor = load_anchor(store, phase.stage, template.anchor)
-    return Download(phase, shared, anchor, per_client)
+    announced = uploads.announce_state(uploads.initial_server_state(server.shared))
+    if not is_empty(announced):
+        announced = rebuild_tree(tensors["announced"], announced, "announced")
+    return Download(phase, shared, anchor, per_client, announced)
+
+
+def describe_totals(setting: Setting, is_private: bool) -> dict[str, Any]:
+    """What a visit's header says of all sites' class counts: exact totals, or what a private run has released."""
+    exact = ClassTotals.from_census(setting.census)
+    if setting.totals is not None:
+        return {"class_totals": [exact.clients, exact.nonempty], "released_totals": list(setting.totals)}
+    if is_private and setting.weighting == "paper":
+        # This weighting needs no totals, so none are sent.
+        released = ClassTotalsEstimate(exact.nonempty)
+        return {"class_totals": [exact.clients, exact.nonempty], "released_totals": list(released)}
+    return {"class_totals": exact}
 
 
 def build_setting(header: dict[str, Any], recipe: Recipe, class_counts: tuple[int, int]) -> Setting:
     """The run's setting, as far as a site may know it."""
-    census = ClassTotals(*header["class_totals"]).equivalent_census(header["client"], class_counts)
-    return Setting(recipe.seed, header["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
+    client, totals = header["client"], None
+    if "released_totals" in header:
+        clients, holders, rows, max_rows = header["released_totals"]
+        totals = ClassTotalsEstimate(clients, holders and tuple(holders), rows and tuple(rows), max_rows)
+        clients_total, nonempty = header["class_totals"]
+        census = _hidden_census(clients_total, nonempty, client, class_counts)
+    else:
+        census = ClassTotals(*header["class_totals"]).equivalent_census(client, class_counts)
+    setting = Setting(recipe.seed, header["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
+    return replace(setting, totals=totals)
+
+
+def _hidden_census(clients: int, nonempty: int, client: int, class_counts: tuple[int, int]) -> Census:
+    """A census of which a site knows its own counts, and how many other sites hold rows."""
+    others = [number for number in range(clients) if number != client][: nonempty - (sum(class_counts) > 0)]
+    columns = []
+    for count in class_counts:
+        column = np.zeros(clients, dtype=np.int64)
+        column[others], column[client] = 1, count
+        columns.append(column)
+    return Census(*columns)
 
 
 def phase_to_json(phase: Phase) -> dict[str, Any]:

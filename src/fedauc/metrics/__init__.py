@@ -15,11 +15,11 @@ from collections.abc import Iterable
 
 from fedauc.discovery import find_members, lookup, read_members
 from fedauc.fields import list_fields
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics.ap import average_precision
 from fedauc.metrics.delong import Interval, PairedTest, delong_interval, delong_test
 from fedauc.metrics.embeddings import pair_auc
 from fedauc.metrics.groups import group_auc
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.metrics.pauc import partial_auc
 from fedauc.metrics.ranks import auc
 from fedauc.metrics.recall import recall_at_fpr

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics.curves import count_at_thresholds
+from fedauc.metrics.metric import Measurement, Metric
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

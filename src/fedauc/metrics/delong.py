@@ -49,15 +49,24 @@ def delong_interval(labels: ArrayLike, scores: ArrayLike, level: float = 0.95) -
     >>> tuple(round(x, 3) for x in delong_interval([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 5, 6]))
     (1.0, 0.292, 1.0, 0.181)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1: use for example 0.95")
+    check_level(level)
     positive, values = check_rows(labels, scores)
     require_classes(positive, least=2)
     wins = _count_wins(positive, values)
-    area, error = wins.mean_wins(), wins.standard_error()
+    return build_interval(wins.mean_wins(), wins.standard_error(), wins.disjoint_pairs(), level)
+
+
+def check_level(level: float) -> None:
+    """Refuse a confidence level that is not strictly between 0 and 1."""
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1: use for example 0.95")
+
+
+def build_interval(area: float, error: float, disjoint_pairs: float, level: float) -> Interval:
+    """The interval of `delong_interval` from an AUC, its standard error and the number of disjoint pairs."""
     quantile = NormalDist().inv_cdf((1 + level) / 2)
     if error == 0:
-        probability = ((1 - level) / 2) ** (1 / wins.disjoint_pairs())
+        probability = ((1 - level) / 2) ** (1 / disjoint_pairs)
         low, high = probability * area, 1 - probability * (1 - area)
         return Interval(area, low, high, (high - low) / (2 * quantile))
     center, width = math.log(area / (1 - area)), quantile * error / (area * (1 - area))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedauc.fields import option
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics.curves import roc_points
+from fedauc.metrics.metric import Measurement, Metric
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics.delong import delong_interval
 from fedauc.metrics.embeddings import pair_auc
+from fedauc.metrics.metric import Measurement, Metric
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -56,6 +56,14 @@ class Passive(NamedTuple):
     negatives: Tensor
 
 
+class PassiveDistribution(NamedTuple):
+    """The distribution of passive scores: equally spaced scores `[..., bins]`, and the mass of each class at them."""
+
+    scores: Tensor
+    positive_masses: Tensor
+    negative_masses: Tensor
+
+
 class PairObjective(Objective):
     """A loss of pairs of an active and a passive score."""
 
@@ -69,7 +77,10 @@ class PairObjective(Objective):
 
 
 class GapObjective(PairObjective):
-    """A loss of the gap t = h - h' between a positive's and a negative's score, given by `pair_loss`."""
+    """A loss of the gap t = h - h' between a positive's and a negative's score, given by `pair_loss`.
+
+    Passive scores are drawn from a pool, or known by their distribution, over which the mean is then exact.
+    """
 
     @abstractmethod
     def pair_loss(self, gap: Tensor) -> Tensor:
@@ -79,32 +90,50 @@ class GapObjective(PairObjective):
         """ψ'(t), by autograd unless a subclass overrides it."""
         return _autograd_slope(self.pair_loss, gap)
 
-    def active_slopes(self, active: Active, passive: Passive) -> Active:
+    def active_slopes(self, active: Active, passive: Passive | PassiveDistribution) -> Active:
         """G1 pairs active positives with passive negatives, G2 passive positives with active negatives (no 1/2)."""
         positive_means, negative_means = _mean_over_pairs(self.pair_slope, active, passive)
         positives, negatives = active.positive_weights * positive_means, -active.negative_weights * negative_means
         return active._replace(positives=positives, negatives=negatives)
 
-    def monitored_loss(self, active: Active, passive: Passive) -> Tensor:
+    def monitored_loss(self, active: Active, passive: Passive | PassiveDistribution) -> Tensor:
         """Half the weighted mean of ψ over the pairs of G1 and of G2."""
         positive_means, negative_means = _mean_over_pairs(self.pair_loss, active, passive)
         positive_sum = (active.positive_weights * positive_means).sum(-1)
         return (positive_sum + (active.negative_weights * negative_means).sum(-1)) / 2
 
 
-def _mean_over_pairs(function: Callable[[Tensor], Tensor], active: Active, passive: Passive) -> tuple[Tensor, Tensor]:
+def _mean_over_pairs(
+    function: Callable[[Tensor], Tensor], active: Active, passive: Passive | PassiveDistribution
+) -> tuple[Tensor, Tensor]:
     """The mean of a function of each active score's gaps: `[..., B1]` for positives, `[..., B2]` for negatives."""
+    if isinstance(passive, PassiveDistribution):
+        positives = negatives = passive.scores
+    else:
+        positives, negatives = passive
 
     def positive_means(scores: Tensor) -> Tensor:
-        return mean_last(function(scores[..., :, None] - passive.negatives[..., None, :]))
+        values = function(scores[..., :, None] - negatives[..., None, :])
+        return _mean_partners(values, passive, "negative")
 
     def negative_means(scores: Tensor) -> Tensor:
-        return mean_last(function(passive.positives[..., None, :] - scores[..., :, None]))
+        values = function(positives[..., None, :] - scores[..., :, None])
+        return _mean_partners(values, passive, "positive")
 
     return (
-        apply_in_blocks(positive_means, active.positives, -1, passive.negatives.shape[-1]),
-        apply_in_blocks(negative_means, active.negatives, -1, passive.positives.shape[-1]),
+        apply_in_blocks(positive_means, active.positives, -1, negatives.shape[-1]),
+        apply_in_blocks(negative_means, active.negatives, -1, positives.shape[-1]),
     )
+
+
+def _mean_partners(
+    values: Tensor, passive: Passive | PassiveDistribution, side: Literal["positive", "negative"]
+) -> Tensor:
+    """The mean of `[..., B, P]` over the passive scores of a class; by their masses where these are given."""
+    if isinstance(passive, Passive):
+        return mean_last(values)
+    masses = passive.positive_masses if side == "positive" else passive.negative_masses
+    return (values * masses[..., None, :]).sum(-1)
 
 
 def apply_in_blocks(function: Callable[[Tensor], Tensor], active: Tensor, rows: int, partners: int) -> Tensor:

@@ -15,7 +15,7 @@ class Full(Participation):
 
     >>> import numpy as np
     >>> Full().bind(Roster(sizes=np.array([5, 0, 5])), seed=0).cohort(7)
-    Cohort(round=7, clients=(0, 2), weights=(0.5, 0.5), absent=())
+    Cohort(round=7, clients=(0, 2), weights=(0.5, 0.5), absent=(), expected_size=None)
     """
 
     name: ClassVar[str] = "full"

@@ -30,7 +30,7 @@ class Trace(Participation):
 
     >>> trace = Trace(rows=((0, 0), (1, 2)), schedule=Cyclic(given=((0, 1), (2,))))
     >>> trace.bind(Roster(sizes=np.array([5, 5, 5])), seed=0).cohort(0)
-    Cohort(round=0, clients=(0,), weights=(1.0,), absent=(1,))
+    Cohort(round=0, clients=(0,), weights=(1.0,), absent=(1,), expected_size=None)
     """
 
     name: ClassVar[str] = "trace"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fedauc.reports.report_tables import (
     tabulate_attendance,
     tabulate_groups,
     tabulate_pairs,
+    tabulate_privacy,
     tabulate_sites,
     tabulate_summary,
     tabulate_thresholds,
@@ -97,6 +98,12 @@ class Section(NamedTuple):
     blocks: list[Block]
 
 
+NOT_COVERED = (
+    "Who took part, how often, and how many rows clients hold is not covered by the guarantee of this run, so that it "
+    "is left out. The run folder has it, and is as confidential as the uploads."
+)
+
+
 def choose_detailed_runs(runs: Sequence[ReportRun]) -> list[ReportRun]:
     """The runs whose details are shown: all, or of many the best ones."""
     if len(runs) <= MAX_DETAILED_RUNS:
@@ -107,7 +114,8 @@ def choose_detailed_runs(runs: Sequence[ReportRun]) -> list[ReportRun]:
 def judge_run(run: ReportRun) -> float:
     """What runs are ordered by: the first metric on the validation rows where there are some, else on the test rows."""
     column, final = run.metrics[0].columns[0], run.final or {}
-    value = final.get(f"validation_{column}", final.get(column))
+    value = final.get(f"validation_{column}")
+    value = final.get(column) if value is None else value
     return -np.inf if value is None else float(value)
 
 
@@ -164,8 +172,8 @@ def build_sections(runs: Sequence[ReportRun]) -> list[Section]:
         Section("traffic", "Traffic", "What was sent between server and clients.", detail(_traffic)),
         Section(
             "privacy",
-            "What left the clients",
-            "Federated training keeps rows where they are; it does not by itself guarantee privacy.",
+            "Privacy: what left the clients",
+            "Federated training keeps rows where they are; it does not by itself guarantee privacy, added noise does.",
             detail(_privacy),
         ),
         Section(
@@ -286,6 +294,8 @@ def _stored_site_auc(run: ReportRun, noun: str) -> Block:
             reason = "the model gives embeddings, not scores"
         elif not run.done and not run.is_federation:
             reason = "the run is not finished"
+        elif "scores" in run.result.get("not_released", {}):
+            reason = run.result["not_released"]["scores"]
         return Block(None, [Paragraph(f"There is no AUC per {noun}: {reason}.", "missing")], [])
     lines = [SiteQuality(name, 0, 0, value, note="not stored") for name, value in stored.items()]
     lines.sort(key=lambda line: np.inf if line.auc is None else line.auc)
@@ -298,6 +308,8 @@ def _stored_site_auc(run: ReportRun, noun: str) -> Block:
 
 
 def _participation(run: ReportRun) -> Block:
+    if run.hides_clients:
+        return Block(None, [Paragraph(NOT_COVERED, "missing")], [])
     calendar, noun = build_calendar(run), client_noun(run)
     groups = tabulate_groups(run)
     folded: list[Part] = [] if groups is None else [Folded("Training rows of each group", [groups])]
@@ -333,12 +345,20 @@ def _thresholds(run: ReportRun) -> Block:
 
 
 def _traffic(run: ReportRun) -> Block:
+    if run.hides_clients:
+        return Block(None, [Paragraph(NOT_COVERED, "missing")], [])
     table = tabulate_traffic(run)
     return Block(None, [Paragraph("No round has been evaluated yet.", "missing") if table is None else table], [])
 
 
 def _privacy(run: ReportRun) -> Block:
-    return Block(None, [Definitions(describe_privacy(run))], [])
+    table = tabulate_privacy(run)
+    return Block(None, [*([] if table is None else [table]), Definitions(describe_privacy(run))], [])
+
+
+def _list_environment(run: ReportRun) -> dict[str, Any]:
+    """The environment without the note on the data, where it would show how many rows private clients hold."""
+    return {key: value for key, value in run.environment.items() if key != "note" or not run.hides_clients}
 
 
 def _settings(run: ReportRun) -> Block:
@@ -349,7 +369,7 @@ def _settings(run: ReportRun) -> Block:
             Paragraph(f"Folder {run.folder.path.resolve().name}, method {run.recipe.method}, seed {run.recipe.seed}."),
             *data,
             Folded("Configuration", [Definitions(flatten_document(run.config))]),
-            Folded("Environment", [Definitions(flatten_document(run.environment))]),
+            Folded("Environment", [Definitions(flatten_document(_list_environment(run)))]),
         ],
         [],
     )
@@ -362,4 +382,6 @@ def _explain_missing_scores(run: ReportRun) -> str:
         return "The model gives embeddings, not scores: its AUC is that of pairs, and it has no curve or threshold."
     if not run.done:
         return f"{NO_SCORES}: they are written when the run is done."
+    if "scores" in run.result.get("not_released", {}):
+        return f"{NO_SCORES}: {run.result['not_released']['scores']}."
     return f"{NO_SCORES}: the folder has no scores.npz."

@@ -80,7 +80,11 @@ def draw_learning(runs: Sequence[ReportRun]) -> list[Figure]:
     shown = [run for run in runs if run.records]
     axes = (("rounds", "rounds"), ("megabytes", "megabytes, up and down"), ("seconds", "training seconds"))
     figures = []
+    # The bytes of a run with private draws tell how many clients were drawn.
+    hides_draws = any(run.privacy is not None and run.privacy["sampling"] < 1 for run in shown)
     for key, title in axes:
+        if key == "megabytes" and hides_draws:
+            continue
         layers: list[Layer] = []
         for number, run in enumerate(shown):
             records = [record for record in run.records if record.get(metric.columns[0]) is not None]
@@ -100,8 +104,10 @@ def draw_learning(runs: Sequence[ReportRun]) -> list[Figure]:
                 )
             )
             column = f"validation_{metric.columns[0]}"
-            if len(shown) == 1 and records and column in records[0]:
-                values = np.array([record[column] for record in records], dtype=float)
+            validated = [record for record in run.records if record.get(column) is not None]
+            if len(shown) == 1 and validated:
+                x = np.array([_measure_effort(record, key) for record in validated], dtype=float)
+                values = np.array([record[column] for record in validated], dtype=float)
                 layers.append(Line("validation rows", x, values, "series1", "dash"))
         figures.append(
             Figure(

@@ -21,6 +21,7 @@ from fedauc.experiments.roster import ROSTER_FILE, RunRoster, name_groups
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.server import AGREEMENT_FILE, CENSUS_FILE, RegisteredSites
 from fedauc.metrics import Metric, parse_metrics
+from fedauc.reports.caveats import has_caveat
 
 
 class ScoredRows(NamedTuple):
@@ -47,6 +48,8 @@ class ReportRun:
     records: list[dict[str, Any]]
     roster: RunRoster | None
     policy: dict[str, Any]
+    privacy: dict[str, Any] | None = None
+    """What a private run promises; None for other runs."""
     setting: str = ""
     """The name without the seed, in a comparison or sweep."""
 
@@ -56,9 +59,15 @@ class ReportRun:
         return self.folder.done
 
     @property
+    def hides_clients(self) -> bool:
+        """Whether the run promises its clients privacy, so that a report tells nothing exact about them."""
+        return self.privacy is not None and self.privacy["unit"] == "client"
+
+    @property
     def note(self) -> str:
-        """What the run was trained on; empty where the folder does not say."""
-        return str(self.result.get("data") or self.environment.get("note", ""))
+        """What the run was trained on; without its counts where clients are private, empty if the folder is silent."""
+        note = str(self.result.get("data") or self.environment.get("note", ""))
+        return note.split(":")[0] if self.hides_clients and has_caveat(note) else "" if self.hides_clients else note
 
     @property
     def final(self) -> dict[str, Any] | None:
@@ -149,6 +158,7 @@ def _read_simulation(folder: RunFolder) -> ReportRun:
         records=_read_timed_records(folder),
         roster=RunRoster(**json.loads(roster.read_text())) if roster.is_file() else None,
         policy={},
+        privacy=folder.read_privacy(),
     )
 
 
@@ -172,6 +182,7 @@ def _read_federation(folder: RunFolder) -> ReportRun:
         records=[record for record in _read_timed_records(folder) if record["auc"] is not None],
         roster=_describe_sites(agreement, registered, int(census["rounds"])),
         policy=document["policy"],
+        privacy=folder.read_privacy(),
     )
 
 

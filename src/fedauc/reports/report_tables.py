@@ -196,6 +196,36 @@ def tabulate_groups(run: ReportRun) -> ReportTable | None:
     return ReportTable("groups", "Training rows of each group.", headers, rows)
 
 
+def tabulate_privacy(run: ReportRun) -> ReportTable | None:
+    """What a private run has spent, and a row per part with its noise and its cost alone; None for other runs."""
+    if run.privacy is None:
+        return None
+    guarantee, spent = run.privacy, run.records[-1].get("epsilon") if run.records else None
+    noises = {"training": guarantee["noise_multiplier"], **guarantee["one_off"]}
+    noises |= {"evaluation": guarantee["evaluation_noise"]} if guarantee["evaluations"] else {}
+    times = {"training": guarantee["participations"], "evaluation": guarantee["evaluations"]}
+    rows = [
+        [
+            Cell(name),
+            Cell(f"{times.get(name, 1):,}", times.get(name, 1)),
+            Cell(f"{noise:.4g}", noise),
+            Cell(f"{guarantee['epsilon_alone'][name]:.4g}", guarantee["epsilon_alone"][name]),
+        ]
+        for name, noise in noises.items()
+    ]
+    budget = guarantee["epsilon"]
+    rows.append([Cell("everything, at the end"), Cell("–"), Cell("–"), Cell(f"{budget:.4g}", budget)])
+    rows.append(
+        [Cell("everything, so far"), Cell("–"), Cell("–"), Cell("–" if spent is None else f"{spent:.4g}", spent)]
+    )
+    caption = (
+        f"Epsilon at delta {guarantee['delta']:g}, for each {guarantee['unit']}. Times: how often it takes part at "
+        "most. Noise: its standard deviation over the bound of what is released. The parts are what each would cost "
+        "alone at the end of the run; together they cost less than their sum."
+    )
+    return ReportTable("privacy", caption, ["part", "times", "noise", "epsilon"], rows)
+
+
 def flatten_document(document: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Names and values of nested JSON, for a table of settings.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fedauc.experiments.guarantee import describe_spending, summarize_guarantee
 from fedauc.metrics import delong_test
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.report_runs import ReportRun
@@ -23,6 +24,8 @@ def client_noun(run: ReportRun) -> str:
 def answer_run(run: ReportRun) -> str:
     """The answer of one run in a sentence."""
     final, metric = run.final, run.metrics[0]
+    if final is not None and run.privacy is not None and final.get(metric.columns[0]) is None:
+        return f"{_describe_training(run)}, the AUC is not known: the noise of the private evaluation hides it."
     if final is None or final.get(metric.columns[0]) is None:
         return f"{run.name} has not been evaluated yet: {run.status}."
     value = final[metric.columns[0]]
@@ -73,9 +76,10 @@ def summarize_settings(runs: Sequence[ReportRun]) -> list[SettingSeeds]:
     finals: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         if run.final is not None and run.final.get(column) is not None:
+            # Noise can hide the value of a private evaluation on the validation rows.
             finals.setdefault(run.setting or run.name, []).append(run.final)
     by = f"validation_{column}"
-    on_validation = all(by in final for records in finals.values() for final in records)
+    on_validation = all(final.get(by) is not None for records in finals.values() for final in records)
     summaries = []
     for name, records in finals.items():
         judged = sum(final[by if on_validation else column] for final in records) / len(records)
@@ -145,6 +149,9 @@ def list_facts(run: ReportRun) -> list[tuple[str, str, str]]:
         ends = [final.get(column) for column in metric.columns[1:]]
         below = f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}" if ends and None not in ends else "on the test rows"
         facts.append((f"test {metric.label}", f"{value:.3f}", below))
+    if run.privacy is not None and last.get("epsilon") is not None:
+        below = f"spent, at delta {run.privacy['delta']:g}, for each {run.privacy['unit']}"
+        facts.append(("epsilon", f"{last['epsilon']:.3g}", below))
     if run.roster is not None:
         noun = client_noun(run)
         groups = run.roster.group_count
@@ -153,10 +160,12 @@ def list_facts(run: ReportRun) -> list[tuple[str, str, str]]:
     if last:
         total = f"of {run.roster.rounds:,}" if run.roster is not None else "so far"
         below = f"{last['visits']:,} visits, {last['absences']:,} absence{'s' * (last['absences'] != 1)}"
+        below = "of the schedule" if run.hides_clients else below
         facts.append(("rounds", f"{last['rounds']:,} {total}" if not run.done else f"{last['rounds']:,}", below))
-        sent = last["bytes_up"] + last["bytes_down"]
-        below = f"{format_bytes(last['bytes_up'])} up, {format_bytes(last['bytes_down'])} down"
-        facts.append(("traffic", format_bytes(sent), below))
+        if not run.hides_clients:
+            sent = last["bytes_up"] + last["bytes_down"]
+            below = f"{format_bytes(last['bytes_up'])} up, {format_bytes(last['bytes_down'])} down"
+            facts.append(("traffic", format_bytes(sent), below))
         if last.get("seconds") is not None:
             facts.append(("training time", format_seconds(last["seconds"]), "with evaluations"))
     return facts
@@ -190,15 +199,24 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         "configuration, the following would leave a client."
     )
     lines = [("Where the rows were", where)]
-    lines.append(("Once, at the start", f"The number of positive and of negative rows of the {noun}."))
+    counts = f"The number of positive and of negative rows of the {noun}."
+    guarantee = run.privacy or {}
+    if "class counts" in guarantee.get("one_off", {}):
+        counts += " The server adds noise to their sum before anybody else sees it."
+    lines.append(("Once, at the start", counts))
     update = "What the algorithm averages: the change of the model's weights"
     update += ", with dual variables or control variates where the algorithm has them."
-    if run.records:
+    if run.records and run.records[-1]["visits"]:
         last = run.records[-1]
         per_visit = format_bytes(round(last["bytes_up"] / max(1, last["visits"])))
         update += f" A visit sent {per_visit} on average."
     lines.append(("In each visit", update))
-    if recipe.algorithm.scoring_pass:
+    if recipe.algorithm.emits_histograms:
+        who = "server" if guarantee.get("unit") == "client" else noun
+        noise = f", to which the {who} adds noise" if guarantee else ""
+        text = f"Histograms of model scores of sampled rows, one per class{noise}. No single score."
+        lines.append(("Scores of rows", text))
+    elif recipe.algorithm.scoring_pass:
         lines.append(
             (
                 "Scores of rows",
@@ -216,6 +234,8 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         }
         lines.append(("For the evaluation", sent[run.policy["evaluation"]]))
     lines.append(("Never", f"A row's features; labels, except as counts per class{_except_scores(run)}."))
+    if guarantee:
+        return [*lines, *_describe_guarantee(run, guarantee)]
     lines.append(
         (
             "Formal privacy",
@@ -224,6 +244,18 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         )
     )
     return lines
+
+
+def _describe_guarantee(run: ReportRun, guarantee: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a private run promises, what that takes as public, and what it does not protect."""
+    sentence = summarize_guarantee(guarantee)
+    lines = [
+        ("Formal privacy", f"{sentence[0].upper()}{sentence[1:]}."),
+        ("Spent", f"{describe_spending(guarantee, run.records).capitalize()}."),
+        ("Not protected", " ".join(guarantee["not_protected"])),
+    ]
+    withheld = run.result.get("not_released", {})
+    return [*lines, *((f"Left out: {name}", f"{reason[0].upper()}{reason[1:]}.") for name, reason in withheld.items())]
 
 
 def format_seconds(seconds: float) -> str:

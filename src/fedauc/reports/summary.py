@@ -19,7 +19,8 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
 
     The best round is chosen by the first metric on the validation rows where there are some; otherwise on the test
     rows, and `best_by` says so: that number is for looking at a curve, not for reporting. `final` describes the model
-    that a finished run has saved, and so do `client_auc` and `group_auc`, where test rows say whose they are.
+    that a finished run has saved, and so do `client_auc` and `group_auc`, where test rows say whose they are. A private
+    run has `privacy` (what it promises), `epsilon` (what it has spent) and `not_released` (what it leaves out and why).
     """
     records, config = folder.read_records(), folder.config
     stopped = folder.path / "stopped.txt"
@@ -28,19 +29,24 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     summary: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
     summary |= {"method": config.recipe.method, "seed": config.recipe.seed}
     summary["status"] = "done" if folder.done else status
+    if (guarantee := folder.read_privacy()) is not None:
+        summary["privacy"] = guarantee
     if not records:
         return summary | {"final": None, "best": None, "rounds": 0, "seconds": 0.0}
     last, metrics = records[-1], parse_metrics(config.metrics)
     decisive = metrics[0].columns[0]
     by = f"validation_{decisive}" if f"validation_{decisive}" in last else decisive
-    best = max(records, key=lambda record: record[by])
+    # Noise can hide the value of a private evaluation.
+    best = max(records, key=lambda record: -math.inf if record[by] is None else record[by])
     result = folder.read_result() if folder.done else {}
     final = result.get("final", last)
     columns = ("round", *(column for metric in metrics for column in metric.columns), f"validation_{decisive}")
+    described = ("kept_round", "stopped_early", "client_auc", "group_auc", "not_released")
     counts = ("rounds", "visits", "absences", "floats_up", "floats_down", "bytes_up", "bytes_down")
     return {
         **summary,
-        **{key: result[key] for key in ("kept_round", "stopped_early", "client_auc", "group_auc") if key in result},
+        **{key: result[key] for key in described if key in result},
+        **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
         "final": {key: final[key] for key in columns if key in final},
         "best": {key: best[key] for key in columns if key in best},
         "best_by": by,
@@ -144,7 +150,7 @@ def rank_settings(folders: Iterable[tuple[str, RunFolder]], runs_per_setting: Ma
     summaries = []
     for setting, runs in done.items():
         columns = [
-            [run[when][quantity] for run in runs]
+            [math.nan if run[when][quantity] is None else run[when][quantity] for run in runs]
             for when, quantity in (("best", by), ("final", column), ("best", column))
         ]
         judged, final, best = (Spread.of(values) if runs else Spread(math.nan, math.nan, 0) for values in columns)
@@ -165,7 +171,8 @@ def _summarize_method(method: str, folders: list[RunFolder], reference: RunFolde
         return MethodSummary(
             method, len(folders), decisive.label, *nothing, unfinished=unfinished, first_run_done=False
         )
-    spread = Spread.of([summary["final"][decisive.columns[0]] for summary in summaries])
+    values = [summary["final"][decisive.columns[0]] for summary in summaries]
+    spread = Spread.of([math.nan if value is None else value for value in values])
     first = summaries[0]
     low, high = (first["final"][column] for column in decisive.columns[1:]) if decisive.has_interval else (None, None)
     return MethodSummary(
@@ -197,6 +204,8 @@ def _mean_of(metric: Metric, summaries: Sequence[Mapping[str, Any]]) -> float | 
 def _p_value(folder: RunFolder, reference: RunFolder | None) -> float | None:
     """The p-value against the reference, if both are done and scored the same rows."""
     if reference is None or folder.path == reference.path or not (folder.done and reference.done):
+        return None
+    if not (folder.has_scores and reference.has_scores):
         return None
     (labels, scores), (reference_labels, reference_scores) = folder.read_scores(), reference.read_scores()
     if scores.ndim != 1 or not np.array_equal(labels, reference_labels):

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.guarantee import describe_spending
 from fedauc.files import write_atomically
 from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import list_caveats
@@ -196,6 +197,8 @@ def print_run(folder: RunFolder, all_sites: bool = False) -> None:
     facts = {"method": summary["method"], "status": summary["status"]}
     if summary["final"] is not None:
         facts |= _describe_result(summary, parse_metrics(folder.config.metrics))
+    if "privacy" in summary:
+        facts |= _describe_privacy(summary)
     table = Table.grid(padding=(0, 2))
     for name, value in (facts | {"folder": str(folder.path)}).items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
@@ -233,6 +236,22 @@ def _describe_result(summary: dict[str, Any], metrics: Sequence[Metric]) -> dict
         facts["status"] = f"done, stopped early: {summary['stopped_early']}"
     if summary.get("client_auc"):
         facts["sites"] = describe_sites(summary["client_auc"])
+    return facts
+
+
+def _describe_privacy(summary: dict[str, Any]) -> dict[str, str]:
+    """What a private run has spent, which noise it adds, what counts as public, and what it leaves out."""
+    guarantee = summary["privacy"]
+    records = [{"epsilon": summary["epsilon"]}] if "epsilon" in summary else []
+    bands = guarantee["bands"]
+    noise = f"noise multiplier {guarantee['noise_multiplier']:.4g}, {bands} band{'s' * (bands > 1)}"
+    alone = ", ".join(f"{name} {epsilon:.3g}" for name, epsilon in guarantee["epsilon_alone"].items())
+    facts = {
+        "privacy": f"{describe_spending(guarantee, records)}; {noise}; at the end each part alone: {alone}",
+        "public": ", ".join(guarantee["public"]),
+    }
+    if "not_released" in summary:
+        facts["left out"] = "; ".join(f"{name}: {reason}" for name, reason in summary["not_released"].items())
     return facts
 
 
@@ -297,6 +316,8 @@ def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric]) -> str
         if value is not None:
             ends = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval and interval[0] is not None else ""
             parts.append(f"{metric.label} {value:.4f}{ends}")
+    if not parts:
+        parts.append(f"{metrics[0].label} unknown, because noise hides it")
     rounds = quality["round"] + 1
     return f"{', '.join(parts)}, after {rounds} round{'s' * (rounds > 1)}"
 

@@ -41,6 +41,7 @@ class WatchedRun(NamedTuple):
     left: float | None
     bytes_up: int
     bytes_down: int
+    epsilon: float | None = None
 
 
 def watch_folder(path: Path, interval: float = 1.0, console: Console | None = None) -> None:
@@ -120,6 +121,8 @@ def _render_run(run: WatchedRun) -> RenderableType:
     if run.values:
         best = f"best {max(run.values):.4f}"
         facts.add_row(Text(run.label, style="bold"), f"{run.values[-1]:.4f}  {draw_sparkline(run.values)}  {best}")
+    if run.epsilon is not None:
+        facts.add_row(Text("epsilon", style="bold"), f"{run.epsilon:.4g} spent")
     if run.left is not None:
         facts.add_row(Text("left", style="bold"), f"about {format_seconds(run.left)}")
     traffic = f"{format_bytes(run.bytes_up)} up, {format_bytes(run.bytes_down)} down"
@@ -136,6 +139,7 @@ def _print_changes(path: Path, interval: float, console: Console) -> None:
                 printed[run.name] = (run.rounds, run.phase)
                 total = f" of {run.total}" if run.total else ""
                 value = f", {run.label} {run.values[-1]:.4f}" if run.values else ""
+                value += "" if run.epsilon is None else f", epsilon {run.epsilon:.4g}"
                 line = f"{run.name}: {run.phase}, {run.rounds}{total} rounds{value}"
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         if runs and all(run.is_over for run in runs):
@@ -174,7 +178,16 @@ def _watch_run(run: ReportRun, now: float) -> WatchedRun:
         left = max(0.0, seconds / rounds * (total - rounds) - since)
     traffic = last.get("bytes_up", 0), last.get("bytes_down", 0)
     return WatchedRun(
-        run.name, _describe_phase(run, now, total), is_over, rounds, total, metric.label, values, left, *traffic
+        run.name,
+        _describe_phase(run, now, total),
+        is_over,
+        rounds,
+        total,
+        metric.label,
+        values,
+        left,
+        *traffic,
+        last.get("epsilon"),
     )
 
 

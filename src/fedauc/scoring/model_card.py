@@ -59,7 +59,8 @@ class CardFacts:
 
     `data` and `model` describe them in one line each, `settings` are the numbers of the run by name, `client_auc` holds
     the test AUC of every site (None where a site lacks a class), `test` the labels and scores of the test rows, and
-    `limits` are sentences to add to the standing ones.
+    `limits` are sentences to add to the standing ones. `privacy` are sentences on the guarantee of a private training,
+    and `test_note` says how the metrics were measured.
     """
 
     data: str
@@ -73,6 +74,9 @@ class CardFacts:
     test: tuple[np.ndarray, np.ndarray] | None = None
     limits: Sequence[str] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    gives_embeddings: bool = False
+    privacy: Sequence[str] = ()
+    test_note: str = "Measured on the test rows, which neither training nor the choice of a threshold has used."
 
 
 def write_model_card(folder: Path, scorer: Scorer | None, facts: CardFacts) -> None:
@@ -84,12 +88,13 @@ def compose_model_card(scorer: Scorer | None, facts: CardFacts) -> str:
     """The card as Markdown; without a scorer (a model of embeddings) it has no calibration and no thresholds."""
     sections = [
         f"# Model card: {facts.method} with {facts.model}",
-        _describe_use(scorer),
+        _describe_use(scorer, facts),
         _describe_data(scorer, facts),
         _describe_method(facts),
         _describe_test(facts),
         _describe_sites(facts),
         *([] if scorer is None else [_describe_calibration(scorer, facts.test), _describe_points(scorer)]),
+        _describe_guarantee(facts),
         _describe_limits(scorer, facts),
         *([] if scorer is None else [_describe_loading(scorer)]),
         _describe_versions(facts),
@@ -112,8 +117,11 @@ def update_model_card(folder: Path, scorer: Scorer) -> None:
     write_atomically(path, "\n\n## ".join(changed).encode())
 
 
-def _describe_use(scorer: Scorer | None) -> str:
+def _describe_use(scorer: Scorer | None, facts: CardFacts) -> str:
     lines = ["## Intended use", ""]
+    if scorer is None and not facts.gives_embeddings:
+        text = "The model ranks rows by its score. No calibration and no threshold were saved with it."
+        return "\n".join([*lines, text])
     if scorer is None:
         return "\n".join([*lines, "The model gives an embedding per row, for verification: rows of a class lie close."])
     negative, positive = scorer.label_values
@@ -127,12 +135,13 @@ def _describe_use(scorer: Scorer | None) -> str:
 
 
 def _describe_data(scorer: Scorer | None, facts: CardFacts) -> str:
+    lines = ["## Data", "", f"{facts.data}.", "", f"Training rows are divided over {facts.sites:,} sites."]
     rows = [
         (size.part, f"{size.rows:,}", f"{size.positives:,}", f"{size.positives / max(1, size.rows):.3%}")
         for size in facts.parts
     ]
-    lines = ["## Data", "", f"{facts.data}.", "", f"Training rows are divided over {facts.sites:,} sites.", ""]
-    lines += format_table(("part", "rows", "positives", "share"), rows)
+    if rows:
+        lines += ["", *format_table(("part", "rows", "positives", "share"), rows)]
     if scorer is not None and scorer.feature_names:
         names = [f"`{name}`" for name in scorer.feature_names]
         more = f" and {len(names) - FEATURES_SHOWN} more" if len(names) > FEATURES_SHOWN else ""
@@ -149,11 +158,14 @@ def _describe_method(facts: CardFacts) -> str:
 
 
 def _describe_test(facts: CardFacts) -> str:
+    if not facts.metrics and facts.privacy:
+        return "## Test results\n\nNo metric is known: the evaluation's noise hides it, or there were no test rows."
     if not facts.metrics:
         return "## Test results\n\nNo test rows were given, so nothing is known about new rows."
     rows = [(metric.label, f"{metric.value:.4f}", _format_interval(metric)) for metric in facts.metrics]
-    note = "Measured on the test rows, which neither training nor the choice of a threshold has used."
-    return "\n".join(["## Test results", "", note, "", *format_table(("metric", "value", "95 % interval"), rows)])
+    return "\n".join(
+        ["## Test results", "", facts.test_note, "", *format_table(("metric", "value", "95 % interval"), rows)]
+    )
 
 
 def _describe_sites(facts: CardFacts) -> str:
@@ -219,11 +231,19 @@ def _describe_points(scorer: Scorer) -> str:
     )
 
 
+def _describe_guarantee(facts: CardFacts) -> str:
+    return "\n".join(["## Privacy", "", *(f"- {sentence}" for sentence in facts.privacy)]) if facts.privacy else ""
+
+
 def _describe_limits(scorer: Scorer | None, facts: CardFacts) -> str:
     limits = [
         "The federation was simulated: all sites' rows were read in one place. What a real federation would have sent "
         "is counted, but nothing was kept apart.",
-        "Training was not differentially private, and the weights may reveal something about training rows.",
+        *(
+            []
+            if facts.privacy
+            else ["Training was not differentially private, and the weights may reveal something about training rows."]
+        ),
         "The AUC says how well rows are ranked over all sites together; a site of its own may be ranked worse.",
         *facts.limits,
     ]

@@ -399,6 +399,11 @@ def _explain_absence(folder: Path) -> str:
         return f"{folder} has no {SCORER_FILE}; give the folder of a finished run, or one that `save` wrote"
     if not (folder / "result.json").is_file():
         return f"{folder} is a run that is not finished; go on with `fedauc resume {folder}`"
+    if "calibration" in json.loads((folder / "result.json").read_text()).get("not_released", {}):
+        return (
+            f"{folder} has no {SCORER_FILE}: its run was private, and there were no public rows to calibrate on; its "
+            "weights are in model.pt: calibrate on public rows"
+        )
     return (
         f"{folder} has no {SCORER_FILE}: an older fedauc trained it, or its model gives embeddings; train it again "
         f"with `fedauc run --config {folder / 'config.json'} --out NEW`"

@@ -23,6 +23,7 @@ from fedauc.interfaces import (
     Setting,
     Upload,
 )
+from fedauc.random_tensors import client_keys
 from fedauc.testing.small_federation import EMBEDDING_SIZE, FEATURES, small_federation
 from fedauc.trees import Tree, is_empty, tree_at, tree_map, tree_stack
 
@@ -92,10 +93,9 @@ def draw_batches(number: int, per_client: Tree) -> list[Batch]:
     inputs = torch.from_numpy(rng.normal(size=(STEPS, CLIENTS, 5, FEATURES)))
     # Every client holds at least 2 positives and 5 negatives.
     places = torch.from_numpy(rng.integers([0, 0, 2, 2, 2], [2, 2, 7, 7, 7], size=(STEPS, CLIENTS, 5)))
-    return [
-        Batch(inputs[step], labels, weights, tree_map(lambda leaf, at=step: leaf[:, at], per_client), places[step])
-        for step in range(STEPS)
-    ]
+    keys = [torch.from_numpy(client_keys(range(CLIENTS), "step noise", number, step)) for step in range(STEPS)]
+    passive = [tree_map(lambda leaf, at=step: leaf[:, at], per_client) for step in range(STEPS)]
+    return [Batch(inputs[step], labels, weights, passive[step], places[step], keys[step]) for step in range(STEPS)]
 
 
 def visit_client(algorithm: Algorithm, download: Download, client_state: Tree, batches: list[Batch]) -> Visited:

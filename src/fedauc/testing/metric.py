@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedauc import keys, plugins
-from fedauc.interfaces import Measurement, Metric
 from fedauc.metrics import find_metrics, parse_metric
+from fedauc.metrics.metric import Measurement, Metric
 from fedauc.testing._expectations import check_configuration, expect, find_outsiders, untouched_generators
 
 ROWS = 400

@@ -32,7 +32,10 @@ def list_cohorts(schedule: Schedule, rounds: int = ROUNDS) -> list[Cohort]:
 
 
 def check_cohorts(participation: Participation, clients: Roster, rounds: int = ROUNDS) -> None:
-    """Cohorts name clients that hold data, once each and in order, with weights that sum to 1."""
+    """Cohorts name clients that hold data, once each and in order, with weights that sum to 1.
+
+    Where a cohort has an expected size, each weight is one over it.
+    """
     holding = set(np.flatnonzero(clients.sizes).tolist())
     for round, cohort in enumerate(list_cohorts(participation.bind(clients, 0), rounds)):
         where = f"round {round}"
@@ -43,6 +46,10 @@ def check_cohorts(participation: Participation, clients: Roster, rounds: int = R
         expect(set(cohort.clients) | set(cohort.absent) <= holding, f"{where}: a client without rows takes part")
         expect(not set(cohort.clients) & set(cohort.absent), f"{where}: a client is present and absent")
         expect(len(cohort.weights) == len(cohort.clients), f"{where}: every client needs one weight")
+        if cohort.expected_size is not None:
+            fixed = all(math.isclose(weight, 1 / cohort.expected_size) for weight in cohort.weights)
+            expect(fixed, f"{where}: every weight must be one over the expected size {cohort.expected_size}")
+            continue
         # A few dozen terms of relative error 2**-53 each: far below 1e-14. Only an empty cohort sums to 0.
         total = sum(cohort.weights)
         expect(math.isclose(total, bool(cohort.clients), abs_tol=1e-14), f"{where}: the weights sum to {total}, not 1")

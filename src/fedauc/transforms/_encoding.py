@@ -37,7 +37,7 @@ class EncodingTransform(UploadTransform):
         """No error yet."""
         return tree_map(torch.zeros_like, shared) if self.error_feedback else ()
 
-    def client(self, upload: Upload, state: Tree, key: Tensor) -> tuple[Upload, Tree]:
+    def client(self, upload: Upload, state: Tree, key: Tensor, announced: Tree = ()) -> tuple[Upload, Tree]:
         """Encode the change plus the error of earlier uploads."""
         if is_empty(upload.mean):
             return upload, state

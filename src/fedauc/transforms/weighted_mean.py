@@ -8,6 +8,7 @@ answer, adds each upload to a running sum, so that memory does not grow with the
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedMean(Mean):
+class RunningMean(Mean):
+    """A mean that is made of a running sum, so that no upload need be kept."""
+
+    @abstractmethod
+    def add_upload(self, total: Tree, upload: Tree, weight: float) -> Tree:
+        """The running sum with one more upload; it starts as `()`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedMean(RunningMean):
     """Every client counts with its weight in the cohort."""
 
     name: ClassVar[str] = "weighted"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -42,8 +42,9 @@ class WrappedAlgorithm(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("scoring_pass", "needs_places"):
+        for name in ("scoring_pass", "emits_histograms", "needs_places"):
             object.__setattr__(self, name, getattr(self.inner, name))
+        object.__setattr__(self, "needs_keys", self.inner.needs_keys or self.wrapper.needs_keys)
         personal = self.inner.has_personal_models or self.wrapper.has_personal_models
         object.__setattr__(self, "has_personal_models", personal)
 
@@ -128,8 +129,18 @@ def unwrap_algorithm(algorithm: Algorithm) -> Algorithm:
     return unwrap_algorithm(algorithm.inner) if isinstance(algorithm, WrappedAlgorithm) else algorithm
 
 
-def wrap_algorithm(algorithm: Algorithm, wrappers: Iterable[Wrapper], parameters: Mapping[str, int]) -> Algorithm:
-    """The algorithm inside the first wrapper, inside the second, and so on, for a model with these parameters."""
+def list_wrappers(algorithm: Algorithm) -> list[Wrapper]:
+    """The wrappers around an algorithm, the innermost first."""
+    return [*list_wrappers(algorithm.inner), algorithm.wrapper] if isinstance(algorithm, WrappedAlgorithm) else []
+
+
+def wrap_algorithm(
+    algorithm: Algorithm, wrappers: Iterable[Wrapper], parameters: Mapping[str, int], buffers: Collection[str] = ()
+) -> Algorithm:
+    """The algorithm inside the first wrapper, inside the second, and so on, for a model with these parameters.
+
+    `buffers` are the names of the model's buffers, such as the statistics of BatchNorm.
+    """
     for wrapper in wrappers:
         algorithm = WrappedAlgorithm(
             objective=algorithm.objective,
@@ -137,4 +148,6 @@ def wrap_algorithm(algorithm: Algorithm, wrappers: Iterable[Wrapper], parameters
             inner=algorithm,
             wrapper=wrapper.bind(parameters),
         )
+    for wrapper in list_wrappers(algorithm):
+        wrapper.check_algorithm(algorithm, buffers)
     return algorithm

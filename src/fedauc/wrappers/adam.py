@@ -39,6 +39,7 @@ class Adam(Wrapper):
     """Takes Adam's local steps along the directions of the inner algorithm; the moments are forgotten after a visit."""
 
     name: ClassVar[str] = "adam"
+    uploads_gradients_only: ClassVar[bool] = True
     beta1: float = option(0.9, "Decay of the mean of directions.", at_least=0, below=1)
     beta2: float = option(0.999, "Decay of the mean of squared directions.", at_least=0, below=1)
     epsilon: float = option(1e-8, "Added to the root of the mean square.", above=0)

@@ -22,6 +22,7 @@ class FedProx(Wrapper):
     """Adds μ (w - w_sent) to the gradient of every local step."""
 
     name: ClassVar[str] = "fedprox"
+    uploads_gradients_only: ClassVar[bool] = True
     mu: float = option(0.1, "Weight of the pull towards the model that was sent.", at_least=0)
 
     def step(

@@ -24,6 +24,7 @@ class Momentum(Wrapper):
     """Carries the last change of the weights from step to step, and forgets it at the end of the visit."""
 
     name: ClassVar[str] = "momentum"
+    uploads_gradients_only: ClassVar[bool] = True
     beta: float = option(0.9, "Share of the last step that the next one repeats.", at_least=0, below=1)
 
     def begin(self, inner: Algorithm, download: Download, local: Tree, client_state: Tree) -> tuple[Tree, Tree]:

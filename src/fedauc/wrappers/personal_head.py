@@ -55,6 +55,7 @@ class _BoundHead(Wrapper):
     """The head is the last `length` entries of the weights."""
 
     has_personal_models: ClassVar[bool] = True
+    uploads_gradients_only: ClassVar[bool] = True
     length: int
 
     def initial_client_state(self, inner: Algorithm, download: Download) -> Tensor:

@@ -205,7 +205,7 @@ class CompiledEngine(StackedEngine):
         # A scan's inputs and outputs must not share memory; where they do not, the compiler removes the copy.
         shared, anchor, local = (tree_map(_copy_contiguous, tree) for tree in (shared, anchor, local))
         download = Download(_make_traced_phase(batch, learning_rate, rows), shared, anchor)
-        draws = tree_map(lambda leaf: leaf.transpose(0, 1), (rows.rows, rows.per_client, rows.moves, rows.places))
+        draws = tree_map(lambda leaf: leaf.transpose(0, 1), _list_step_draws(rows))
         # Vectors go from step to step in parts: joined and split again, they would be stored twice more.
         lengths = self.lengths
 
@@ -230,9 +230,14 @@ class CompiledEngine(StackedEngine):
         return LocalResult(_fill_tree(local, last, lengths), emitted_tree, losses)
 
     def _gather_batch(self, draw: Tree, weights: Tensor) -> Batch:
-        index, per_client, moves, places = draw
+        index, per_client, moves, places, key = draw
         inputs = self._inputs[index] if is_empty(moves) else apply_crops(self._inputs[index], moves)
-        return Batch(inputs, self._labels[index], weights, per_client, places)
+        return Batch(inputs, self._labels[index], weights, per_client, places, key)
+
+
+def _list_step_draws(rows: CohortRows) -> tuple[Tree, ...]:
+    """The draws that differ from step to step, `[M, I, ...]` each."""
+    return rows.rows, rows.per_client, rows.moves, rows.places, rows.keys
 
 
 def _join_halves(halves: Sequence[ReducedVisit], share: float) -> ReducedVisit:
@@ -283,7 +288,7 @@ def _mark_dynamic(trees: Tree, rows: CohortRows, shape: VisitShape) -> None:
     """Let these tensors be compiled for any number of clients and steps."""
     for leaf in () if shape.one_client else tree_leaves(trees):
         torch._dynamo.maybe_mark_dynamic(leaf, 0)
-    for leaf in () if shape.one_step else tree_leaves((rows.rows, rows.per_client, rows.moves, rows.places)):
+    for leaf in () if shape.one_step else tree_leaves(_list_step_draws(rows)):
         torch._dynamo.maybe_mark_dynamic(leaf, 1)
 
 

@@ -19,10 +19,10 @@ from fedauc.engines.batched import CohortRows, LocalResult, PendingVisit, gather
 from fedauc.engines.cuda.convolutions import make_stackable
 from fedauc.engines.cuda.padding_weights import find_kernel_windows
 from fedauc.engines.simulator import CachedForward
-from fedauc.interfaces import Algorithm, Batch, Download, ForwardPass, Model, Network, Phase, list_models
+from fedauc.interfaces import Algorithm, Batch, Download, ForwardPass, Model, Network, Phase
 from fedauc.network import ModuleNetwork
 from fedauc.split_vectors import PerClientScalar, SplitVector, VectorSplit, is_large
-from fedauc.trees import Tree, is_empty, tree_leaves, tree_map
+from fedauc.trees import Tree, is_empty, list_nodes, tree_leaves, tree_map
 
 
 class LabeledRows(NamedTuple):
@@ -90,7 +90,7 @@ class Lanes(NamedTuple):
         return [self._select_lane(lane) for lane in range(len(self.losses))]
 
     def _select_lane(self, lane: int) -> Lanes:
-        run, (phase, shared, anchor, per_client) = lane // self.lanes_per_run, self.download
+        run, (phase, shared, anchor, per_client, _) = lane // self.lanes_per_run, self.download
         leaves = (self.local, self.rows, self.emitted, self.losses, self.bf16_copies)
         lane_leaves = tree_map(lambda leaf: leaf[lane : lane + 1], leaves)
         shared, anchor = tree_map(lambda leaf: leaf[run : run + 1], (shared, anchor))
@@ -102,7 +102,7 @@ class Lanes(NamedTuple):
 
     def expand_download(self) -> Download:
         """The download with an entry per lane."""
-        runs, width, (phase, shared, anchor, _) = len(self.data), self.lanes_per_run, self.download
+        runs, width, (phase, shared, anchor, *_) = len(self.data), self.lanes_per_run, self.download
 
         def expand_leaf(leaf: Tensor) -> Tensor:
             expanded = leaf[:, None].expand(runs, width, *leaf.shape[1:])
@@ -126,7 +126,7 @@ class Lanes(NamedTuple):
         return Lanes(self.data, download, *others)._replace(split=self.split)
 
     def _list_trees(self) -> tuple[Tree, ...]:
-        _, (phase, shared, anchor, _), *others, _ = self
+        _, (phase, shared, anchor, *_), *others, _ = self
         return phase.learning_rate, shared, anchor, *others
 
     def _get_learning_rate(self) -> Tensor:
@@ -180,10 +180,10 @@ class LaneStep:
     def compute_step(self, lanes: Lanes, step_number: Tensor, rows: LabeledRows) -> tuple[Tree, Tree, Tensor]:
         """The local states after a step, what the step emits, and the losses before it."""
         inputs, labels = rows
-        trees = (lanes.rows.moves, lanes.rows.per_client, lanes.rows.places)
-        moves, per_client, places = _select_step(trees, step_number)
+        trees = (lanes.rows.moves, lanes.rows.per_client, lanes.rows.places, lanes.rows.keys)
+        moves, per_client, places, key = _select_step(trees, step_number)
         inputs = inputs if is_empty(moves) else apply_crops(inputs, moves)
-        batch = Batch(inputs, labels, lanes.rows.weights, per_client, places)
+        batch = Batch(inputs, labels, lanes.rows.weights, per_client, places, key)
         download, network = lanes.expand_download(), CachedForward(LaneNetwork(self, lanes))
         losses = labels.new_zeros(len(labels))
         if not download.phase.scoring:
@@ -267,7 +267,7 @@ def _add_bf16_copies(lanes: Lanes, network: ModuleNetwork) -> Lanes:
 
 def _find_model(local: Tree) -> Model | None:
     """The first model in a client's local state."""
-    return next(iter(list_models(local)), None)
+    return next(iter(list_nodes(local, Model)), None)
 
 
 def _repeat_first(leaf: Tensor, width: int) -> Tensor:

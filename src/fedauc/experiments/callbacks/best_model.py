@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -38,6 +39,8 @@ class BestModel(Callback):
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
         """Keep a better model."""
         value = run.records[-1][run.validation_column]
+        # Noise can hide the value of a private evaluation.
+        value = -math.inf if value is None else value
         if not is_empty(state) and value <= state.value.item():
             return state
         return Best(torch.tensor(value, dtype=torch.float64), torch.tensor(run.round.phase.round), run.model)

@@ -11,7 +11,13 @@ from fedauc.fields import describe, option
 
 if TYPE_CHECKING:
     from fedauc.experiments.run_view import RunView
+    from fedauc.interfaces import Phase
     from fedauc.trees import Tree
+
+
+def is_evaluation_due(phase: Phase, every: int, is_last: bool) -> bool:
+    """Whether the model is evaluated after a round: every so many learning cycles, and after the last round."""
+    return is_last or (phase.ends_cycle and not phase.scoring and phase.learning_cycles % every == 0)
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,6 @@ class Evaluation(Callback):
 
     def evaluate_round(self, run: RunView, state: Tree) -> None:
         """Evaluate where that is due."""
-        phase = run.round.phase
-        ends_cycle = phase.ends_cycle and not phase.scoring
-        is_due = run.is_over or (ends_cycle and phase.learning_cycles % self.every == 0)
+        is_due = is_evaluation_due(run.round.phase, self.every, run.is_over)
         if is_due and (columns := self.measure(run)) is not None:
             run.add_record(columns)
