@@ -31,7 +31,7 @@ def make_rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def sigmoid(values: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-values))
+    return np.asarray(1 / (1 + np.exp(-values)))
 
 
 def train_one_round(method: str, **settings: Any) -> fedauc.Fitted:
