@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP)  ## train three methods on the embedded fraud data and print the comparison
-	$(BIN)/fedauc compare --data creditcard --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 \
+demo: $(STAMP)  ## train four methods on the embedded fraud data and print the comparison
+	$(BIN)/fedauc compare --data creditcard --methods cycp-fedavg,cycp-fedavg-balanced,cycp-minimax,cycp-pairwise --cycles 30 \
 	  --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: lint types unit  ## lint, types, doctests and tests

@@ -1,6 +1,7 @@
 """The README's figure: one cycle of client groups, and the test AUC that it gives.
 
-    fedauc compare --methods cycp-fedavg,cycp-minimax,cycp-pairwise --cycles 30 --seeds 0,1,2,3,4 --out runs/demo
+    fedauc compare --methods cycp-fedavg,cycp-fedavg-balanced,cycp-minimax,cycp-pairwise --cycles 30 --seeds 0,1,2,3,4 \
+      --out runs/demo
     python docs/figures/make_overview.py runs/demo
 
 The left panel shows the schedule of the card-fraud data that come with the library: 48 hourly clients in 8 groups by
@@ -21,8 +22,18 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Wedge
 
 GROUPS, CLIENTS_PER_GROUP = 8, 6
-TITLES = {"cycp-fedavg": "CyCp-FedAvg", "cycp-minimax": "CyCp-Minimax", "cycp-pairwise": "CyCp-Pairwise"}
-COLOURS = {"cycp-fedavg": "#0072B2", "cycp-minimax": "#D55E00", "cycp-pairwise": "#009E73"}
+TITLES = {
+    "cycp-fedavg": "CyCp-FedAvg",
+    "cycp-fedavg-balanced": "CyCp-FedAvg, balanced batches",
+    "cycp-minimax": "CyCp-Minimax",
+    "cycp-pairwise": "CyCp-Pairwise",
+}
+COLOURS = {
+    "cycp-fedavg": "#0072B2",
+    "cycp-fedavg-balanced": "#CC79A7",
+    "cycp-minimax": "#D55E00",
+    "cycp-pairwise": "#009E73",
+}
 
 
 def draw_cycle(axis: Axes) -> None:
