@@ -1,4 +1,4 @@
-"""AUC against the privacy budget: independent and banded noise, three methods, three datasets.
+"""AUC against the privacy budget: independent and banded noise, four methods, three datasets.
 
     python benchmarks/privacy.py --studies fraud,insurance --processes 2
     python benchmarks/privacy.py --studies images --device cuda --data-folder FOLDER
@@ -49,6 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "cycp-pairwise": {"pool": "histogram"},
     "cycp-minimax": {},
     "cycp-fedavg": {},
+    "cycp-fedavg-balanced": {},
 }
 WIDE_RATE_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0)
 """Multiples of the method's own learning rate for runs without privacy, of which as many are tried as pairs with it."""

@@ -21,8 +21,18 @@ TITLES = {
     "insurance": "Synthetic insurance: 10,000 clients, rate .1, δ = 1e-5",
     "images": "CIFAR-10, small CNN: 10,000 clients, rate .1, δ = 1e-5",
 }
-NAMES = {"cycp-pairwise": "CyCp-Pairwise", "cycp-minimax": "CyCp-Minimax", "cycp-fedavg": "CyCp-FedAvg"}
-COLOURS = {"cycp-fedavg": "#0072B2", "cycp-minimax": "#D55E00", "cycp-pairwise": "#009E73"}
+NAMES = {
+    "cycp-pairwise": "CyCp-Pairwise",
+    "cycp-minimax": "CyCp-Minimax",
+    "cycp-fedavg": "CyCp-FedAvg",
+    "cycp-fedavg-balanced": "CyCp-FedAvg, balanced",
+}
+COLOURS = {
+    "cycp-fedavg": "#0072B2",
+    "cycp-minimax": "#D55E00",
+    "cycp-pairwise": "#009E73",
+    "cycp-fedavg-balanced": "#CC79A7",
+}
 UNPROTECTED = ("none", "none, clipped", "none, raw scores")
 
 Cell = tuple[str, str, str, float]
