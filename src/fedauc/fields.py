@@ -32,6 +32,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+MAX_NUMBER = 1e30
+"""The largest number of a field that declares no upper bound."""
+
 KEY = "fedauc"
 """Where a field's metadata holds its `Description`."""
 
@@ -40,7 +43,8 @@ KEY = "fedauc"
 class Description:
     """A help text, and what a value must be.
 
-    A field without an upper bound takes finite numbers only; `at_most=math.inf` allows infinity as well.
+    A field without an upper bound takes numbers up to 1e30 only, whose squares are still far from the largest number
+    that a computer knows; `at_most=math.inf` allows infinity as well.
     `choices` lists the words that a `str` field accepts; a `Literal` type lists them itself.
     """
 
@@ -135,16 +139,20 @@ def _check_number(name: str, kind: type, value: Any, description: Description) -
     open_ended = below is None and at_most is None
     if number is None or math.isnan(number):
         remedy = f"give {name} as a plain number"
-    elif number == -math.inf or (above is not None and number <= above) or (at_least is not None and number < at_least):
+    elif (
+        number < -MAX_NUMBER or (above is not None and number <= above) or (at_least is not None and number < at_least)
+    ):
         remedy = f"raise {name}"
     elif (
-        (open_ended and number == math.inf)
+        (open_ended and number > MAX_NUMBER)
         or (below is not None and number >= below)
         or (at_most is not None and number > at_most)
     ):
         remedy = f"lower {name}"
     else:
         return number
+    if open_ended and number is not None and MAX_NUMBER < abs(number) < math.inf:
+        at_most = MAX_NUMBER
     noun = "whole number" if kind is int else "finite number" if open_ended else "number"
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
     text = " and ".join(f"{word} {bound:.12g}" for word, bound in bounds.items() if bound not in (None, math.inf))

@@ -15,6 +15,7 @@ from fedauc.data.preparation import Split
 from fedauc.engines import EngineParts, make_engine
 from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.distributed import DistributedEngine
+from fedauc.experiments.memory_needs import check_draw_memory
 from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import prepare_example_privacy, prepare_privacy, refuse_personal_models
 from fedauc.experiments.recipe import Recipe
@@ -70,6 +71,7 @@ def assemble_training(
     )
     # Whom a random draw has chosen must not decide anything, so the size that is expected counts.
     per_round = max(1, round(schedule.cohort(0).divisor))
+    check_draw_memory(per_round, recipe.local_steps, recipe.batch)
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.divide_budget(budget), recipe.algorithm
     if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:

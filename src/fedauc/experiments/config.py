@@ -84,6 +84,9 @@ class Config:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{where} is not JSON (line {error.lineno}: {error.msg}); fix or regenerate it") from error
+        except RecursionError as error:
+            reason = "its brackets are nested deeper than any configuration's"
+            raise ValueError(f"{where} cannot be read, because {reason}; fix or regenerate it") from error
         if not isinstance(data, dict):
             raise ValueError(f"{where} is a {type(data).__name__}; it must be a JSON object")
         written = data.pop("format", FORMAT)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedauc.fields import option
-from fedauc.models.model import ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig
 
 Norm = Literal["group", "batch"]
 """GroupNorm keeps no statistics; BatchNorm keeps running ones, which are sent and averaged with the weights."""
@@ -27,7 +27,7 @@ class DeepImageModel(ModelConfig):
     stem: Stem = option("imagenet", "First layers: for large images, or for images of 32x32 pixels.")
     norm: Norm = option("group", "GroupNorm, or BatchNorm with statistics that are averaged over clients.")
     norm_groups: int = option(32, "Groups of GroupNorm.", at_least=1)
-    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1)
+    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1, at_most=MAX_WIDTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()

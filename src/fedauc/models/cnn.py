@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
 from fedauc.models._images import check_images
-from fedauc.models.model import ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,7 @@ class SmallCNN(ModelConfig):
 
     channels: tuple[int, ...] = option((16, 32), "Channels of each convolution.", at_least=1)
     norm_groups: int = option(8, "Groups of GroupNorm.", at_least=1)
-    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1)
+    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1, at_most=MAX_WIDTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()

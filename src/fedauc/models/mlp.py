@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,8 +20,8 @@ class MLP(ModelConfig):
 
     name: ClassVar[str] = "mlp"
 
-    hidden: tuple[int, ...] = option((64,), "Width of each hidden layer.", at_least=1)
-    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1)
+    hidden: tuple[int, ...] = option((64,), "Width of each hidden layer.", at_least=1, at_most=MAX_WIDTH)
+    outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1, at_most=MAX_WIDTH)
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Linear layers with a rectifier between each two."""

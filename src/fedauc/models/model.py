@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+MAX_WIDTH = 16384
+"""The widest layer of a model: two such layers already have a gigabyte of weights between them."""
+
+
 @dataclass(frozen=True)
 class ModelConfig(ABC):
     """A model before it is built. A subclass defines `build_layers`; random weights are drawn inside `build` only."""

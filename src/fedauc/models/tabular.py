@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,9 +27,9 @@ class Tabular(ModelConfig):
 
     name: ClassVar[str] = "tabular"
 
-    width: int = option(64, "Length of the hidden vector z.", at_least=1)
+    width: int = option(64, "Length of the hidden vector z.", at_least=1, at_most=MAX_WIDTH)
     blocks: int = option(1, "Residual blocks.", at_least=0)
-    hidden: int = option(64, "Width of the hidden layer of a block.", at_least=1)
+    hidden: int = option(64, "Width of the hidden layer of a block.", at_least=1, at_most=MAX_WIDTH)
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The linear model and the residual network, side by side."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Transformer(ModelConfig):
     name: ClassVar[str] = "transformer"
 
     vocabulary: int = option(1000, "Number of different tokens; ids are below it.", at_least=1)
-    width: int = option(32, "Length of an embedding; a multiple of heads.", at_least=1)
+    width: int = option(32, "Length of an embedding; a multiple of heads.", at_least=1, at_most=MAX_WIDTH)
     heads: int = option(4, "Attention heads of a block.", at_least=1)
     blocks: int = option(2, "Blocks of attention.", at_least=1)
 
