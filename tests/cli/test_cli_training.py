@@ -43,8 +43,12 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+OTHER_OBJECTIVES = {"cycp-average-precision", "cycp-partial-auc", "cycp-two-way-partial-auc"}
+"""Methods for other metrics than AUC, which the paper does not have."""
+
+
 def test_the_methods_are_named_as_in_the_paper() -> None:
-    assert set(find_methods()) == PAPER_METHODS
+    assert set(find_methods()) - OTHER_OBJECTIVES == PAPER_METHODS
 
 
 def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ METHODS = [
     "cycp-fedavg",
     "cycp-minimax",
     "cycp-pairwise",
+    "cycp-partial-auc",
     "rs-pairwise",
     "scaffold",
 ]

@@ -54,14 +54,13 @@ from fedauc.objectives.compositional import (
 )
 from fedauc.objectives.kinds import Active, Passive
 from fedauc.objectives.partial_auc import PartialAUCLoss
-from fedauc.objectives.partial_auc_cvar import PartialAUCTopLoss
 from fedauc.objectives.two_way_partial_auc import TwoWayPartialAUCLoss
 from fedauc.trees import Tree, is_empty, tree_sub
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FIRST_PARTNERS = 1024
+FIRST_PARTNERS = 256
 """The server estimates the inner means of a positive that has none with up to so many scores of each class."""
 
 
@@ -265,16 +264,7 @@ METHODS = (
         CompositionalPairwise,
         "cyclic",
         0.1,
-        (("objective", PartialAUCLoss()),),
-        "Zhu et al. 2022 (SOPA-s), cyclic",
-    ),
-    Method(
-        "cycp-partial-auc-cvar",
-        CompositionalPairwise,
-        "cyclic",
-        0.1,
-        (("objective", PartialAUCTopLoss()),),
-        "Zhu et al. 2022 (SOPA), cyclic",
+        reference="Zhu et al. 2022 (SOPA-s), cyclic",
     ),
     Method(
         "cycp-two-way-partial-auc",

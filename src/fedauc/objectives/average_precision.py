@@ -32,7 +32,7 @@ class AveragePrecisionLoss(CompositionalObjective):
 
     >>> losses = PairTerms(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]]))
     >>> AveragePrecisionLoss().estimate_inner(losses)
-    tensor([[[1.0000, 0.5000]]])
+    tensor([[1.0000, 0.5000]])
 
     Reference: Qi et al., Stochastic optimization of areas under precision-recall curves with provable convergence,
     NeurIPS 2021 (SOAP).

@@ -95,8 +95,8 @@ class CompositionalObjective(Objective):
     def estimate_inner(self, losses: PairTerms) -> Tensor:
         """The estimates `[..., B, E]` of anchors from the losses of their pairs; exact for the pairs of all rows."""
 
-    def update_inner(self, old: Tensor, fresh: Tensor, losses: PairTerms, rate: float) -> Tensor:
-        """The new estimates from the old ones, those of the batch, and the losses: a moving average."""
+    def update_inner(self, old: Tensor, fresh: Tensor, rate: float) -> Tensor:
+        """The new estimates from the old ones and those of the batch: a moving average."""
         return (1 - rate) * old + rate * fresh
 
     @abstractmethod
@@ -117,11 +117,12 @@ class CompositionalObjective(Objective):
 
     def pair_loss(self, gap: Tensor) -> Tensor:
         """ψ(t), elementwise."""
-        return SURROGATES[self.surrogate].pair_loss(gap / self.scale)
+        # Half of the calls are for no pairs at all, and small models are limited by the number of operations.
+        return SURROGATES[self.surrogate].pair_loss(gap / self.scale) if gap.shape[-1] else gap
 
     def pair_slope(self, gap: Tensor) -> Tensor:
         """ψ'(t), elementwise."""
-        return SURROGATES[self.surrogate].pair_slope(gap / self.scale) / self.scale
+        return SURROGATES[self.surrogate].pair_slope(gap / self.scale) / self.scale if gap.shape[-1] else gap
 
     def lacks_partners(self, partners: Passive) -> bool:
         """Whether a class is missing that anchors are compared with, so that nothing can be estimated."""
@@ -134,9 +135,8 @@ class CompositionalObjective(Objective):
 
         def update_block(block: Tensor) -> Tensor:
             scores, old, known = unpack_anchors(block)
-            losses = self._compare(scores, partners)
-            fresh = self.estimate_inner(losses)
-            return torch.where(known[..., None] > 0, self.update_inner(old, fresh, losses, rate), fresh)
+            fresh = self.estimate_inner(self._compare(scores, partners))
+            return torch.where(known[..., None] > 0, self.update_inner(old, fresh, rate), fresh)
 
         estimates = apply_in_blocks(update_block, pack_anchors(anchors), -2, _count_scores(partners))
         return anchors._replace(estimates=estimates, known=torch.ones_like(anchors.known))
@@ -194,17 +194,18 @@ class CompositionalObjective(Objective):
 
     def _compare(self, anchors: Tensor, partners: Passive) -> PairTerms:
         """ψ of every pair."""
-        positives = partners.positives if self.compares_positives else partners.positives[..., :0]
-        return PairTerms(
-            *(self.pair_loss(anchors[..., :, None] - side[..., None, :]) for side in (positives, partners.negatives))
-        )
+        return PairTerms(*map(self.pair_loss, self._measure_gaps(anchors, partners)))
 
     def _pair_derivatives(self, anchors: Tensor, estimates: Tensor, partners: Passive, summary: Tree) -> PairTerms:
         """c(ψ_ij, u_i) ψ'(h_i - h_j) of every pair."""
-        positives = partners.positives if self.compares_positives else partners.positives[..., :0]
-        gaps = [anchors[..., :, None] - side[..., None, :] for side in (positives, partners.negatives)]
+        gaps = self._measure_gaps(anchors, partners)
         weights = self.pair_weights(PairTerms(*map(self.pair_loss, gaps)), estimates, summary)
         return PairTerms(*(weight * self.pair_slope(gap) for weight, gap in zip(weights, gaps, strict=True)))
+
+    def _measure_gaps(self, anchors: Tensor, partners: Passive) -> PairTerms:
+        """h_i - h_j of every pair; there are no pairs with positives where the objective does not compare them."""
+        positives = partners.positives if self.compares_positives else partners.positives[..., :0]
+        return PairTerms(*(anchors[..., :, None] - side[..., None, :] for side in (positives, partners.negatives)))
 
 
 def pack_anchors(anchors: Anchors) -> Tensor:

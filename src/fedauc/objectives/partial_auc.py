@@ -28,8 +28,8 @@ class PartialAUCLoss(CompositionalObjective):
     c = exp(ψ_ij / λ - u_i) times, with mean 1 over the negatives.
 
     >>> losses = PairTerms(torch.zeros(1, 0), torch.tensor([[0.0, 1.0]]))
-    >>> PartialAUCLoss(temperature=1e4).estimate_inner(losses) * 1e4
-    tensor([[[0.5000]]])
+    >>> PartialAUCLoss(temperature=1.0).estimate_inner(losses).exp()  # (1 + e) / 2
+    tensor([[1.8591]])
 
     Reference: Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex convergence
     guarantee, ICML 2022 (SOPA-s).
@@ -44,7 +44,7 @@ class PartialAUCLoss(CompositionalObjective):
         """u = log mean_j exp(ψ_ij / λ)."""
         return log_mean_exp(losses.negatives / self.temperature)[..., None]
 
-    def update_inner(self, old: Tensor, fresh: Tensor, losses: PairTerms, rate: float) -> Tensor:
+    def update_inner(self, old: Tensor, fresh: Tensor, rate: float) -> Tensor:
         """log((1 - γ) e^old + γ e^fresh): the moving average of the inner mean, not of its logarithm."""
         return average_exponents(old, fresh, rate)
 

@@ -25,12 +25,13 @@ class PartialAUCTopLoss(CompositionalObjective):
     That is the conditional value at risk. As ψ falls with the gap, these are the highest-scored negatives: those that
     a false positive rate of at most β is about. β = 1 is the pairwise loss.
 
-    An anchor keeps its threshold s_i, which follows s ← s + γ (share of ψ_ij ≥ s, less β): a subgradient step on F. It
-    starts at the quantile of the first batch. A pair counts 1/β times if ψ_ij ≥ s_i, else not at all.
+    An anchor keeps its threshold s_i: the ⌈βn⌉-th largest loss of the n negatives of a batch, averaged over visits.
+    (The reference takes subgradient steps on s_i instead, which have a step size of their own.) With fewer than 1/β
+    negatives per step, it is near the threshold of β = 1/n. A pair counts 1/β times if ψ_ij ≥ s_i, else not at all.
 
     >>> losses = PairTerms(torch.zeros(1, 0), torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
     >>> PartialAUCTopLoss(max_fpr=0.5).estimate_inner(losses)
-    tensor([[[0.3000]]])
+    tensor([[0.3000]])
 
     Reference: Zhu et al., When AUC meets DRO, ICML 2022 (SOPA).
     """
@@ -46,11 +47,6 @@ class PartialAUCTopLoss(CompositionalObjective):
         # β times n may exceed a whole number by rounding alone.
         largest = max(1, math.ceil(self.max_fpr * count - 1e-9))
         return torch.topk(losses.negatives.detach(), largest, dim=-1).values[..., -1:]
-
-    def update_inner(self, old: Tensor, fresh: Tensor, losses: PairTerms, rate: float) -> Tensor:
-        """s + γ (share of ψ_ij ≥ s, less β), never below 0, as no loss is."""
-        share = mean_last((losses.negatives >= old).to(old.dtype))[..., None]
-        return (old + rate * (share - self.max_fpr)).clamp_min(0)
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """1/β where ψ_ij ≥ s_i."""

@@ -44,7 +44,7 @@ class TwoWayPartialAUCLoss(CompositionalObjective):
         """u = log mean_j exp(ψ_ij / λ)."""
         return log_mean_exp(losses.negatives / self.temperature)[..., None]
 
-    def update_inner(self, old: Tensor, fresh: Tensor, losses: PairTerms, rate: float) -> Tensor:
+    def update_inner(self, old: Tensor, fresh: Tensor, rate: float) -> Tensor:
         """log((1 - γ) e^old + γ e^fresh): the moving average of the inner mean, not of its logarithm."""
         return average_exponents(old, fresh, rate)
 
