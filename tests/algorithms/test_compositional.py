@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedauc.algorithms import find_methods
 from fedauc.algorithms._pool import draw_passive_scores
 from fedauc.algorithms.compositional import CompositionalPairwise
 from fedauc.engines.draws import Draws
-from fedauc.interfaces import Phase, Setting
+from fedauc.interfaces import Phase, Setting, Wrapper
 from fedauc.metrics import parse_metric
 from fedauc.objectives.average_precision import AveragePrecisionLoss
 from fedauc.objectives.compositional import Anchors, CompositionalObjective, PassiveAnchors
@@ -26,7 +27,12 @@ from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.testing.objective import estimate_anchors, random_anchors, random_normal
 from fedauc.training import Round
 from fedauc.transforms.secure_sum import SecureSum
+from fedauc.trees import Tree
+from fedauc.wrappers.fedprox import FedProx
+from fedauc.wrappers.momentum import Momentum
+from fedauc.wrappers.personal_head import PersonalHead
 from small_federations import (
+    FEATURES,
     NEGATIVES,
     POSITIVES,
     assemble_small,
@@ -63,7 +69,7 @@ def plain_average(old: Array, fresh: Array, rate: float) -> Array:
 
 
 def log_average(old: Array, fresh: Array, rate: float) -> Array:
-    return np.log((1 - rate) * np.exp(old) + rate * np.exp(fresh))
+    return np.asarray(np.log((1 - rate) * np.exp(old) + rate * np.exp(fresh)))
 
 
 def kl_twin(temperature: float, outer: float | None = None) -> Twin:
@@ -376,6 +382,41 @@ def test_estimates_stay_within_the_losses_that_they_are_means_of() -> None:
         assert temperature * float(rows[:, :-1].max()) <= 1 + 1e-9
         # Every positive has been drawn by now.
         assert (rows[:, -1] == 1).all()
+
+
+@pytest.mark.parametrize("wrapper", [Momentum(beta=0.6), FedProx(mu=0.7), PersonalHead()], ids=lambda w: w.name)
+def test_wrapped_runs_are_the_same_on_both_engines_and_differ_from_plain_ones(wrapper: Wrapper) -> None:
+    outcomes = []
+    for settings in ({"engine": "loop", "wrappers": (wrapper,)}, {"engine": "batched", "wrappers": (wrapper,)}, {}):
+        training, _, start = assemble_small(small_recipe("cycp-average-precision", **settings), two_layers())
+        *_, last = training.rounds(start)
+        states = [algorithm_estimates(state) for _, state in sorted(training.engine.client_states().items())]
+        outcomes.append((last.state.server.shared.weights, torch.stack(states)))
+    for loop, batched in zip(*outcomes[:2], strict=True):
+        torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(outcomes[0][0], outcomes[2][0], atol=1e-4)
+
+
+def two_layers() -> nn.Module:
+    module = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    rng = np.random.default_rng(5)
+    for parameter in module.parameters():
+        parameter.data = torch.from_numpy(rng.normal(0, 0.7, parameter.shape))
+    return module
+
+
+def algorithm_estimates(state: Tree) -> Tensor:
+    """The estimates in a client's state, which a wrapper may have wrapped."""
+    estimates: Tensor = state if isinstance(state, Tensor) else state.inner
+    return estimates
+
+
+def test_without_momentum_the_wrapped_run_is_the_plain_one() -> None:
+    plain, wrapped = (
+        run_rounds(small_recipe("cycp-partial-auc", wrappers=wrappers), two_layers())[-1].state.server
+        for wrappers in ((), (Momentum(beta=0.0),))
+    )
+    torch.testing.assert_close(wrapped.shared.weights, plain.shared.weights)
 
 
 def test_the_window_pool_is_the_last_cycle_length_rounds() -> None:

@@ -148,7 +148,7 @@ class CompositionalPairwise(Algorithm):
 
     def initial_client_state(self, download: Download) -> Tensor:
         """No positive has an estimate."""
-        weights = download.shared.weights
+        weights: Tensor = download.shared.weights
         return weights.new_zeros(*weights.shape[:-1], self.most_positives, self.objective.estimate_count + 1)
 
     def begin(self, download: Download, client_state: Tensor) -> AnchorLocal:
@@ -214,7 +214,7 @@ class CompositionalPairwise(Algorithm):
         """Where the estimates of the batch's positives are, `[..., B₁, E + 1]`, as `gather` and `scatter` want it."""
         # A client without positives fills their places with negatives, whose numbers may be beyond the list; such rows
         # have weight zero, and what they write is never read.
-        rows = batch.places[..., :count].clamp_max(self.most_positives - 1)
+        rows: Tensor = batch.places[..., :count].clamp_max(self.most_positives - 1)
         return rows[..., None].expand(*rows.shape, self.objective.estimate_count + 1)
 
     def _complete_estimates(self, pool: Passive) -> Passive:

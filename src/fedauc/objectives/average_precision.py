@@ -60,5 +60,5 @@ class AveragePrecisionLoss(CompositionalObjective):
 
     def anchor_losses(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> Tensor:
         """ρ b_i / (a_i + ρ b_i)."""
-        weighted = summary * estimates[..., 1]
+        weighted: Tensor = summary * estimates[..., 1]
         return weighted / (estimates[..., 0] + weighted).clamp_min(SMALLEST_COUNT)
