@@ -141,18 +141,23 @@ class CompositionalObjective(Objective):
         estimates = apply_in_blocks(update_block, pack_anchors(anchors), -2, _count_scores(partners))
         return anchors._replace(estimates=estimates, known=torch.ones_like(anchors.known))
 
+    def refresh_anchors(self, active: Active, passive: PassiveAnchors, rate: float) -> Anchors:
+        """The passive anchors, with estimates that are updated by `rate` with the active partners.
+
+        An estimate that has not seen a high negative would make it count thousands of times.
+        """
+        return self.update_anchors(passive.anchors, _replace_absent(active, passive.partners), rate)
+
     def active_slopes(self, active: Active, anchors: Anchors, passive: PassiveAnchors, rate: float) -> Active:
         """The derivative with respect to active scores, in their places; `anchors` are the active positives.
 
-        G1 takes active anchors and passive partners, G2 passive anchors and active partners. The estimates of passive
-        anchors are updated by `rate` with the active partners first: an estimate that has not seen a high negative
-        would make it count thousands of times.
+        G1 takes active anchors and passive partners, G2 passive anchors and active partners.
         """
         partners = passive.partners
         if self.lacks_partners(partners):
             zeros = torch.zeros_like(active.positives), torch.zeros_like(active.negatives)
             return active._replace(positives=zeros[0], negatives=zeros[1])
-        seen = self.update_anchors(passive.anchors, _replace_absent(active, partners), rate)
+        seen = self.refresh_anchors(active, passive, rate)
 
         def anchor_slopes(block: Tensor) -> Tensor:
             scores, estimates, _ = unpack_anchors(block)
