@@ -43,8 +43,15 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+OTHER_METHODS = {
+    *("cycp-average-precision", "cycp-partial-auc", "cycp-two-way-partial-auc"),
+    *("cycp-fedadam", "cycp-fedavg-balanced", "cycp-fedavg-focal", "cycp-fedavg-logit-adjusted"),
+}
+"""Methods that the paper does not have: for other metrics than AUC, and controls for class balance."""
+
+
 def test_the_methods_are_named_as_in_the_paper() -> None:
-    assert set(find_methods()) >= PAPER_METHODS
+    assert set(find_methods()) - OTHER_METHODS == PAPER_METHODS
 
 
 def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

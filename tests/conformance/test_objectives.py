@@ -18,6 +18,7 @@ from torch import Tensor
 from fedauc.interfaces import Objective
 from fedauc.objectives import find_objectives, kinds
 from fedauc.objectives.barrier_hinge import BarrierHinge
+from fedauc.objectives.compositional import CompositionalObjective
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
 from fedauc.objectives.minimax import Minimax
@@ -26,6 +27,9 @@ from fedauc.testing._expectations import check_configuration
 from fedauc.testing.objective import (
     EXTREMES,
     MISSING_PARTS,
+    check_absent_partners,
+    check_anchor_slopes,
+    check_anchor_stack,
     check_extreme_scores,
     check_gap_slope,
     check_number_fields,
@@ -59,11 +63,13 @@ def make_objectives(base: Any) -> list[Any]:
 GAPS: list[GapObjective] = make_objectives(GapObjective)
 PAIRS: list[PairObjective] = make_objectives(PairObjective)
 POINTS: list[PointObjective] = make_objectives(PointObjective)
+COMPOSITIONAL: list[CompositionalObjective] = make_objectives(CompositionalObjective)
 
 every = pytest.mark.parametrize("objective", [kind() for kind in find_objectives().values()], ids=lambda o: o.name)
 every_gap = pytest.mark.parametrize("objective", GAPS, ids=repr)
 every_pair = pytest.mark.parametrize("objective", PAIRS, ids=repr)
 every_point = pytest.mark.parametrize("objective", POINTS, ids=repr)
+every_compositional = pytest.mark.parametrize("objective", COMPOSITIONAL, ids=repr)
 every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
@@ -132,7 +138,7 @@ def test_every_listed_objective_is_found_under_its_name() -> None:
 
 @every
 def test_has_a_kind_this_suite_checks(objective: Objective) -> None:
-    assert isinstance(objective, (PairObjective, PointObjective, Minimax))
+    assert isinstance(objective, (PairObjective, PointObjective, CompositionalObjective, Minimax))
 
 
 @every
@@ -181,8 +187,9 @@ def assert_refused(name: str, fields: dict[str, Any], start: str) -> None:
 
 
 def test_draws() -> None:
-    batch_kinds = {objective.name: objective.batch_kind for objective in [*PAIRS, *POINTS]}
-    assert batch_kinds == {o.name: "classes" for o in PAIRS} | {o.name: "rows" for o in POINTS}
+    batch_kinds = {objective.name: objective.batch_kind for objective in [*PAIRS, *COMPOSITIONAL, *POINTS]}
+    classes = {o.name: "classes" for o in [*PAIRS, *COMPOSITIONAL]}
+    assert batch_kinds == classes | {o.name: "rows" for o in POINTS}
     assert (Minimax().batch_kind, Minimax(prior=0.2).batch_kind) == ("classes", "rows")
 
 
@@ -349,6 +356,28 @@ def test_contrastive_is_safe_where_embeddings_coincide(dtype: torch.dtype) -> No
     (derivative,) = torch.autograd.grad(value, same)
     for slope in (slopes.positives, slopes.negatives, derivative):
         assert bool((slope == 0).all())
+
+
+# ----------------------------------------------------------------------------------- losses with estimates per positive
+
+
+@every_compositional
+def test_exact_estimates_give_the_derivative_through_all_inner_means(objective: CompositionalObjective) -> None:
+    for surrogate in ("sigmoid", "squared-hinge", "pairwise-logistic"):
+        check_anchor_slopes(dataclasses.replace(objective, surrogate=surrogate))
+
+
+@every_compositional
+def test_anchors_do_without_partners_and_in_stacks(objective: CompositionalObjective) -> None:
+    check_absent_partners(objective)
+    check_anchor_stack(objective)
+
+
+@every_compositional
+@every_precision
+def test_anchor_extremes_are_finite(objective: CompositionalObjective, dtype: torch.dtype) -> None:
+    check_extreme_scores(dataclasses.replace(objective, surrogate="squared-hinge"), dtype)
+    check_extreme_scores(objective, dtype)
 
 
 # ------------------------------------------------------------------------------------------------ losses of one example

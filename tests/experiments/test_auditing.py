@@ -357,6 +357,12 @@ def test_privacy_of_single_rows_is_refused(tmp_path: Path) -> None:
         audit_run(folder)
 
 
+def test_a_pool_with_estimates_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, make_config("cycp-partial-auc"))
+    with pytest.raises(ValueError, match="cycp-partial-auc, which shares values of single rows that this audit cannot"):
+        audit_run(folder)
+
+
 @pytest.mark.slow
 def test_false_alarms_are_rare_and_the_estimate_is_unbiased(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, make_config(**PRIVATE))

@@ -37,8 +37,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"participation": "cyclic"},
     "a-scaffold": {},
     "codasca": {"participation": "cyclic"},
+    "cycp-average-precision": {},
 }
-"""Scores in a pool; a stage's anchor; neither; client states of three kinds."""
+"""Scores in a pool; a stage's anchor; neither; client states of three kinds; a pool and client states."""
 
 
 def run_federation(agreement: FederationAgreement, grid: MemoryGrid, out: Path) -> list[Round]:

@@ -56,7 +56,7 @@ class BrittleFolder(RunFolder):
         super().write_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("method", ["cycp-pairwise", "scaffold"])
+@pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-two-way-partial-auc", "scaffold"])
 def test_killed_anywhere_and_resumed_it_ends_the_same(method: str, tmp_path: Path) -> None:
     """Killed after the site's work of every second round, before the checkpoint: visits are repeated, not doubled."""
     agreement = make_agreement(method, {"evaluation": "histograms"}, participation="cyclic")

@@ -349,7 +349,8 @@ def test_a_second_gradient_in_a_step_is_refused() -> None:
 def test_methods_that_upload_scores_are_refused(method: str) -> None:
     recipe = small_recipe(method, wrappers=(make_wrapper(),))
     if recipe.algorithm.scoring_pass:
-        message = "the algorithm 'pairwise' uploads the scores of single rows, which noise on gradients does not hide"
+        name = recipe.algorithm.name
+        message = f"the algorithm '{name}' uploads the scores of single rows, which noise on gradients does not hide"
         with pytest.raises(ValueError, match=message):
             assemble_small(recipe)
     else:

@@ -125,6 +125,11 @@ def audit_run(
     recorder = None
     if has_attackable_pool(algorithm) and isinstance(algorithm, Pairwise):
         recorder = PoolRecorder(assembly.training, algorithm)
+    if declared is None and recorder is None and algorithm.scoring_pass:
+        raise ValueError(
+            f"{path} was trained with {config.recipe.method}, which shares values of single rows that this audit "
+            "cannot attack: only pools of plain scores can; audit a run of cycp-pairwise, which shares such scores"
+        )
     if declared is None and recorder is None:
         raise ValueError(
             f"{path} has nothing to audit: {config.recipe.method} shares no scores, and no client-dp protects its "

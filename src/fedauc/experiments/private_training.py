@@ -139,10 +139,11 @@ def check_guarantee(recipe: Recipe, algorithm: Algorithm, clients: int, has_buff
             f"dtype is {recipe.dtype!r}, whose rounding can enlarge a clipped upload by up to 1 %; use float32 or "
             "float64"
         )
-    if isinstance(algorithm, Pairwise) and algorithm.pool != "histogram":
+    if algorithm.scoring_pass:
+        pool, remedy = describe_raw_pool(algorithm)
         raise ValueError(
-            f"{recipe.method} shares the raw scores of rows (pool is {algorithm.pool!r}), which noise on the model "
-            "does not protect; use --algorithm.pool histogram, or a minimax method or FedAvg"
+            f"{recipe.method} shares the raw scores of rows ({pool}), which noise on the model does not protect; use "
+            f"{remedy}"
         )
     if not isinstance(recipe.mean, WeightedMean):
         raise ValueError(
@@ -166,6 +167,14 @@ def check_guarantee(recipe: Recipe, algorithm: Algorithm, clients: int, has_buff
             f"delta is {recipe.delta:g}; with {clients} clients it must be below 1/{clients} = {1 / clients:.2g}, or "
             "publishing a client at random would count as private: lower delta"
         )
+
+
+def describe_raw_pool(algorithm: Algorithm) -> tuple[str, str]:
+    """The pool of an algorithm whose clients share scores of single rows, and what to use instead."""
+    remedy = "--algorithm.pool histogram, or a minimax method or FedAvg"
+    if isinstance(algorithm, Pairwise):
+        return f"pool is {algorithm.pool!r}", remedy
+    return f"{algorithm.name} has no histogram pool", f"cycp-pairwise with {remedy}"
 
 
 def refuse_personal_models(algorithm: Algorithm) -> None:

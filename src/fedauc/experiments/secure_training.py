@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedauc.algorithms.pairwise import Pairwise
+from fedauc.experiments.private_training import describe_raw_pool
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Schedule, ScoreHistogram
 from fedauc.privacy.accounting import (
@@ -140,10 +140,11 @@ def find_secure_sum(recipe: Recipe) -> SecureSum | None:
 def _check_uploads(recipe: Recipe, client_dp: ClientDP | None) -> None:
     """Refuse what a secure sum cannot hide or hold."""
     algorithm = recipe.algorithm
-    if isinstance(algorithm, Pairwise) and algorithm.pool != "histogram":
+    if algorithm.scoring_pass:
+        pool, remedy = describe_raw_pool(algorithm)
         raise ValueError(
-            f"{recipe.method} shares the raw scores of each client (pool is {algorithm.pool!r}), which a secure sum "
-            "does not hide; use --algorithm.pool histogram, or a minimax method or FedAvg"
+            f"{recipe.method} shares the raw scores of each client ({pool}), which a secure sum does not hide; use "
+            f"{remedy}"
         )
     if client_dp is not None and client_dp.clip_quantile is not None:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fedauc.algorithms.compositional import CompositionalPairwise
 from fedauc.experiments.guarantee import describe_spending, summarize_guarantee
 from fedauc.metrics import delong_test
 from fedauc.reports.caveats import has_caveat
@@ -217,13 +218,13 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         text = f"Histograms of model scores of sampled rows, one per class{noise}. No single score."
         lines.append(("Scores of rows", text))
     elif recipe.algorithm.scoring_pass:
-        lines.append(
-            (
-                "Scores of rows",
-                f"The {recipe.algorithm.name} algorithm compares rows across {noun}s, so that model scores of sampled "
-                "rows leave them, separately for positives and negatives, without the rows themselves.",
-            )
+        text = (
+            f"The {recipe.algorithm.name} algorithm compares rows across {noun}s, so that model scores of sampled "
+            "rows leave them, separately for positives and negatives, without the rows themselves."
         )
+        if isinstance(recipe.algorithm, CompositionalPairwise):
+            text += f" With the score of a positive goes an estimate that its {noun} keeps of it."
+        lines.append(("Scores of rows", text))
     transforms = ", ".join(transform.name for transform in recipe.transforms)
     lines.append(("Changes to uploads", f"Applied in this order: {transforms}." if transforms else "None."))
     if run.is_federation:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedauc import keys
 from fedauc.fields import list_fields
 from fedauc.interfaces import Objective
+from fedauc.objectives.compositional import Anchors, CompositionalObjective, PassiveAnchors
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
 from fedauc.objectives.minimax import Duals, Minimax
 from fedauc.testing._expectations import check_configuration, expect, expect_close, expect_refused
@@ -29,7 +30,7 @@ MISSING_PARTS = ("none", "active positives", "passive positives", "passive negat
 
 def check_objective(objective: Objective) -> None:
     """Check an objective: its configuration, its derivatives, stacks of clients, and extreme scores."""
-    known = (PairObjective, PointObjective, Minimax)
+    known = (PairObjective, PointObjective, CompositionalObjective, Minimax)
     kinds = ", ".join(kind.__name__ for kind in known)
     expect(isinstance(objective, known), f"{type(objective).__name__} derives from none of {kinds}")
     check_configuration(objective, Objective)
@@ -42,6 +43,10 @@ def check_objective(objective: Objective) -> None:
         for absent in MISSING_PARTS:
             check_pair_slopes(objective, absent)
         check_pair_stack(objective)
+    if isinstance(objective, CompositionalObjective):
+        check_anchor_slopes(objective)
+        check_absent_partners(objective)
+        check_anchor_stack(objective)
     if isinstance(objective, PointObjective):
         check_point_slope(objective)
     if isinstance(objective, Minimax):
@@ -128,6 +133,78 @@ def check_pair_stack(objective: PairObjective) -> None:
             expect_close(tree_at(result, client), alone, f"{how} does not give what each client gives", 1e-7, 1e-7)
 
 
+# ----------------------------------------------------------------------------------- losses with estimates per positive
+
+
+def random_anchors(objective: CompositionalObjective, lead: tuple[int, ...] = ()) -> tuple[Active, PassiveAnchors]:
+    """5 active positives and 20 active negatives with weights of sum 1, and the same rows as the whole pool."""
+    positives, negatives = random_normal(*lead, 5, seed=3), random_normal(*lead, 20, seed=4) - 1
+    shares = [torch.full_like(side, 1 / side.shape[-1]) for side in (positives, negatives)]
+    anchors = estimate_anchors(objective, positives, negatives)
+    return Active(positives, negatives, *shares), PassiveAnchors(
+        anchors, negatives, summarize_anchors(objective, anchors)
+    )
+
+
+def estimate_anchors(objective: CompositionalObjective, positives: Tensor, negatives: Tensor) -> Anchors:
+    """All positives, with estimates from all rows."""
+    nothing = positives.new_zeros(*positives.shape, objective.estimate_count)
+    return objective.update_anchors(Anchors(positives, nothing, nothing[..., 0]), Passive(positives, negatives), 1.0)
+
+
+def summarize_anchors(objective: CompositionalObjective, anchors: Anchors) -> Any:
+    """What clients are told of all positives, the same for every client of a stack; 4 negatives for each positive."""
+    if not objective.summary_count:
+        return ()
+    flat = anchors.estimates.detach().reshape(-1, objective.estimate_count)
+    summary = objective.summarize_pool(flat, 4.0)
+    return summary.expand(*anchors.scores.shape[:-1], objective.summary_count)
+
+
+def anchor_loss_and_slopes(
+    objective: CompositionalObjective, active: Active, passive: PassiveAnchors
+) -> tuple[Tensor, Active]:
+    """The monitored value and the derivative, where the passive anchors are the active ones too."""
+    value = objective.monitored_loss(active, passive.anchors, passive)
+    return value, objective.active_slopes(active, passive.anchors, passive, 1.0)
+
+
+def check_anchor_slopes(objective: CompositionalObjective) -> None:
+    """With exact estimates and the whole pool, G1 + G2 is the derivative of the loss through all its inner means."""
+    active, passive = random_anchors(objective)
+    value, slopes = anchor_loss_and_slopes(objective, active, passive)
+    ends = [active.positives.clone().requires_grad_(), active.negatives.clone().requires_grad_()]
+    anchors = estimate_anchors(objective, *ends)
+    moving = PassiveAnchors(anchors, ends[1], passive.summary)
+    loss = objective.monitored_loss(active._replace(positives=ends[0], negatives=ends[1]), anchors, moving)
+    expect_close(loss.detach(), value, "monitored_loss depends on more than scores and estimates", 1e-12, 1e-14)
+    sentence = "active_slopes is not the derivative of monitored_loss, with exact estimates and the whole pool"
+    expect_close((slopes.positives, slopes.negatives), torch.autograd.grad(loss, ends), sentence, 1e-9, 1e-12)
+    expect(value.item() > 0, f"monitored_loss is {value.item()}; it must be above 0 where rows overlap")
+
+
+def check_absent_partners(objective: CompositionalObjective) -> None:
+    """Without passive scores of a class that is compared, nothing is learned or estimated, and nothing fails."""
+    active, passive = random_anchors(objective)
+    empty = passive._replace(negatives=passive.negatives[:0])
+    value, slopes = anchor_loss_and_slopes(objective, active, empty)
+    nothing = all(not bool(part.any()) for part in (value, slopes.positives, slopes.negatives))
+    expect(nothing, "the loss and its slopes must be 0 without passive negatives")
+    kept = objective.update_anchors(passive.anchors, empty.partners, 0.5)
+    expect(torch.equal(kept.estimates, passive.anchors.estimates), "estimates must stay without passive negatives")
+
+
+def check_anchor_stack(objective: CompositionalObjective) -> None:
+    """A stack of clients, and `vmap` over them, give what each client gives alone."""
+    active, passive = random_anchors(objective, lead=(3,))
+    stacked = anchor_loss_and_slopes(objective, active, passive)
+    mapped = torch.func.vmap(functools.partial(anchor_loss_and_slopes, objective))(active, passive)
+    for client in range(3):
+        alone = anchor_loss_and_slopes(objective, tree_at(active, client), tree_at(passive, client))
+        for how, result in (("a stack of clients", stacked), ("vmap over clients", mapped)):
+            expect_close(tree_at(result, client), alone, f"{how} does not give what each client gives", 1e-7, 1e-7)
+
+
 # --------------------------------------------------------------------------------------------------- losses of examples
 
 
@@ -194,6 +271,15 @@ def check_extreme_scores(objective: Objective, dtype: torch.dtype) -> None:
         far = Passive(*tree_map(lambda leaf: (1e4 * leaf.sign()).to(dtype), passive))
         value, ends = loss_and_slopes(objective, tree_map(lambda leaf: leaf.to(dtype), active), far)
         losses, slopes = [*losses, value], [*slopes, ends.positives, ends.negatives]
+    if isinstance(objective, CompositionalObjective):
+        near, pool = tree_map(lambda leaf: leaf.to(dtype), random_anchors(objective))
+        far = pool._replace(
+            anchors=pool.anchors._replace(scores=1e4 * pool.anchors.scores.sign()),
+            negatives=1e4 * pool.negatives.sign(),
+        )
+        anchors = objective.update_anchors(pool.anchors, far.partners, 0.5)
+        ends = objective.active_slopes(near, anchors, far, 0.5)
+        losses, slopes = [objective.monitored_loss(near, anchors, far)], [ends.positives, ends.negatives]
     if isinstance(objective, PointObjective):
         for label in (0, 1):
             labels = torch.full(scores.shape, label)

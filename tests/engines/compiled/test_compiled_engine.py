@@ -37,9 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
     "codasca": {"prox": 0.1, "local_steps": 1},
     "a-scaffold": {"groups": 2},
     "scaffold": {"per_round": 4},
+    "cycp-two-way-partial-auc": {"groups": 2},
+    "cycp-average-precision": {"groups": 7},
 }
 """Groups of 4 and 3 clients; groups of one, and scores to collect; one step, a stage's reference, memories, and duals
-that are one and the same number at first; memories that roll over; a mean over steps."""
+that are one and the same number at first; memories that roll over; a mean over steps; a value per row of a client."""
+
+SLOW = ("codasca", "scaffold", "cycp-two-way-partial-auc", "cycp-average-precision")
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +90,8 @@ def list_compiled(functions: dict[Any, Any]) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("codasca", "scaffold"))) for name in CASES]
+    "method",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES],
 )
 def test_compiled_runs_equal_the_loops(method: str) -> None:
     """What is compiled is the whole visit, save where memories roll over at the end of a cycle: there the steps are."""
