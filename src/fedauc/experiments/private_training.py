@@ -15,7 +15,7 @@ from fedauc.algorithms.pairwise import Pairwise
 from fedauc.class_totals import ClassTotalsEstimate
 from fedauc.experiments.private_evaluation import PlannedReleases, count_evaluations
 from fedauc.experiments.recipe import Recipe
-from fedauc.interfaces import Algorithm, Participation, Schedule, Setting, Wrapper
+from fedauc.interfaces import Algorithm, Participation, Schedule, Setting, UploadTransform, Wrapper
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
@@ -143,17 +143,24 @@ def check_guarantee(recipe: Recipe, algorithm: Algorithm, clients: int, has_buff
             f"{recipe.method} shares the raw scores of rows (pool is {algorithm.pool!r}), which noise on the model "
             "does not protect; use --algorithm.pool histogram, or a minimax method or FedAvg"
         )
-    if not isinstance(recipe.mean, WeightedMean):
+    if type(recipe.mean) is not WeightedMean:
         raise ValueError(
             f"mean is {recipe.mean.name!r}; the effect of one client on it has no bound that is known: use weighted"
         )
-    # A secure sum changes numbers by rounding alone. The noise of clients counts that; beside the server's it is tiny.
+    # A secure sum changes numbers by rounding alone, which `prepare_secure_sum` counts.
     names = [transform.name for transform in recipe.transforms if not isinstance(transform, SecureSum)]
     later = names[names.index(ClientDP.name) + 1 :]
     if later:
         raise ValueError(
             f"transforms lists {later[0]!r} after {ClientDP.name!r}, where it could enlarge what was clipped: leave "
             f"{later[0]!r} out"
+        )
+    earlier = [transform for transform in recipe.transforms if not isinstance(transform, ClientDP | SecureSum)]
+    decoding = [transform.name for transform in earlier if type(transform).decode is not UploadTransform.decode]
+    if decoding:
+        raise ValueError(
+            f"transforms lists {decoding[0]!r}, which changes uploads again at the server, after {ClientDP.name!r} has "
+            f"clipped them: leave {decoding[0]!r} out"
         )
     if has_buffers:
         raise ValueError(
@@ -203,9 +210,10 @@ def _check_participation(participation: Participation) -> None:
     remedy = "use the participation 'cyclic-poisson', or 'cyclic' with whole groups"
     if isinstance(participation, Trace) and participation.schedule is not None:
         participation = participation.schedule
-    if isinstance(participation, CyclicPoisson | Full):
+    # The classes themselves: one that extends them may draw clients in another way.
+    if type(participation) in (CyclicPoisson, Full):
         return
-    if isinstance(participation, Cyclic):
+    if type(participation) is Cyclic:
         if participation.order != "fixed":
             raise ValueError(
                 "order is 'reshuffled'; a client's turns could follow each other within a cycle length, which the "
@@ -328,8 +336,8 @@ def prepare_example_privacy(recipe: Recipe, schedule: Schedule, plan: Plan, sett
     participation = recipe.participation
     if isinstance(participation, Trace) and participation.schedule is not None:
         participation = participation.schedule
-    # Under other participations a client may be visited in every round.
-    has_turns = isinstance(participation, Cyclic | CyclicPoisson | Full)
+    # Under other participations, also those that extend these, a client may be visited in every round.
+    has_turns = type(participation) in (Cyclic, CyclicPoisson, Full)
     turn_interval = schedule.cycle_length if has_turns else 1
     rows = int((setting.census.positives + setting.census.negatives).sum())
     if not recipe.delta < 1 / rows:
