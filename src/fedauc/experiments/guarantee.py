@@ -21,6 +21,8 @@ from fedauc.transforms.secure_sum import SecureSum
 from fedauc.wrappers import unwrap_algorithm
 from fedauc.wrappers.example_dp import ExampleDP
 
+SIMULATED = "In a simulation, roster.json, data.json and environment.json hold exact counts and a hash of all rows."
+
 
 def describe_guarantee(
     recipe: Recipe, training: Training, releases: PlannedReleases, in_federation: bool = False
@@ -183,7 +185,8 @@ def _list_public(recipe: Recipe, releases: PlannedReleases) -> list[str]:
 def _list_trust(recipe: Recipe, in_federation: bool) -> list[str]:
     """Who has to be trusted with what, in sentences."""
     if find_client_dp(recipe) is None:
-        return ["Single rows are protected, also from the server; what all rows of a client have in common is not."]
+        rows = "Single rows are protected, also from the server; what all rows of a client have in common is not."
+        return [rows] if in_federation else [f"{rows} The hash of all rows in environment.json is confidential."]
     if has_client_noise(recipe):
         secure = next(member for member in recipe.transforms if isinstance(member, SecureSum))
         trust = (
@@ -191,8 +194,10 @@ def _list_trust(recipe: Recipe, in_federation: bool) -> list[str]:
             f"knows its own noise: epsilon holds against {secure.colluding} of the clients of a sum, with the server. "
             "Visits and traffic say how many clients came."
         )
-        return [trust] if in_federation else [f"{trust} In a simulation, roster.json and data.json hold exact counts."]
-    files = "census.json and attendance.jsonl" if in_federation else "roster.json, data.json and the note on the data"
+        return [trust] if in_federation else [f"{trust} {SIMULATED}"]
+    files = "census.json and attendance.jsonl"
+    if not in_federation:
+        files = "roster.json, data.json, the hash of all rows in environment.json and the note on the data"
     return [
         f"The server is trusted: it sees every upload before noise is added. Checkpoints, {files} hold exact sums or "
         "counts, and visits and traffic say how many clients came; they are as confidential as the uploads."
