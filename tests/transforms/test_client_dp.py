@@ -87,6 +87,12 @@ def test_no_upload_has_a_larger_norm_than_the_noise_is_for() -> None:
         clipped, _ = transform.client(make_upload(10.0 * seed, seed, masses=1 + seed), (), NO_KEY)
         assert float(clipped.mean.model.weights.norm()) <= 0.5 * (1 + 1e-12)
         assert float(clipped.mean.pool.masses.norm()) <= np.sqrt(2) * (1 + 1e-12)
+    # An algorithm of a user may upload anything: masses of both signs that sum to 0, and ends of its own.
+    model, _ = make_upload(0.0).mean
+    signed = ScoreHistogram(torch.tensor([[5.0, -5.0], [0.0, 0.0]], dtype=torch.float64), torch.tensor([-7.0, 7.0]))
+    clipped, _ = transform.client(Upload(mean=HistogramShared(model, signed)), (), NO_KEY)
+    assert clipped.mean.pool.masses.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+    assert not clipped.mean.pool.ends.any()
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e200])

@@ -89,7 +89,10 @@ def summarize_guarantee(guarantee: dict[str, Any]) -> str:
     bands, is_client = guarantee["bands"], guarantee["unit"] == "client"
     correlation = "independent from round to round" if bands == 1 else f"correlated over {bands} rounds"
     sampling = guarantee["sampling"]
-    who = "whole groups take part" if sampling == 1 else f"a client of a group takes part with probability {sampling:g}"
+    # Clients may be drawn even so, but then the guarantee takes the draws as known.
+    who = "every turn of a client counts"
+    if sampling < 1:
+        who = f"a client of a group takes part with probability {sampling:g}"
     clip = f"the norm {guarantee['clip']:g}"
     if guarantee["clip_quantile"] is not None:
         clip += f", which adapts to the {guarantee['clip_quantile']:g} quantile"

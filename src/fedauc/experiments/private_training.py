@@ -69,9 +69,12 @@ def prepare_privacy(
     at_clients = has_client_noise(recipe)
     if at_clients:
         _check_client_noise(recipe, transform)
-    # A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify.
+    # A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify. Nor do they
+    # where a trusted server sums securely: a draw of too few clients is skipped, so that whether one client was drawn
+    # may decide whether the uploads of the others count.
     participation = recipe.participation
-    sampling = participation.rate if isinstance(participation, CyclicPoisson) and not at_clients else 1.0
+    sums_securely = any(isinstance(member, SecureSum) for member in recipe.transforms)
+    sampling = participation.rate if isinstance(participation, CyclicPoisson) and not sums_securely else 1.0
     bands = transform.bands or (1 if at_clients else schedule.cycle_length)
     if bands > schedule.cycle_length:
         raise ValueError(

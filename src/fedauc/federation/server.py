@@ -57,6 +57,7 @@ from fedauc.federation.site_data import ROW_TYPES
 from fedauc.federation.visit_messages import describe_totals
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, UploadTransform
+from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
 from fedauc.privacy.ciphers import KEY_BYTES
 from fedauc.training import Training
@@ -311,12 +312,16 @@ def summarize_run(path: Path) -> dict[str, Any]:
 
 
 def _check_private_policy(agreement: FederationAgreement) -> None:
-    """Refuse evaluations that would release what a private run protects, and a patience that could not be resumed."""
+    """Refuse what would release more than a private run accounts for, and a patience that could not be resumed."""
     policy = agreement.policy
     if find_client_dp(agreement.recipe) is not None and policy.evaluation != "none":
         reason = "scores of held-out rows are not noised, so they would break the guarantee of a private run"
         raise ValueError(f"evaluation is {policy.evaluation!r}; {reason}: use 'none'")
-    if find_secure_sum(agreement.recipe) is not None and policy.patience < 2:
+    secure_sum, has_draws = find_secure_sum(agreement.recipe), isinstance(agreement.recipe.participation, CyclicPoisson)
+    if find_client_dp(agreement.recipe) is not None and has_draws and secure_sum is None and policy.quorum > 1:
+        reason = "where clients are drawn in secret, whether one was drawn would decide whether the others count"
+        raise ValueError(f"quorum is {policy.quorum}; {reason}: use 1, or the participation 'cyclic'")
+    if secure_sum is not None and policy.patience < 2:
         reason = "sites answer a round once, so that a round in which the server crashes must be skipped"
         raise ValueError(f"patience is {policy.patience}; {reason}: use at least 2")
 
