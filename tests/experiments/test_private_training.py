@@ -16,7 +16,9 @@ from torch import nn
 import fedauc
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.data.datasets.synthetic import Synthetic
+from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
+from fedauc.experiments.decisions import describe_private_runs, log_once
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.runner import Run
@@ -286,6 +288,26 @@ def test_a_run_stops_before_it_spends_more_than_it_may(tmp_path: Path) -> None:
     rest = Run.create(make_config(), tmp_path / "whole")
     rest.train_to_end()
     assert min(record["epsilon"] for record in read_records(tmp_path / "whole") if record["epsilon"] > spent) > 2.5
+
+
+def test_several_private_runs_are_told_what_they_reveal_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A comparison says it before it trains; with a secret each run has noise of its own."""
+    recipes = [make_config(learning_rate=rate).recipe for rate in (0.1, 0.2)]
+    (shared,) = describe_private_runs(recipes)
+    assert shared.startswith("2 private runs on the same clients spend their budgets one after another")
+    assert "Runs with the same seed share their noise, so that their difference has none" in shared
+    for others in (
+        [replace(recipe, noise_source="secret") for recipe in recipes],
+        [recipes[0], make_config(seed=1).recipe],
+    ):
+        assert describe_private_runs(others) == [shared.partition(". Runs")[0]]
+    assert describe_private_runs([recipes[0], Recipe.of("cycp-minimax")]) == []
+    log_once.cache_clear()
+    with caplog.at_level("INFO", "fedauc"):
+        Comparison.create(tmp_path / "runs", {"a": make_config(learning_rate=0.1), "b": make_config(learning_rate=0.2)})
+    assert shared in caplog.messages
 
 
 def test_fit_takes_a_budget() -> None:

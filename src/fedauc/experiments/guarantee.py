@@ -220,5 +220,8 @@ def _list_unprotected(recipe: Recipe, releases: PlannedReleases, in_federation: 
     elif in_federation or recipe.noise_source == "secret":
         sentences.append("Whoever has the file noise.key can subtract the noise: it must stay with the server.")
     else:
-        sentences.append("The noise follows from the seed, so that whoever knows the seed can subtract it.")
+        sentences.append(
+            "The noise follows from the seed: whoever knows the seed can subtract it, and runs with the same seed have "
+            "the same noise, so that their difference has none."
+        )
     return sentences
