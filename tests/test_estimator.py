@@ -248,6 +248,23 @@ def test_rows_that_no_ranking_can_be_learned_from_are_refused() -> None:
         model.score(x, np.where(y == 1, 7, 0))
 
 
+@pytest.mark.parametrize(
+    ("parameters", "private_evaluation"),
+    [({}, False), ({"validation_fraction": 0.4}, True)],
+    ids=["no validation rows", "protected validation rows"],
+)
+def test_a_private_classifier_is_calibrated_on_no_protected_row(
+    parameters: dict[str, Any], private_evaluation: bool
+) -> None:
+    """Exact scores of protected rows are outside the budget: log-odds are the scores. Public rows may be used."""
+    x, y, site = make_rows()
+    settings = {"epsilon": 50.0, "delta": 1e-3, "pool": "histogram", "private_evaluation": private_evaluation}
+    model = make_classifier(settings=settings, **parameters).fit(x, y, clients=site)
+    assert (model.calibration_.slope, model.calibration_.intercept) == (1.0, 0.0)
+    public = make_classifier(settings={**settings, "private_evaluation": False}, validation_fraction=0.4)
+    assert public.fit(x, y, clients=site).calibration_.slope != 1.0
+
+
 def test_a_ranking_that_is_worse_than_chance_is_not_turned_around() -> None:
     """The calibrated probability rises with the score even where the rows at hand say otherwise."""
     x, y, site = make_rows()

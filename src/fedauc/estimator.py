@@ -132,8 +132,8 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.module_ = fitted.module.double()
         self.history_, self.round_ = fitted.history, fitted.round
         self.stopped_early_, self.traffic_ = fitted.stopped_early, fitted.traffic
-        if recipe.is_private and validation is None:
-            # Exact scores of training rows are not covered by the budget, so the log-odds are the scores themselves.
+        if recipe.is_private and (validation is None or recipe.private_evaluation):
+            # Exact scores of protected rows are not covered by the budget, so the log-odds are the scores themselves.
             self.calibration_ = PlattCalibration(1.0, 0.0)
         else:
             self.calibration_ = self._fit_calibration(validation or train)

@@ -16,6 +16,9 @@ from engines.distributed_worker import outcome
 
 HERE = Path(__file__).parent
 
+PRIVATE = {"pool": "histogram", "epsilon": 20.0, "delta": 1e-3, "participation": "cyclic-poisson", "rate": 0.5}
+"""Noise is added once, by no rank more or less; some cohorts are empty."""
+
 
 def torchrun(ranks: int, *command: str) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -42,6 +45,7 @@ def torchrun(ranks: int, *command: str) -> None:
                     {"mean": "median", "groups": 2, "per_round": 3, "transforms": ["top-k"]},
                 ),
                 ("scaffold", "batched", 2, {"wrappers": ["personal-head", "momentum"]}),
+                ("cycp-pairwise", "batched", 2, PRIVATE),
                 ("cycp-minimax", "loop", 2, {"wrappers": ["fedprox", "adam"]}),
             )
         ),

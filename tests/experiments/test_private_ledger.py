@@ -273,7 +273,9 @@ def test_privacy_of_examples_is_stated_too(table: Path, tmp_path: Path, capsys: 
     print_run(read_report_runs([tmp_path / "run"])[0].folder)
     assert "of a budget of 5, at delta 1e-05, for an example" in " ".join(capsys.readouterr().out.split())
     assert "the run is differentially private for every example" in (tmp_path / "run" / "environment.json").read_text()
-    assert "also from the server" in render_page(read_report_runs([tmp_path / "run"]))
+    page = render_page(read_report_runs([tmp_path / "run"]))
+    assert "also from the server" in page
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] not in page
     with pytest.raises(ValueError, match=r"^private_evaluation is true, but 'example-dp' protects training rows alone"):
         Recipe.of("cycp-fedavg", private_evaluation=True, **settings)
 
@@ -428,6 +430,9 @@ def test_everybody_who_reads_the_run_sees_its_guarantee(finished: Path, capsys: 
     assert "No noise for differential privacy is added" not in page
     assert "Training rows of each group" not in page, "rows of clients are not released"
     assert "is not covered by the guarantee of this run" in page
+    fingerprint = json.loads((finished / "environment.json").read_text())["data"]
+    assert fingerprint not in page, "a hash of all rows would tell whether a guess at a client's rows is right"
+    assert "the hash of all rows in environment.json" in guarantee["not_protected"][0]
     assert read_watched(finished)[0].epsilon == spent
     card = (finished / "MODEL_CARD.md").read_text()
     assert "## Privacy" in card

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dp_accounting
 import pytest
@@ -16,11 +16,23 @@ from torch import nn
 import fedauc
 from fedauc.algorithms.fedavg import FedAvg
 from fedauc.data.datasets.synthetic import Synthetic
+from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import Config
+from fedauc.experiments.decisions import describe_private_runs, log_once
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Progress, RunPaused
 from fedauc.experiments.runner import Run
-from fedauc.interfaces import Download, Upload, UploadTransform
+from fedauc.interfaces import (
+    Download,
+    Model,
+    Roster,
+    Schedule,
+    ScoreHistogram,
+    Server,
+    Setting,
+    Upload,
+    UploadTransform,
+)
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.trace import Trace
@@ -31,7 +43,31 @@ from fedauc.transforms.clip import Clip
 from fedauc.transforms.quantize import Quantize
 from fedauc.transforms.robust_means import Median
 from fedauc.transforms.secure_sum import SecureSum
-from fedauc.trees import Tree
+from fedauc.trees import Tree, tree_map
+
+
+@dataclass(frozen=True)
+class DrawsTwice(Cyclic):
+    """A participation of a user, which visits every group in two rounds."""
+
+    def bind(self, clients: Roster, seed: int) -> Schedule:
+        """Groups of which every other one is a copy of the one before it."""
+        schedule = super().bind(clients, seed)
+        schedule.groups = [group for group in schedule.groups for _ in range(2)]
+        schedule.cycle_length *= 2
+        return schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubling(UploadTransform):
+    """A transform of a user, which doubles every upload at the server."""
+
+    name: ClassVar[str] = "doubling"
+
+    def decode(self, upload: Upload, shared: Tree) -> Upload:
+        """Twice the change."""
+        return upload._replace(mean=tree_map(lambda leaf: 2 * leaf, upload.mean))
+
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fixed-size draws": (
@@ -56,6 +92,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "^scale_bits is 4; rounding could enlarge an upload of norm 0.1 by 0.07",
     ),
     "a large delta": ({"delta": 0.5}, "^delta is 0.5; with 7 clients it must be below 1/7 = 0.14"),
+    "no bound on an upload": (
+        {"transforms": (ClientDP(clip=float("inf")),)},
+        "^clip is inf, so that nothing bounds what a client changes, and no noise hides it; lower clip",
+    ),
+    "draws of a class that extends a covered one": (
+        {"participation": DrawsTwice()},
+        "^participation is 'cyclic'; a client's turns can have any distance",
+    ),
+    "a transform that changes clipped uploads at the server": (
+        {"transforms": (Doubling(), ClientDP())},
+        "^transforms lists 'doubling', which changes uploads again at the server",
+    ),
     "more bands than rounds in a cycle": (
         {"transforms": (ClientDP(bands=4),)},
         "^bands is 4, but a cycle has 3 rounds; a client's noise would overlap",
@@ -90,6 +138,20 @@ def test_an_algorithm_that_uploads_more_than_a_change_is_refused(transforms: tup
         next(training.rounds(start))
 
 
+class SharesHistogram(FedAvg):
+    """An algorithm of a user, whose shared state holds a histogram of scores that is used in every round."""
+
+    def init(self, setting: Setting, model: Model) -> Server:
+        histogram = ScoreHistogram(torch.zeros(2, 4), torch.zeros(2))
+        return Server(shared=(model, histogram), anchor=(model, histogram))
+
+
+def test_histograms_without_noise_are_refused() -> None:
+    recipe = small_recipe("cycp-fedavg", algorithm=SharesHistogram(), epsilon=2.0)
+    with pytest.raises(ValueError, match=r"^the algorithm uploads histograms of scores, which get no noise"):
+        assemble_small(recipe)
+
+
 def test_models_with_buffers_are_refused() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
     with pytest.raises(ValueError, match=r"^the model has buffers, such as BatchNorm statistics"):
@@ -103,6 +165,8 @@ def test_models_with_buffers_are_refused() -> None:
         ({"transforms": (ClientDP(noise_multiplier=1.0),), "epsilon": 2.0}, "^epsilon is 2 and noise_multiplier is 1"),
         ({"stop_at_epsilon": 2.0}, "^stop_at_epsilon is 2, but the run is not private"),
         ({"epsilon": 0.0}, "^epsilon is 0.0; it must be a number above 0"),
+        ({"transforms": (ClientDP(noise_multiplier=1.0, clip=float("inf")),)}, "^clip is inf, so that nothing bounds"),
+        ({"transforms": (Quantize(),), "epsilon": 2.0}, "^transforms lists 'quantize', and epsilon adds 'client-dp'"),
     ],
 )
 def test_contradictions_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -224,6 +288,26 @@ def test_a_run_stops_before_it_spends_more_than_it_may(tmp_path: Path) -> None:
     rest = Run.create(make_config(), tmp_path / "whole")
     rest.train_to_end()
     assert min(record["epsilon"] for record in read_records(tmp_path / "whole") if record["epsilon"] > spent) > 2.5
+
+
+def test_several_private_runs_are_told_what_they_reveal_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A comparison says it before it trains; with a secret each run has noise of its own."""
+    recipes = [make_config(learning_rate=rate).recipe for rate in (0.1, 0.2)]
+    (shared,) = describe_private_runs(recipes)
+    assert shared.startswith("2 private runs on the same clients spend their budgets one after another")
+    assert "Runs with the same seed share their noise, so that their difference has none" in shared
+    for others in (
+        [replace(recipe, noise_source="secret") for recipe in recipes],
+        [recipes[0], make_config(seed=1).recipe],
+    ):
+        assert describe_private_runs(others) == [shared.partition(". Runs")[0]]
+    assert describe_private_runs([recipes[0], Recipe.of("cycp-minimax")]) == []
+    log_once.cache_clear()
+    with caplog.at_level("INFO", "fedauc"):
+        Comparison.create(tmp_path / "runs", {"a": make_config(learning_rate=0.1), "b": make_config(learning_rate=0.2)})
+    assert shared in caplog.messages
 
 
 def test_fit_takes_a_budget() -> None:

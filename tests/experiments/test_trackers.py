@@ -41,6 +41,20 @@ def test_every_record_is_a_line_of_the_files(capsys: pytest.CaptureFixture[str],
     assert [int(row["bytes_up"]) for row in rows] == [record["bytes_up"] for record in records]
 
 
+def test_trackers_of_a_private_run_are_not_told_how_many_clients_came(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Draws of clients amplify privacy only while nobody knows them; epsilon and metrics are sent."""
+    private = ("--epsilon", "8", "--delta", "1e-3", "--participation", "cyclic-poisson", "--participation.rate", "0.5")
+    out = tmp_path / "run"
+    assert fedauc(capsys, "run", *TINY, *private, "--callbacks", "jsonl", "--out", str(out)).code == 0
+    sent = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    hidden = {"visits", "absences", "floats_down", "floats_up", "bytes_down", "bytes_up"}
+    for line, record in zip(sent, read_records(out), strict=True):
+        assert set(record) - set(line) == hidden
+        assert (line["epsilon"], line["auc"]) == (record["epsilon"], record["auc"])
+
+
 @pytest.mark.parametrize("checkpoints_lost", [0, 1])
 def test_the_file_of_a_resumed_run_is_that_of_one_without_interruption(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, checkpoints_lost: int

@@ -370,6 +370,11 @@ def test_an_upload_out_of_range_is_refused_at_the_site_without_its_value(
             "weighting is 'pooled', which needs the class",
         ),
         ({"patience": 1}, {"transforms": (CLIP, SecureSum())}, "patience is 1; sites answer a round once"),
+        (
+            {"quorum": 2},
+            {"transforms": (CLIP,), "participation": CyclicPoisson(rate=0.5)},
+            "quorum is 2; where clients are drawn in secret, whether one was drawn would decide whether the others",
+        ),
     ],
 )
 def test_what_would_reveal_too_much_is_refused_before_the_run(

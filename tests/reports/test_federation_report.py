@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli_helpers import fedauc
 from fedauc.participation.cyclic import Cyclic
 from fedauc.reports.attendance import Calendar, build_calendar
 from fedauc.reports.page import build_document, render_page
 from fedauc.reports.report_runs import read_report_runs
 from fedauc.reports.watch import read_watched
+from fedauc.transforms.secure_sum import SecureSum
+from fedauc.wrappers.example_dp import ExampleDP
 from federation.memory_grid import NAMES, Fault, create_run, make_agreement, make_grid
 from small_federations import held_out
 
@@ -46,6 +50,47 @@ def test_the_page_says_what_left_the_sites_and_holds_no_key(federation_folder: P
     assert "stay at the sites" in texts["thresholds-0"]
     assert f"{runs[0].records[-1]['auc']:.3f}" in texts["answer-0"]
     assert "key-of-" not in render_page(runs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentences"),
+    [
+        (
+            {"epsilon": 4.0},
+            ["The server is trusted", "census.json and attendance.jsonl hold exact", "Whoever has the file noise.key"],
+        ),
+        (
+            {"epsilon": 4.0, "transforms": (SecureSum(),), "weighting": "paper", "participation": "full"},
+            ["epsilon holds against 1 of the clients", "not how many of which class", "from a secret of its own"],
+        ),
+        ({"wrappers": (ExampleDP(),), "epsilon": 4.0}, ["private for every example", "from a secret of its own"]),
+    ],
+    ids=["trusted server", "secure sums", "examples"],
+)
+def test_a_private_federation_states_its_guarantee_and_what_it_has_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], sentences: list[str]
+) -> None:
+    agreement = make_agreement("cycp-fedavg", {"evaluation": "none"}, cycles=2, **settings)
+    create_run(agreement, make_grid(tmp_path / "sites"), tmp_path / "run").train_to_end()
+    guarantee = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (guarantee["budget"], guarantee["noise_source"]) == (4.0, "secret")
+    assert "the held-out rows" not in guarantee["public"]
+    assert fedauc(capsys, "federation", "show", str(tmp_path)).out.count("epsilon 4 spent, of a budget of 4") == 1
+    runs = read_report_runs([tmp_path])
+    texts = build_document(runs)["texts"]
+    for sentence in ("spent, of a budget of 4", *sentences):
+        assert sentence.lower() in texts["privacy-0"].lower()
+    assert ("hold exact" in texts["privacy-0"]) == (sentences[0] == "The server is trusted")
+
+
+def test_a_secure_sum_without_noise_is_no_formal_privacy(tmp_path: Path) -> None:
+    agreement = make_agreement(
+        "cycp-fedavg", {"evaluation": "none"}, cycles=1, transforms=(SecureSum(),), participation="full"
+    )
+    create_run(agreement, make_grid(tmp_path / "sites"), tmp_path / "run").train_to_end()
+    text = build_document(read_report_runs([tmp_path]))["texts"]["privacy-0"]
+    assert "None. No noise for differential privacy is added. The server learns sums of uploads" in text
+    assert "not summed securely" not in text
 
 
 def test_watch_follows_a_federation(federation_folder: Path) -> None:

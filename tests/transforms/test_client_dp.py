@@ -89,6 +89,12 @@ def test_no_upload_has_a_larger_norm_than_the_noise_is_for() -> None:
         clipped, _ = transform.client(make_upload(10.0 * seed, seed, masses=1 + seed), (), NO_KEY)
         assert float(clipped.mean.model.weights.norm()) <= 0.5 * (1 + 1e-12)
         assert float(clipped.mean.pool.masses.norm()) <= np.sqrt(2) * (1 + 1e-12)
+    # An algorithm of a user may upload anything: masses of both signs that sum to 0, and ends of its own.
+    model, _ = make_upload(0.0).mean
+    signed = ScoreHistogram(torch.tensor([[5.0, -5.0], [0.0, 0.0]], dtype=torch.float64), torch.tensor([-7.0, 7.0]))
+    clipped, _ = transform.client(Upload(mean=HistogramShared(model, signed)), (), NO_KEY)
+    assert clipped.mean.pool.masses.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+    assert not clipped.mean.pool.ends.any()
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e200])
@@ -225,8 +231,9 @@ OTHER_ENGINES = ["graphed", pytest.param("compiled", marks=pytest.mark.slow)]
 @pytest.mark.parametrize("engine", OTHER_ENGINES)
 @pytest.mark.parametrize("method", ["cycp-pairwise", "cycp-minimax", "a-scaffold"])
 def test_other_engines_give_the_loops_private_run(method: str, engine: str) -> None:
-    """On a CPU the graphed engine runs its captured steps one by one."""
-    settings = private_settings(method, transforms=(ClientDP(clip=0.2, noise_multiplier=0.3),), cycles=2)
+    """On a CPU the graphed engine runs its captured steps one by one. The norm adapts, so that clients are told it."""
+    transforms = (ClientDP(clip=0.2, noise_multiplier=0.3, clip_quantile=0.6),)
+    settings = private_settings(method, transforms=transforms, cycles=2)
     loop, other = (run_rounds(small_recipe(method, engine=name, **settings)) for name in ("loop", engine))
     for expected, finished in zip(loop, other, strict=True):
         for left, right in zip(tree_leaves(expected.state[1:]), tree_leaves(finished.state[1:]), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from fedauc.participation.trace import Trace
 from fedauc.privacy.accounting import PrivacyAccount, epsilon_of_gaussian_rdp
 from fedauc.privacy.fixed_point import LARGEST_SUM
 from fedauc.random_tensors import client_keys
+from fedauc.transforms._client_noise import NoisedClientDP
 from fedauc.transforms._prepared_secure_sum import PreparedSecureSum
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.quantize import Quantize
@@ -192,14 +193,16 @@ def test_the_account_meets_the_budget_by_renyi_accounting(epsilon: float) -> Non
     assert 0.99 * epsilon < account.epsilon(4) <= epsilon
     # Two parts with a share of .1 and .9 of the budget: each is a Gaussian release, and both see one participation.
     norms = (transform.scale * ClientDP.clip + math.sqrt(5) / 2, transform.scale * math.sqrt(2) + math.sqrt(48) / 2)
-    parts = [deviation * math.sqrt(5) / norm for deviation, norm in zip(transform.deviations, norms, strict=True)]
+    # Of the five clients that a sum has at least, one knows its own noise.
+    parts = [deviation * math.sqrt(4) / norm for deviation, norm in zip(transform.deviations, norms, strict=True)]
     assert parts[1] / parts[0] == pytest.approx(3.0, rel=1e-5)
     joint = 1 / math.sqrt(sum(part**-2 for part in parts))
     assert account.noise_multiplier == pytest.approx(joint, rel=1e-5)
     assert account.epsilon(4) == pytest.approx(epsilon_of_gaussian_rdp(joint, 4, 1e-3), rel=1e-3)
 
 
-def test_draws_of_clients_do_not_amplify_against_the_server() -> None:
+def test_draws_of_clients_do_not_amplify_secure_sums() -> None:
+    """The server sees who takes part; and a draw of too few is skipped, so that one client may decide for all."""
     settings: dict[str, Any] = {
         "participation": CyclicPoisson(rate=0.9, groups=1, assignment="random"),
         "weighting": "paper",
@@ -207,7 +210,7 @@ def test_draws_of_clients_do_not_amplify_against_the_server() -> None:
     }
     by_clients = small_recipe("cycp-fedavg", transforms=(PRIVATE, SecureSum()), **settings)
     by_server = small_recipe("cycp-fedavg", transforms=(PRIVATE, SecureSum(noise="server")), **settings)
-    assert assemble_training(by_server, linear_scorer(), small_federation()).training.account.sampling == 0.9  # type: ignore[union-attr]
+    assert prepare(by_server)[1].sampling == 1.0  # type: ignore[union-attr]
     transform, account = prepare(by_clients)
     assert account is not None
     assert (account.sampling, account.accountant) == (1.0, "rdp")
@@ -216,17 +219,17 @@ def test_draws_of_clients_do_not_amplify_against_the_server() -> None:
 
 
 def test_the_noise_of_the_least_survivors_is_what_the_multiplier_asks_for() -> None:
-    """Integers with noise less integers without: their sum over the five survivors has deviation σ · sensitivity."""
+    """Of five survivors one knows its own noise: that of the other four together has deviation σ · sensitivity."""
     clip, dimension, draws = 0.5, 4000, 40
     transform, _ = prepare(small_recipe("cycp-fedavg", transforms=(PRIVATE, SecureSum()), **FULL))
     assert transform.survivors == 5
     sensitivity = clip * transform.scale + math.sqrt(5) / 2
-    assert transform.deviations[0] == pytest.approx(2.0 * sensitivity / math.sqrt(5), rel=1e-5)
+    assert transform.deviations[0] == pytest.approx(2.0 * sensitivity / math.sqrt(4), rel=1e-5)
     assert transform.deviations[1] == 0
-    keys = torch.from_numpy(client_keys(range(5 * draws), 0, "test"))
-    upload = Upload(Model(torch.zeros(5 * draws, dimension), torch.zeros(5 * draws, 0)))
+    keys = torch.from_numpy(client_keys(range(4 * draws), 0, "test"))
+    upload = Upload(Model(torch.zeros(4 * draws, dimension), torch.zeros(4 * draws, 0)))
     noised, _ = transform.client(upload, (), keys)
-    sums = noised.mean.weights.double().reshape(draws, 5, dimension).sum(1).numpy()
+    sums = noised.mean.weights.double().reshape(draws, 4, dimension).sum(1).numpy()
     # The variance of a Gaussian's sample variance is 2 / n of its square.
     assert abs(sums.var() / (2.0 * sensitivity) ** 2 - 1) < 5 * math.sqrt(2 / sums.size)
     assert abs(sums.mean()) < 5 * 2.0 * sensitivity / math.sqrt(sums.size)
@@ -265,10 +268,14 @@ def test_the_server_adds_no_noise_to_that_of_clients() -> None:
 
 
 def test_a_trusted_server_adds_its_noise_to_the_decoded_sum() -> None:
-    """The same noise as without secure sums, which move the mean by half a step at most."""
+    """The noise is a thousandth larger than without secure sums, whose rounding may enlarge a clipped upload by that.
+
+    Rounding moves the mean by half a step at most.
+    """
+    assert PRIVATE.noise_multiplier == 2.0
     plain, secure = (
         run_rounds(small_recipe("cycp-minimax", transforms=transforms, cycles=1, **FULL))[0].state.server.shared
-        for transforms in ((PRIVATE,), (PRIVATE, SecureSum(noise="server")))
+        for transforms in ((replace(PRIVATE, noise_multiplier=2.002),), (PRIVATE, SecureSum(noise="server")))
     )
     for left, right in zip(tree_leaves(plain), tree_leaves(secure), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-7)
@@ -290,10 +297,38 @@ def test_what_noise_of_clients_does_not_cover_is_refused() -> None:
     coarse = (ClientDP(clip=1.0), SecureSum(scale_bits=0))
     with pytest.raises(ValueError, match=r"noise of so few integer steps costs .*: raise scale_bits"):
         prepare(small_recipe("cycp-fedavg", transforms=coarse, epsilon=8.0, delta=1e-3, **FULL))
+    # 48 masses of which each may move by half a step: √48 / 2 / 2^11 is more than a thousandth of √2.
+    coarse = (ClientDP(noise_multiplier=1.0, clip=50.0), SecureSum(scale_bits=11, noise="server"))
+    with pytest.raises(ValueError, match=r"scale_bits is 11; rounding could enlarge an upload of norm 1.41421 by 0.00"):
+        prepare(small_recipe("cycp-pairwise", transforms=coarse, pool="histogram", **FULL))
     with pytest.raises(ValueError, match=r"epsilon is 40; .*: lower epsilon, or raise delta"):
         prepare(small_recipe("cycp-fedavg", transforms=(SecureSum(),), epsilon=40.0, **FULL))
     with pytest.raises(ValueError, match=r"sampling is 0.5, but the accountant is 'rdp'"):
         PrivacyAccount(delta=1e-5, noise_multiplier=1.0, sampling=0.5, accountant="rdp")
+
+
+@pytest.mark.parametrize("noise", ["clients", "server"])
+def test_no_rounded_upload_is_larger_than_the_noise_is_for(noise: Literal["clients", "server"]) -> None:
+    """The worst upload: clipped to the norm, with every number half a step from an integer."""
+    clip = ClientDP(noise_multiplier=2.0, clip=0.01)
+    recipe = small_recipe("cycp-pairwise", transforms=(clip, SecureSum(noise=noise)), pool="histogram", **FULL)
+    training = assemble_training(recipe, linear_scorer(), small_federation()).training
+    client_dp, secure = training.uploads.transforms
+    assert isinstance(secure, PreparedSecureSum)
+    for norm, dimension, part in ((0.01, 5, 0), (math.sqrt(2), 48, 1)):
+        steps = math.floor(norm / math.sqrt(dimension) * secure.scale - 0.5)
+        upload = Upload((torch.full((dimension,), (steps + 0.5 + 1e-6) / secure.scale, dtype=torch.float64),))
+        rounded, _ = replace(secure, deviations=(0.0, 0.0)).client(upload, (), torch.tensor(0))
+        largest = float(rounded.mean[0].double().norm())
+        assert largest > norm * secure.scale * (1 - 1e-3)
+        if noise == "clients":
+            multiplier = clip.divide_noise(has_histogram=True)[part]
+            # Four of five survivors hide the fifth.
+            assert secure.deviations[part] * math.sqrt(4) >= multiplier * largest
+        else:
+            assert isinstance(client_dp, NoisedClientDP)
+            assert largest <= client_dp.slack * norm * secure.scale
+            assert client_dp.slack == 1.001
 
 
 def test_an_audit_of_secure_sums_is_refused_with_the_remedy() -> None:

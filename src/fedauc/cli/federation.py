@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, write_demo_sites
 from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, summarize_run
@@ -91,6 +92,8 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     print(f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds")
     for record in summary["records"][-1:]:
         print(describe_record(record))
+    if summary["privacy"] is not None:
+        print(describe_spending(summary["privacy"], summary["records"]))
     for name, counts in summary["attendance"].items():
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
 

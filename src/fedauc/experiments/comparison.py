@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.experiments.config import Config, resolve_data_paths
-from fedauc.experiments.decisions import log_once
+from fedauc.experiments.decisions import describe_private_runs, log_once
 from fedauc.experiments.folder import RunFolder, check_new_folder, encode_json
 from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
@@ -40,12 +40,8 @@ class Comparison:
         check_new_folder(path)
         runs = {name: resolve_data_paths(config) for name, config in runs.items()}
         cache = DataCache()
-        private = [name for name, config in runs.items() if config.recipe.is_private]
-        if len(private) > 1:
-            log_once(
-                f"{len(private)} private runs on the same clients spend their budgets one after another: epsilon is "
-                "that of each run alone, and what they reveal together adds up"
-            )
+        for sentence in describe_private_runs([config.recipe for config in runs.values()]):
+            log_once(sentence)
         groups = plan_run_groups(runs, cache)
         configs = {name: config.to_document() for name, config in runs.items()}
         part = path.with_name(f".{path.name}.part")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fedauc.data.dataset import Dataset
@@ -40,6 +41,24 @@ def describe_decisions(
         sentences.append("epsilon is infinite, so that nothing is clipped and no noise is added: nobody is protected")
     engine = explain_engine(recipe.engine, training.engine, training.plan.local_steps)
     return [*sentences, engine] if engine else sentences
+
+
+def describe_private_runs(recipes: Sequence[Recipe]) -> list[str]:
+    """What several runs on the same clients reveal together, for the user of a comparison; nothing for one run."""
+    private = [recipe for recipe in recipes if recipe.is_private]
+    if len(private) < 2:
+        return []
+    sentence = (
+        f"{len(private)} private runs on the same clients spend their budgets one after another: epsilon is that of "
+        "each run alone, and what they reveal together adds up"
+    )
+    seeds = [recipe.seed for recipe in private if recipe.noise_source == "seed"]
+    if len(set(seeds)) < len(seeds):
+        sentence += (
+            ". Runs with the same seed share their noise, so that their difference has none: publish one of them, or "
+            "use --noise-source secret"
+        )
+    return [sentence]
 
 
 def describe_recommended(data: Dataset, recipe: Recipe) -> list[str]:

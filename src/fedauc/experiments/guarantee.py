@@ -17,14 +17,20 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Model
 from fedauc.scoring.model_card import CardFacts
 from fedauc.training import Training
+from fedauc.transforms.secure_sum import SecureSum
 from fedauc.wrappers import unwrap_algorithm
 from fedauc.wrappers.example_dp import ExampleDP
 
+SIMULATED = "In a simulation, roster.json, data.json and environment.json hold exact counts and a hash of all rows."
 
-def describe_guarantee(recipe: Recipe, training: Training, releases: PlannedReleases) -> dict[str, Any] | None:
+
+def describe_guarantee(
+    recipe: Recipe, training: Training, releases: PlannedReleases, in_federation: bool = False
+) -> dict[str, Any] | None:
     """The guarantee of a run as plain values for JSON; None for a run that is not private.
 
     `epsilon` is what the run will have spent at its end, and `epsilon_alone` what each part would cost by itself.
+    Noise in a federation always comes from secrets.
     """
     account = training.account
     if account is None or not training.is_private:
@@ -42,15 +48,15 @@ def describe_guarantee(recipe: Recipe, training: Training, releases: PlannedRele
         "noise_multiplier": account.noise_multiplier,
         "sampling": account.sampling,
         **_describe_noise(recipe, training),
-        "noise_source": recipe.noise_source,
+        "noise_source": "secret" if in_federation else recipe.noise_source,
         "with_models": _list_parts(training),
         "participations": participations,
         "one_off": dict(account.one_off),
         "evaluations": evaluations,
         "evaluation_noise": account.evaluation_noise,
         "epsilon_alone": account.epsilon_by_part(participations, evaluations),
-        "public": _list_public(recipe),
-        "not_protected": _list_unprotected(recipe),
+        "public": _list_public(recipe, releases),
+        "not_protected": [*_list_trust(recipe, in_federation), *_list_unprotected(recipe, releases, in_federation)],
     }
 
 
@@ -83,7 +89,10 @@ def summarize_guarantee(guarantee: dict[str, Any]) -> str:
     bands, is_client = guarantee["bands"], guarantee["unit"] == "client"
     correlation = "independent from round to round" if bands == 1 else f"correlated over {bands} rounds"
     sampling = guarantee["sampling"]
-    who = "whole groups take part" if sampling == 1 else f"a client of a group takes part with probability {sampling:g}"
+    # Clients may be drawn even so, but then the guarantee takes the draws as known.
+    who = "every turn of a client counts"
+    if sampling < 1:
+        who = f"a client of a group takes part with probability {sampling:g}"
     clip = f"the norm {guarantee['clip']:g}"
     if guarantee["clip_quantile"] is not None:
         clip += f", which adapts to the {guarantee['clip_quantile']:g} quantile"
@@ -163,7 +172,7 @@ def withhold_facts(facts: CardFacts, recipe: Recipe, guarantee: dict[str, Any] |
     return replace(facts, parts=[], client_auc=None, test=None, test_note=note)
 
 
-def _list_public(recipe: Recipe) -> list[str]:
+def _list_public(recipe: Recipe, releases: PlannedReleases) -> list[str]:
     """What the guarantee takes as known to everybody."""
     transform = find_client_dp(recipe)
     public = ["the number of clients and who they are", "the schedule", "the names of the columns"]
@@ -171,34 +180,48 @@ def _list_public(recipe: Recipe) -> list[str]:
         public.append("how many rows of each class a client has")
     if transform is None or transform.standardization == "public":
         public.append("the preparation of the inputs")
-    if not recipe.private_evaluation:
+    if releases.held_out_parts and not recipe.private_evaluation:
         public.append("the held-out rows")
     return public
 
 
-def _list_unprotected(recipe: Recipe) -> list[str]:
-    """What a reader might take for protected, and is not; in sentences."""
-    trust = (
-        "The server is trusted: it sees every upload before noise is added. Checkpoints, roster.json, data.json and "
-        "the note on the data hold exact sums or counts, and visits and traffic say how many clients came; they are as "
-        "confidential as the uploads."
-    )
-    if has_client_noise(recipe):
-        trust = (
-            "The server sees sums of uploads, which hold the clients' own noise; it must follow the protocol. Visits "
-            "and traffic say how many clients came. In a simulation, roster.json and data.json hold exact counts."
-        )
+def _list_trust(recipe: Recipe, in_federation: bool) -> list[str]:
+    """Who has to be trusted with what, in sentences."""
     if find_client_dp(recipe) is None:
-        trust = "Single rows are protected, also from the server; what all rows of a client have in common is not."
-    sentences = [
-        trust,
-        "Epsilon is that of this run alone: another run on the same clients spends anew, and what several runs have "
-        "spent adds up.",
+        rows = "Single rows are protected, also from the server; what all rows of a client have in common is not."
+        return [rows] if in_federation else [f"{rows} The hash of all rows in environment.json is confidential."]
+    if has_client_noise(recipe):
+        secure = next(member for member in recipe.transforms if isinstance(member, SecureSum))
+        trust = (
+            "The server sees sums of uploads, which hold the clients' own noise; it must follow the protocol. A client "
+            f"knows its own noise: epsilon holds against {secure.colluding} of the clients of a sum, with the server. "
+            "Visits and traffic say how many clients came."
+        )
+        return [trust] if in_federation else [f"{trust} {SIMULATED}"]
+    files = "census.json and attendance.jsonl"
+    if not in_federation:
+        files = "roster.json, data.json, the hash of all rows in environment.json and the note on the data"
+    return [
+        f"The server is trusted: it sees every upload before noise is added. Checkpoints, {files} hold exact sums or "
+        "counts, and visits and traffic say how many clients came; they are as confidential as the uploads."
     ]
-    if not recipe.private_evaluation:
+
+
+def _list_unprotected(recipe: Recipe, releases: PlannedReleases, in_federation: bool) -> list[str]:
+    """What a reader might take for protected, and is not; in sentences."""
+    sentences = [
+        "Epsilon is that of this run alone: another run on the same clients spends anew, and what several runs have "
+        "spent adds up."
+    ]
+    if releases.held_out_parts and not recipe.private_evaluation:
         sentences.append("Held-out rows are not protected: their metrics and scores are exact.")
-    if recipe.noise_source == "seed":
-        sentences.append("The noise follows from the seed, so that whoever knows the seed can subtract it.")
-    else:
+    if in_federation and (find_client_dp(recipe) is None or has_client_noise(recipe)):
+        sentences.append("Every site draws its noise from a secret of its own, which it must not tell.")
+    elif in_federation or recipe.noise_source == "secret":
         sentences.append("Whoever has the file noise.key can subtract the noise: it must stay with the server.")
+    else:
+        sentences.append(
+            "The noise follows from the seed: whoever knows the seed can subtract it, and runs with the same seed have "
+            "the same noise, so that their difference has none."
+        )
     return sentences

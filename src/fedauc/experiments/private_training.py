@@ -16,7 +16,7 @@ from fedauc.algorithms.pairwise import Pairwise
 from fedauc.class_totals import ClassTotalsEstimate
 from fedauc.experiments.private_evaluation import PlannedReleases, count_evaluations
 from fedauc.experiments.recipe import Recipe
-from fedauc.interfaces import Algorithm, Participation, Schedule, Setting, Wrapper
+from fedauc.interfaces import Algorithm, Participation, Schedule, Setting, UploadTransform, Wrapper
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
@@ -70,9 +70,12 @@ def prepare_privacy(
     at_clients = has_client_noise(recipe)
     if at_clients:
         _check_client_noise(recipe, transform)
-    # A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify.
+    # A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify. Nor do they
+    # where a trusted server sums securely: a draw of too few clients is skipped, so that whether one client was drawn
+    # may decide whether the uploads of the others count.
     participation = recipe.participation
-    sampling = participation.rate if isinstance(participation, CyclicPoisson) and not at_clients else 1.0
+    sums_securely = any(isinstance(member, SecureSum) for member in recipe.transforms)
+    sampling = participation.rate if isinstance(participation, CyclicPoisson) and not sums_securely else 1.0
     bands = transform.bands or (1 if at_clients else schedule.cycle_length)
     if bands > schedule.cycle_length:
         raise ValueError(
@@ -145,17 +148,24 @@ def check_guarantee(recipe: Recipe, algorithm: Algorithm, clients: int, has_buff
             f"{recipe.method} shares the raw scores of rows ({pool}), which noise on the model does not protect; use "
             f"{remedy}"
         )
-    if not isinstance(recipe.mean, WeightedMean):
+    if type(recipe.mean) is not WeightedMean:
         raise ValueError(
             f"mean is {recipe.mean.name!r}; the effect of one client on it has no bound that is known: use weighted"
         )
-    # A secure sum changes numbers by rounding alone. The noise of clients counts that; beside the server's it is tiny.
+    # A secure sum changes numbers by rounding alone, which `prepare_secure_sum` counts.
     names = [transform.name for transform in recipe.transforms if not isinstance(transform, SecureSum)]
     later = names[names.index(ClientDP.name) + 1 :]
     if later:
         raise ValueError(
             f"transforms lists {later[0]!r} after {ClientDP.name!r}, where it could enlarge what was clipped: leave "
             f"{later[0]!r} out"
+        )
+    earlier = [transform for transform in recipe.transforms if not isinstance(transform, ClientDP | SecureSum)]
+    decoding = [transform.name for transform in earlier if type(transform).decode is not UploadTransform.decode]
+    if decoding:
+        raise ValueError(
+            f"transforms lists {decoding[0]!r}, which changes uploads again at the server, after {ClientDP.name!r} has "
+            f"clipped them: leave {decoding[0]!r} out"
         )
     if has_buffers:
         raise ValueError(
@@ -218,9 +228,10 @@ def _check_participation(participation: Participation) -> None:
     remedy = "use the participation 'cyclic-poisson', or 'cyclic' with whole groups"
     if isinstance(participation, Trace) and participation.schedule is not None:
         participation = participation.schedule
-    if isinstance(participation, CyclicPoisson | Full):
+    # The classes themselves: one that extends them may draw clients in another way.
+    if type(participation) in (CyclicPoisson, Full):
         return
-    if isinstance(participation, Cyclic):
+    if type(participation) is Cyclic:
         if participation.order != "fixed":
             raise ValueError(
                 "order is 'reshuffled'; a client's turns could follow each other within a cycle length, which the "
@@ -343,8 +354,8 @@ def prepare_example_privacy(recipe: Recipe, schedule: Schedule, plan: Plan, sett
     participation = recipe.participation
     if isinstance(participation, Trace) and participation.schedule is not None:
         participation = participation.schedule
-    # Under other participations a client may be visited in every round.
-    has_turns = isinstance(participation, Cyclic | CyclicPoisson | Full)
+    # Under other participations, also those that extend these, a client may be visited in every round.
+    has_turns = type(participation) in (Cyclic, CyclicPoisson, Full)
     turn_interval = schedule.cycle_length if has_turns else 1
     rows = int((setting.census.positives + setting.census.negatives).sum())
     if not recipe.delta < 1 / rows:

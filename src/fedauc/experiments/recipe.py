@@ -171,6 +171,11 @@ class Recipe:
             # What was clipped is noised and summed: a secure sum comes after it.
             sums = tuple(member for member in self.transforms if isinstance(member, SecureSum))
             others = tuple(member for member in self.transforms if not isinstance(member, SecureSum))
+            if encoding := next((member.name for member in others if member.encodes), None):
+                raise ValueError(
+                    f"transforms lists {encoding!r}, and epsilon adds {transform.name!r}, whose bound on an upload "
+                    f"{encoding!r} would break: leave {encoding!r} out"
+                )
             object.__setattr__(self, "transforms", (*others, transform, *sums))
         if transform is None:
             if self.stop_at_epsilon is not None:
@@ -189,6 +194,11 @@ class Recipe:
             raise ValueError(
                 f"epsilon is {self.epsilon:g} and noise_multiplier is {transform.noise_multiplier:g}; each determines "
                 "the other: give one of them"
+            )
+        if transform.is_unlimited and self.epsilon != math.inf and transform.noise_multiplier != 0:
+            raise ValueError(
+                "clip is inf, so that nothing bounds what a client changes, and no noise hides it; lower clip, or use "
+                "epsilon inf for a run without privacy"
             )
         if transform.standardization == "private" and self.epsilon is None:
             raise ValueError(

@@ -45,6 +45,12 @@ class RunView:
         return self._loop.state.round
 
     @property
+    def hides_clients(self) -> bool:
+        """Whether the run promises its clients privacy: then how many came must not leave the run folder."""
+        account = self._loop.training.account
+        return self._loop.training.is_private and account is not None and account.unit == "client"
+
+    @property
     def total_rounds(self) -> int:
         """The rounds of the whole run, if nothing stops it."""
         return self._loop.training.plan.total_rounds

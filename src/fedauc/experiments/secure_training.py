@@ -23,6 +23,7 @@ from fedauc.privacy.discrete_noise import SAMPLER_ERROR, integer_sensitivity, no
 from fedauc.privacy.fixed_point import LARGEST_SUM
 from fedauc.privacy.secure_sum import choose_threshold
 from fedauc.stages import Plan
+from fedauc.transforms._client_noise import NoisedClientDP
 from fedauc.transforms._prepared_secure_sum import PreparedSecureSum
 from fedauc.transforms.client_dp import HISTOGRAM_NORM, ClientDP, list_change_leaves
 from fedauc.transforms.secure_sum import DEFAULT_LARGEST, ROUNDING_SLACK, SecureSum
@@ -41,7 +42,7 @@ MARGIN = 1 - 1e-6
 
 
 MOST_ROUNDING = 1e-3
-"""Share of the clipping norm that rounding to integers may add where the server adds the noise."""
+"""Share of the clipping norm that rounding to integers may add where the server adds the noise, which grows by it."""
 
 
 class PrivateUploads(NamedTuple):
@@ -96,8 +97,9 @@ def prepare_secure_sum(
         secure, largest=_choose_largest(secure, client_dp, shared), survivors=survivors, secret=secret
     )
     prepared = _choose_scale(prepared, parts, honest, largest)
-    if client_dp is not None and not client_dp.is_unlimited and secure.noise == "server":
+    if isinstance(client_dp, NoisedClientDP) and not client_dp.is_unlimited:
         _check_rounding(client_dp, prepared, shared)
+        client_dp = replace(client_dp, slack=1 + MOST_ROUNDING)
     others = [
         client_dp if client_dp is not None and isinstance(transform, ClientDP) else transform
         for transform in uploads.transforms[:-1]
@@ -119,17 +121,18 @@ def prepare_secure_sum(
 
 
 def _check_rounding(client_dp: ClientDP, prepared: PreparedSecureSum, shared: Tree) -> None:
-    """Refuse integers so coarse that rounding enlarges a clipped upload by more than a thousandth.
+    """Refuse integers so coarse that rounding enlarges a part of a clipped upload by more than a thousandth.
 
-    The account of a trusted server's noise neglects what rounding adds, at most √d / 2 steps.
+    Rounding adds at most √d / 2 steps; a trusted server's noise is a thousandth larger for that.
     """
-    numbers = sum(leaf.numel() for leaf in list_change_leaves(shared))
-    added = math.sqrt(numbers) / 2 / prepared.scale
-    if added > MOST_ROUNDING * client_dp.clip:
-        raise ValueError(
-            f"scale_bits is {prepared.scale_bits}; rounding could enlarge an upload of norm {client_dp.clip:g} by "
-            f"{added:.2g}, which the guarantee does not count: raise scale_bits"
-        )
+    masses = [histogram.masses for histogram in list_nodes(shared, ScoreHistogram)]
+    for norm, leaves in ((client_dp.clip, list_change_leaves(shared)), (HISTOGRAM_NORM, masses)):
+        added = math.sqrt(sum(leaf.numel() for leaf in leaves)) / 2 / prepared.scale
+        if added > MOST_ROUNDING * norm:
+            raise ValueError(
+                f"scale_bits is {prepared.scale_bits}; rounding could enlarge an upload of norm {norm:g} by "
+                f"{added:.2g}, but the noise allows for {MOST_ROUNDING * norm:.2g}: raise scale_bits"
+            )
 
 
 def find_secure_sum(recipe: Recipe) -> SecureSum | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedauc import keys
 from fedauc.experiments.config import Config
+from fedauc.experiments.decisions import describe_private_runs, log_once
 from fedauc.experiments.folder import RunFolder, check_new_folder, encode_json
 from fedauc.experiments.options import build_config
 from fedauc.experiments.run_loop import Observer, Progress, RunPaused
@@ -107,6 +108,8 @@ class Tuning:
     def run_trials(self, observer: Callable[[str], Observer] = lambda name: lambda progress: None) -> None:
         """Train the remaining trials, beginning with one that was interrupted."""
         optuna = import_optuna()
+        for sentence in describe_private_runs([self.space.base.recipe] * self.trials):
+            log_once(sentence)
         busy = f"{self.path} is in use by process {{pid}}; wait until it ends, or stop that process"
         with hold_lock(self.path / ".lock", busy):
             study, cache = self._load_study(), DataCache()

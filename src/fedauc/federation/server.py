@@ -6,6 +6,7 @@ the same counts. The files of a run's folder are:
 
 federation.json    the agreement
 census.json        what the sites registered, the run's id, and where the server ran
+privacy.json       what a private run promises
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
 timing.jsonl       seconds so far, per evaluated round
@@ -37,7 +38,9 @@ from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import to_plain
 from fedauc.experiments.evaluation import RecordColumns
-from fedauc.experiments.folder import RunFolder, describe_environment, encode_json
+from fedauc.experiments.folder import PRIVACY_FILE, RunFolder, describe_environment, encode_json
+from fedauc.experiments.guarantee import describe_guarantee, summarize_guarantee
+from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import find_client_dp, has_client_noise
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
@@ -54,6 +57,7 @@ from fedauc.federation.site_data import ROW_TYPES
 from fedauc.federation.visit_messages import describe_totals
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, UploadTransform
+from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
 from fedauc.privacy.ciphers import KEY_BYTES
 from fedauc.training import Training
@@ -207,6 +211,10 @@ class FederatedRun:
         rounds = assembly.training.plan.total_rounds
         census = {**registered.to_json(), "rounds": rounds, **describe_environment()}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
+        releases = PlannedReleases(held_out_parts=int(agreement.policy.evaluation != "none"))
+        if (guarantee := describe_guarantee(agreement.recipe, assembly.training, releases, True)) is not None:
+            files[PRIVACY_FILE] = encode_json(guarantee)
+            LOG.info("%s", summarize_guarantee(guarantee))
         first = first_checkpoint(assembly.start)
         folder = RunFolder.create(out, files, first, secret)
         LOG.info("the folder of run %s is %s", registered.run_id, out)
@@ -288,7 +296,7 @@ def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str,
 
 
 def summarize_run(path: Path) -> dict[str, Any]:
-    """The status, rounds, records and attendance of a run, finished or not."""
+    """The status, rounds, records, attendance and guarantee of a run, finished or not."""
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped = RunFolder(path), path / "stopped.txt"
@@ -299,16 +307,21 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "rounds": json.loads((path / CENSUS_FILE).read_text())["rounds"],
         "records": folder.read_records(),
         "attendance": count_attendance(folder, names),
+        "privacy": folder.read_privacy(),
     }
 
 
 def _check_private_policy(agreement: FederationAgreement) -> None:
-    """Refuse evaluations that would release what a private run protects, and a patience that could not be resumed."""
+    """Refuse what would release more than a private run accounts for, and a patience that could not be resumed."""
     policy = agreement.policy
     if find_client_dp(agreement.recipe) is not None and policy.evaluation != "none":
         reason = "scores of held-out rows are not noised, so they would break the guarantee of a private run"
         raise ValueError(f"evaluation is {policy.evaluation!r}; {reason}: use 'none'")
-    if find_secure_sum(agreement.recipe) is not None and policy.patience < 2:
+    secure_sum, has_draws = find_secure_sum(agreement.recipe), isinstance(agreement.recipe.participation, CyclicPoisson)
+    if find_client_dp(agreement.recipe) is not None and has_draws and secure_sum is None and policy.quorum > 1:
+        reason = "where clients are drawn in secret, whether one was drawn would decide whether the others count"
+        raise ValueError(f"quorum is {policy.quorum}; {reason}: use 1, or the participation 'cyclic'")
+    if secure_sum is not None and policy.patience < 2:
         reason = "sites answer a round once, so that a round in which the server crashes must be skipped"
         raise ValueError(f"patience is {policy.patience}; {reason}: use at least 2")
 

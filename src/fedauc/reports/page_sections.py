@@ -357,8 +357,12 @@ def _privacy(run: ReportRun) -> Block:
 
 
 def _list_environment(run: ReportRun) -> dict[str, Any]:
-    """The environment without the note on the data, where it would show how many rows private clients hold."""
-    return {key: value for key, value in run.environment.items() if key != "note" or not run.hides_clients}
+    """The environment without what is exact about private rows: a hash of all of them, and the note on their number.
+
+    Who knows all rows but a few could try what these are until the hash agrees.
+    """
+    hidden = {"note", "data"} if run.hides_clients else {"data"} if run.privacy is not None else set()
+    return {key: value for key, value in run.environment.items() if key not in hidden}
 
 
 def _settings(run: ReportRun) -> Block:

@@ -64,6 +64,13 @@ class ReportRun:
         return self.privacy is not None and self.privacy["unit"] == "client"
 
     @property
+    def spent_epsilon(self) -> float | None:
+        """What a private run has spent so far; a federation that evaluates nothing has it in its records, too."""
+        records = self.folder.read_records()
+        spent: float | None = records[-1].get("epsilon") if records else None
+        return spent
+
+    @property
     def note(self) -> str:
         """What the run was trained on; without its counts where clients are private, empty if the folder is silent."""
         note = str(self.result.get("data") or self.environment.get("note", ""))

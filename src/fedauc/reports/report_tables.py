@@ -200,7 +200,7 @@ def tabulate_privacy(run: ReportRun) -> ReportTable | None:
     """What a private run has spent, and a row per part with its noise and its cost alone; None for other runs."""
     if run.privacy is None:
         return None
-    guarantee, spent = run.privacy, run.records[-1].get("epsilon") if run.records else None
+    guarantee, spent = run.privacy, run.spent_epsilon
     noises = {"training": guarantee["noise_multiplier"], **guarantee["one_off"]}
     noises |= {"evaluation": guarantee["evaluation_noise"]} if guarantee["evaluations"] else {}
     times = {"training": guarantee["participations"], "evaluation": guarantee["evaluations"]}

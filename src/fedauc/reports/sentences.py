@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from fedauc.algorithms.compositional import CompositionalPairwise
 from fedauc.experiments.guarantee import describe_spending, summarize_guarantee
+from fedauc.experiments.private_training import has_client_noise
 from fedauc.metrics import delong_test
 from fedauc.reports.caveats import has_caveat
 from fedauc.reports.report_runs import ReportRun
 from fedauc.reports.report_tables import Cell, ReportTable, format_p_value
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_bytes
+from fedauc.transforms.secure_sum import SecureSum
 
 SIGNIFICANCE = 0.05
 
@@ -150,9 +152,9 @@ def list_facts(run: ReportRun) -> list[tuple[str, str, str]]:
         ends = [final.get(column) for column in metric.columns[1:]]
         below = f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}" if ends and None not in ends else "on the test rows"
         facts.append((f"test {metric.label}", f"{value:.3f}", below))
-    if run.privacy is not None and last.get("epsilon") is not None:
+    if run.privacy is not None and (spent := run.spent_epsilon) is not None:
         below = f"spent, at delta {run.privacy['delta']:g}, for each {run.privacy['unit']}"
-        facts.append(("epsilon", f"{last['epsilon']:.3g}", below))
+        facts.append(("epsilon", f"{spent:.3g}", below))
     if run.roster is not None:
         noun = client_noun(run)
         groups = run.roster.group_count
@@ -201,7 +203,9 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
     )
     lines = [("Where the rows were", where)]
     counts = f"The number of positive and of negative rows of the {noun}."
-    guarantee = run.privacy or {}
+    guarantee, sums = run.privacy or {}, [member for member in recipe.transforms if isinstance(member, SecureSum)]
+    if has_client_noise(recipe):
+        counts = f"That the {noun} has rows, but not how many of which class."
     if "class counts" in guarantee.get("one_off", {}):
         counts += " The server adds noise to their sum before anybody else sees it."
     lines.append(("Once, at the start", counts))
@@ -213,7 +217,7 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         update += f" A visit sent {per_visit} on average."
     lines.append(("In each visit", update))
     if recipe.algorithm.emits_histograms:
-        who = "server" if guarantee.get("unit") == "client" else noun
+        who = "server" if guarantee.get("unit") == "client" and not has_client_noise(recipe) else noun
         noise = f", to which the {who} adds noise" if guarantee else ""
         text = f"Histograms of model scores of sampled rows, one per class{noise}. No single score."
         lines.append(("Scores of rows", text))
@@ -240,8 +244,11 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
     lines.append(
         (
             "Formal privacy",
-            "None. No noise for differential privacy is added and uploads are not summed securely, so that the server "
-            "sees each upload. Uploads and scores can reveal something about single rows.",
+            "None. No noise for differential privacy is added. The server learns sums of uploads and no single one, "
+            "but sums and scores can reveal something about single rows."
+            if sums
+            else "None. No noise for differential privacy is added and uploads are not summed securely, so that the "
+            "server sees each upload. Uploads and scores can reveal something about single rows.",
         )
     )
     return lines
@@ -252,7 +259,7 @@ def _describe_guarantee(run: ReportRun, guarantee: dict[str, Any]) -> list[tuple
     sentence = summarize_guarantee(guarantee)
     lines = [
         ("Formal privacy", f"{sentence[0].upper()}{sentence[1:]}."),
-        ("Spent", f"{describe_spending(guarantee, run.records).capitalize()}."),
+        ("Spent", f"{describe_spending(guarantee, run.folder.read_records()).capitalize()}."),
         ("Not protected", " ".join(guarantee["not_protected"])),
     ]
     withheld = run.result.get("not_released", {})

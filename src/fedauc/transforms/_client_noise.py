@@ -18,7 +18,7 @@ from fedauc.transforms.client_dp import (
     list_change_leaves,
     map_upload,
 )
-from fedauc.trees import Tree
+from fedauc.trees import Tree, list_nodes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,16 +30,29 @@ CHANGE_STREAM, POOL_STREAM, CLIP_STREAM = range(3)
 @final
 @dataclass(frozen=True, kw_only=True)
 class NoisedClientDP(ClientDP):
-    """`client-dp` with the coefficients c_0, ... of its bands; one coefficient of 1 gives independent noise."""
+    """`client-dp` with the coefficients c_0, ... of its bands; one coefficient of 1 gives independent noise.
+
+    All noise is `slack` times as large, for uploads that are rounded after they were clipped.
+    """
 
     coefficients: tuple[float, ...] = (1.0,)
     has_histogram: bool = False
+    slack: float = 1.0
 
     @staticmethod
     def of(transform: ClientDP, coefficients: tuple[float, ...], has_histogram: bool) -> NoisedClientDP:
         """A transform whose noise multiplier and bands are set."""
         values: dict[str, Any] = {known.name: getattr(transform, known.name) for known in fields(ClientDP)}
         return NoisedClientDP(**values, coefficients=coefficients, has_histogram=has_histogram)
+
+    def initial_server_state(self, shared: Tree) -> Tree:
+        """As without noise; histograms that the noise is not planned for are refused."""
+        if not self.has_histogram and not self.is_unlimited and list_nodes(shared, ScoreHistogram):
+            raise ValueError(
+                "the algorithm uploads histograms of scores, which get no noise: only those of the pairwise methods, "
+                "which are used once per cycle, do; leave them out, or use --algorithm.pool histogram"
+            )
+        return super().initial_server_state(shared)
 
     def server(self, mean: Tree, state: Tree, server_round: ServerRound) -> tuple[Tree, Tree]:
         """Add the noise of the round to the change, and at the end of a cycle that of the histograms."""
@@ -55,7 +68,7 @@ class NoisedClientDP(ClientDP):
         fresh = noise.draw_normal(CHANGE_STREAM, count, device).to(previous.dtype)
         current, previous = next_noise(self.coefficients, fresh, previous)
         parts = iter(torch.split(current, [leaf.numel() for leaf in list_change_leaves(mean)]))
-        scale = multipliers.model * clip / size
+        scale = multipliers.model * clip * self.slack / size
 
         def add_noise(leaf: Tensor) -> Tensor:
             return leaf + scale * next(parts).to(leaf.dtype).view(leaf.shape)
@@ -65,7 +78,7 @@ class NoisedClientDP(ClientDP):
                 return histogram
             masses = histogram.masses
             normal = noise.draw_normal(POOL_STREAM, masses.numel(), masses.device).to(masses.dtype).view(masses.shape)
-            return histogram._replace(masses=masses + multipliers.pool * HISTOGRAM_NORM / size * normal)
+            return histogram._replace(masses=masses + multipliers.pool * HISTOGRAM_NORM * self.slack / size * normal)
 
         noised = map_upload(mean, add_noise, add_pool_noise)
         if self.clip_quantile is not None:

@@ -158,8 +158,10 @@ class ClientDP(UploadTransform):
             return torch.where(expand_to(usable, leaf), scale_leaf(leaf, factor), torch.zeros_like(leaf))
 
         def clip_histogram(histogram: ScoreHistogram) -> ScoreHistogram:
-            limited, zeros = _limit_mass(histogram).masses, torch.zeros_like(histogram.masses)
-            return histogram._replace(masses=torch.where(expand_to(usable, limited), limited, zeros))
+            limited, zeros = _limit_mass(histogram.masses), torch.zeros_like(histogram.masses)
+            # The ends are the server's: what a client says of them has no bound.
+            masses = torch.where(expand_to(usable, limited), limited, zeros)
+            return ScoreHistogram(masses, torch.zeros_like(histogram.ends))
 
         clipped = map_upload(upload.mean, clip_leaf, clip_histogram)
         if self.clip_quantile is not None:
@@ -209,7 +211,9 @@ def list_change_leaves(tree: Tree) -> list[Tensor]:
     return [leaf for child in tree for leaf in list_change_leaves(child)]
 
 
-def _limit_mass(histogram: ScoreHistogram) -> ScoreHistogram:
-    """Each class with mass at most 1: larger weights, which `pooled` gives to large clients, are cut."""
-    mass = histogram.masses.sum(-1, keepdim=True)
-    return histogram._replace(masses=histogram.masses / mass.clamp(min=1))
+def _limit_mass(masses: Tensor) -> Tensor:
+    """Each class with mass at most 1: larger weights, which `pooled` gives to large clients, are cut.
+
+    Negative masses, which no algorithm of the library uploads, count as their amount, so that the norm has a bound.
+    """
+    return masses / masses.abs().sum(-1, keepdim=True).clamp(min=1)

@@ -73,7 +73,12 @@ class SecureSum(SummingTransform):
         2 / 3, "Share of a cohort; a sum needs more of its clients than that.", at_least=0.5, at_most=1
     )
     minimum_cohort: int = option(MINIMUM_COHORT, "Smallest cohort; of two, each learns the other's part.", at_least=2)
-    colluding: int = option(0, "Clients that may help the server: their noise does not count.", at_least=0)
+    colluding: int = option(
+        1,
+        "Clients that may work together, or with the server, against another: each knows its own noise, which does not "
+        "count.",
+        at_least=0,
+    )
 
     @property
     def largest_number(self) -> float:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from fedauc.trees import Tree
 
 
+ATTENDANCE = ("visits", "absences", "floats_down", "floats_up", "bytes_down", "bytes_up")
+"""The columns of a record that say how many clients came."""
+
+
 class TrackerSession(ABC):
     """One run in a tracking tool, open for writing. `run_id` is what the tool finds it by."""
 
@@ -81,7 +85,7 @@ class Tracker(Callback):
 
     def on_evaluation(self, run: RunView, state: Tree) -> None:
         """Send the record of the evaluation."""
-        record = run.records[-1]
+        record = select_columns(run, run.records[-1])
 
         def send_record(session: TrackerSession) -> None:
             session.log_record(record)
@@ -97,7 +101,7 @@ class Tracker(Callback):
                 model = Path(scratch) / "model.pt"
                 torch.save(run.build_final_module().state_dict(), model)
                 description = write_json(Path(scratch) / "parameters.json", run.parameters)
-                session.log_result(run.final_record or {}, [model, description])
+                session.log_result(select_columns(run, run.final_record or {}), [model, description])
             session.close(None)
 
         self._use_session(run, send_result, len(run.records))
@@ -121,7 +125,8 @@ class Tracker(Callback):
         try:
             if opened is None:
                 run_id, last_round = self._read_id(run)
-                session = self.open_session(run, run_id, run.records[:earlier])
+                records = [select_columns(run, record) for record in run.records[:earlier]]
+                session = self.open_session(run, run_id, records)
                 opened = _OpenSession(session, -1 if session.drops_later_rounds else last_round)
                 run.live_objects[key] = opened
             is_sent = any(record["round"] <= opened.last_round for record in run.records[earlier:])
@@ -150,6 +155,11 @@ class Tracker(Callback):
         path = self._id_file(run)
         if path is not None:
             write_atomically(path, json.dumps({"id": run_id, "round": round}).encode())
+
+
+def select_columns(run: RunView, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record as it may leave the run folder: without how many clients came, where these are private."""
+    return {name: value for name, value in record.items() if not run.hides_clients or name not in ATTENDANCE}
 
 
 def select_numbers(record: Mapping[str, Any]) -> dict[str, float]:
