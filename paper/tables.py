@@ -169,7 +169,7 @@ class TableBuilder:
         runs = dict[Config, Record]()
         # Building a configuration takes milliseconds, and most of a report's runs may never have been started.
         started = self.store.has_runs(self.scale.datasets[column.dataset]["data"], row.method)
-        tunable = grid_candidates(row, TuningPlan.parse(column.grid, self.scale).grid) != [{}]
+        tunable = grid_candidates(row, TuningPlan.parse(cell.grid, self.scale).grid) != [{}]
         if started and (not tunable or self.choices.find_or_inherit(job)):
             for position, configs in enumerate(self.list_configs(cell)):
                 runs |= {config: record for config in configs if (record := self.store.find_record(config))}

@@ -59,6 +59,11 @@ DEFAULTS: dict[str, Any] = {
 }
 """What an option is where neither a record nor a table says."""
 
+AS_PRINTED_BASELINE = {"stages": "constant", "stage-output": "last", "weighting": "paper"}
+AS_PRINTED = {"stages": "geometric", "stage-output": "round_mean", "weighting": "paper"}
+AS_PRINTED_MINIMAX = {**AS_PRINTED, "objective.prior-from-data": "true", "algorithm.prox": "0.01"}
+"""The preset that the last rows of the table `as-printed` have; 16 examples of each class are the default."""
+
 Key = frozenset[tuple[str, Any]]
 """A run's options without those at their defaults."""
 
@@ -74,9 +79,11 @@ def make_key(method: str, options: Mapping[str, Any]) -> Key:
 
 
 def normalise(value: Any) -> Any:
-    """A number as a float, `none` as None, and other text as it is."""
+    """A number as a float, `none` as None, `true` as True, and other text as it is."""
     if value is None or value == "none":
         return None
+    if value is True or value == "true":
+        return True
     try:
         return float(value)
     except ValueError:
@@ -192,15 +199,23 @@ class Specs(NamedTuple):
         scale, own = self.scale, dict(self.scale["datasets"][dataset])
         kind = own.pop("kind")
         data = scale["kinds"][kind] | own
-        if "partition" in options:
-            data = {name: value for name, value in data.items() if not name.startswith("partition.")}
+        by_method = scale["methods"].get(kind, {}).get(method, {})
+        usual = {**scale["common"], **data, **by_method}
+        dropped = [f"{family}." for family in ("partition", "stages") if family in options]
+        if "preset" in options:
+            assert options["preset"] == "as-printed"
+            printed = (
+                AS_PRINTED_MINIMAX if method in MINIMAX else AS_PRINTED if method in PAIRWISE else AS_PRINTED_BASELINE
+            )
+            dropped += ["stages", "stage-output", "weighting", "positives", "negatives", "objective", *printed]
+            options = {**printed, **{name: value for name, value in options.items() if name != "preset"}}
+        usual = {name: value for name, value in usual.items() if not name.startswith(tuple(dropped))}
         length = {
             "cycles": scale["cycles"],
             "local-steps": scale["local_steps"],
             "participation.groups": scale["groups"],
         }
-        by_method = scale["methods"].get(kind, {}).get(method, {})
-        merged = {**length, **scale["common"], **data, **by_method, **options}
+        merged = {**length, **usual, **options}
         if method in ALL_CLIENTS:
             merged = {name: value for name, value in merged.items() if not name.startswith("participation.")}
         return merged

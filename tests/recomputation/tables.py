@@ -241,7 +241,9 @@ def list_rows(name: str, specs: Specs) -> list[Row]:
     for text in specs.tables[name].get("rows", METHODS):
         label, _, rest = text.partition("=")
         method, *pairs = (rest or label).split(",")
-        rows.append(Row(label, method, dict(pair.split("=", 1) for pair in pairs)))
+        options = dict(pair.split("=", 1) for pair in pairs)
+        options.pop("grid", None)
+        rows.append(Row(label, method, options))
     if name == "creditcard":
         steps = str(48 * specs.scale["local_steps"])
         one_client = {"partition": "iid", "partition.clients": "1", "participation.groups": "1", "local-steps": steps}
