@@ -60,7 +60,7 @@ def clients_by_row(preparation: Preparation) -> tuple[np.ndarray, np.ndarray]:
 def test_labels_flipped_after_the_partition_leave_it_as_it_was(partition: Dirichlet | IID) -> None:
     """The same rows are flipped in either order. A partition by labels is another one if it sees the flipped labels."""
     clean, _ = clients_by_row(Preparation(partition))
-    flips = {"flip_positives": 0.3, "flip_negatives": 0.1}
+    flips: dict[str, Any] = {"flip_positives": 0.3, "flip_negatives": 0.1}
     before, labels = clients_by_row(Preparation(partition, **flips))
     after, same_labels = clients_by_row(Preparation(partition, **flips, flip_order="after"))
     assert np.array_equal(labels, same_labels)
@@ -127,5 +127,6 @@ def test_errors_name_the_part(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["remove_positives", "flip_positives", "flip_negatives", "positive_rate"])
 def test_parameters_are_bounded(name: str) -> None:
+    settings: dict[str, Any] = {name: 1.5}
     with pytest.raises(ValueError, match=rf"{name} is 1\.5; it must be .* below 1"):
-        Preparation(Natural(), **{name: 1.5})
+        Preparation(Natural(), **settings)

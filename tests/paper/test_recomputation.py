@@ -89,7 +89,8 @@ def test_a_changed_record_is_found(tmp_path: Path, records: Records, specs: Spec
     table1 = Page(records, specs).shown["table1"]
     first, second = (table1.cells["cycp-pairwise", column].runs for column in ("cifar10", "insurance-synthetic"))
     reranked = table1.cells["a-fedavg", "cifar100"].runs[0]
-    _replace_in_record(copy / "cifar10.jsonl", first[0], '"auc":0.9', '"auc":0.8')
+    wrong = round(first[0].line["auc"] - 0.01, 6)
+    _replace_in_record(copy / "cifar10.jsonl", first[0], f'"auc":{first[0].line["auc"]}', f'"auc":{wrong}')
     point = second[1].line["curve"][0]
     start = ",".join(map(str, point[:2]))
     _replace_in_record(copy / "medicare-like.jsonl", second[1], f"[{start},{point[2]}", f"[{start},{point[2] * 2}")

@@ -51,6 +51,19 @@ def rank_shares(labels: np.ndarray, ranks: np.ndarray) -> Shares:
     )
 
 
+def holm(p_values: list[float]) -> list[float]:
+    """Holm's correction: the largest of (n - k) p₍ₖ₎ up to each rank, counted from 0.
+
+    >>> holm([0.04, 0.01, 0.03])
+    [0.06, 0.03, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values)[order] * np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(1, np.maximum.accumulate(scaled))
+    return [float(value) for value in corrected]
+
+
 def compare(
     first: list[list[Shares]], second: list[list[Shares]], overlap: float, same_examples: bool
 ) -> Interval | None:

@@ -72,4 +72,12 @@ def _judge_rounds(cells: Mapping[int, Cell], symbol: str) -> tuple[list[dict[str
         words = (steady or "fall, but not at every step") if verdicts[-1] else "do not fall"
         by_value = {f"{symbol} = {value}": str(count) for value, count in rounds.items()}
         lines.append({"AUC to reach": _four(goal), **by_value, "rounds": words})
+    if unstable := [value for value, cell in cells.items() if did_not_train(cell)]:
+        names = " and ".join(f"{symbol} = {value}" for value in unstable)
+        return [line | {"rounds": f"withdrawn: {names} did not train"} for line in lines], None
     return lines, all(verdicts)
+
+
+def did_not_train(cell: Cell) -> bool:
+    """Whether the AUC varies by more than .05 over runs."""
+    return cell.auc is not None and cell.auc.deviation > 0.05

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from recomputation.effects import Effect, list_effects
+from recomputation.differences import Interval, holm
+from recomputation.effects import Effect, did_not_train, list_effects
 from recomputation.records import FRAUD, OURS, REAL_DATA, Records, Run, Specs, make_key
 from recomputation.tables import Cell, Column, Spread, Table
 
@@ -24,8 +25,17 @@ class Outcome(NamedTuple):
     method: str
     baseline: str
     value: float
-    sign: int | None
+    test: Interval | None
     published: float | None
+
+    @property
+    def sign(self) -> int | None:
+        """The outcome of the test by itself; None if there is none."""
+        return None if self.test is None else self.sign_at(self.test.p_value)
+
+    def sign_at(self, p_value: float) -> int:
+        """The outcome with another p-value."""
+        return 0 if p_value >= 0.05 else 1 if self.value > 0 else -1
 
 
 def share(value: float, digits: int = 4) -> str:
@@ -92,6 +102,7 @@ class Page:
         yield from [self._by_case("classes"), self._differences("classes")]
         yield from self._aucs("alike")
         yield from [self._gaps(), self._outcome_counts()]
+        yield from self._aucs("as-printed")
         yield from self._aucs("table1", [False])
         for margin in (NEARLY, 0.0):
             for real in (True, False):
@@ -105,6 +116,7 @@ class Page:
         yield self._differences("creditcard")
         yield from [*self._aucs("surrogates"), self._differences("surrogates")]
         yield from self._aucs("ablation")
+        yield self._discarded()
         yield [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"], *self._choice_lines()]
         for name in ("schedules", "batches"):
             yield from [*self._aucs(name), self._numbers(name, "validation")]
@@ -164,15 +176,22 @@ class Page:
 
     def _differences(self, name: str) -> Lines:
         table, texts = self.shown[name], dict[tuple[str, str], str]()
-        for key, (value, test) in table.differences(between_own=True).items():
+        found = table.differences(between_own=True)
+        tested = {key: test.p_value for key, (_, test) in found.items() if test}
+        corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+        for key, (value, test) in found.items():
             column, method, baseline = key
             published = table.published_difference(key)
-            text = f"{signed(value)}, not tested"
+            bracket = "" if published is None else f" [{signed(published)}]"
+            text = f"{signed(value)}{bracket}, not tested"
             if test:
-                p_value = "p < .001" if test.p_value < 0.001 else f"p = {share(test.p_value, 3)}"
-                text = f"{signed(value)} ± {share(test.half_width)}, {p_value}"
-                text = f"**{text}**" if test.p_value < 0.05 else text
-            texts[f"{column}: {method}", baseline] = text + ("" if published is None else f" [{signed(published)}]")
+                bold = "**" if test.p_value < 0.05 else ""
+                p_value, after = (
+                    "< .001" if value < 0.001 else f"= {share(value, 3)}" for value in (test.p_value, corrected[key])
+                )
+                text = f"{bold}{signed(value)} ± {share(test.half_width)}{bold}{bracket}, p {p_value}, corrected "
+                text += after.removeprefix("= ")
+            texts[f"{column}: {method}", baseline] = text
         lines = grid_lines(texts)
         return lines if len(lines) >= len(lines[0]) else transpose(lines)
 
@@ -182,10 +201,9 @@ class Page:
         for table in [self.shown[name] for name in names if name in self.shown]:
             columns = {column.name: column for column in table.columns}
             for key, (value, test) in table.differences().items():
-                sign = None if test is None else 0 if test.p_value >= 0.05 else 1 if value > 0 else -1
                 column, method, baseline = key
                 published = table.published_difference(key)
-                found.append(Outcome(table.name, columns[column], method, baseline, value, sign, published))
+                found.append(Outcome(table.name, columns[column], method, baseline, value, test, published))
         return found
 
     def gaps(self, *names: str) -> dict[tuple[str, str, str], float]:
@@ -293,6 +311,32 @@ class Page:
         for run, trial in zip(runs, choice["trials"], strict=True):
             assert (run.line["curve"][-1][4] if run.finished else None) == trial["validation_auc"], run.name
         return runs
+
+    def _discarded(self) -> Lines:
+        """The runs that are no longer kept, by method and dataset."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for line in self.specs.discarded:
+            counts[line["method"], line["dataset"]] += line["runs"]
+        methods, datasets = (sorted({key[side] for key in counts}) for side in (0, 1))
+        lines = [(method, [counts[method, dataset] for dataset in datasets]) for method in methods]
+        return [["method", *datasets, "all"], *([name, *map(str, row), str(sum(row))] for name, row in lines)]
+
+    def withdrawn(self) -> Iterator[str]:
+        """The points of figures that did not train, with what they were tuned over."""
+        for table in [self.shown[name] for name in self.effects]:
+            rows, columns = table.shown()
+            for column in columns:
+                for row in rows:
+                    cell = table.cells[row.name, column.name]
+                    if did_not_train(cell):
+                        choice = self.records.choices[f"{column.job or column.dataset}-{row.name}"]
+                        trials = {trial["settings"]["learning-rate"]: trial for trial in choice["trials"]}
+                        tried = [f"{rate} ({share(trial['validation_auc'])})" for rate, trial in trials.items()]
+                        yield (
+                            f"Withdrawn: {column.name} ({row.name}), whose AUC of {spread_text(cell.auc)} varies by "
+                            f"more than .05 over runs. Its learning rate {choice['settings']['learning-rate']} was "
+                            f"chosen by validation AUC among {', '.join(tried)}."
+                        )
 
     # ------------------------------------------------------------------------------------------------------ data, runs
 

@@ -176,23 +176,25 @@ class Records:
 
 
 class Specs(NamedTuple):
-    """tables.toml, the paper's part of scales.toml, and the paper's numbers by table, row and column."""
+    """tables.toml, the paper's part of scales.toml, its numbers by table, row and column, and the discarded runs."""
 
     tables: Mapping[str, Any]
     scale: Mapping[str, Any]
     published: Mapping[tuple[str, str, str], float]
+    discarded: list[dict[str, Any]]
 
     @staticmethod
     def read(folder: Path) -> Specs:
-        """Read the three files."""
+        """Read the four files."""
         tables, scales = (tomllib.loads((folder / name).read_text()) for name in ("tables.toml", "scales.toml"))
         with open(folder / "published.csv") as file:
             numbers = {(line["table"], line["method"], line["column"]): line["mean"] for line in csv.DictReader(file)}
+        discarded = json.loads((folder / "discarded_runs.json").read_text())
         # The paper does not name its positive class, so the table over classes stands beside its Table 1.
         numbers |= {
             ("classes", row, column): mean for (table, row, column), mean in numbers.items() if table == "table1"
         }
-        return Specs(tables, scales["paper"], {key: float(mean) for key, mean in numbers.items()})
+        return Specs(tables, scales["paper"], {key: float(mean) for key, mean in numbers.items()}, discarded)
 
     def run_options(self, dataset: str, method: str, options: Mapping[str, str]) -> dict[str, str]:
         """All options of a run: those of the scale, of the dataset, of the method on it, and the given ones."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from recomputation.differences import holm
 from recomputation.effects import Effect
 from recomputation.page import NEARLY, Outcome, Page, parse_page, share, signed
 from recomputation.records import OURS, REAL_DATA, Specs
@@ -30,9 +31,6 @@ FIXED_TEXTS = (
     "the second table is for .02 less",
     "is at most .01",
     "on CIFAR-10, class 0, seed 0",
-    "<code>figure1</code>",
-    "<code>figure2</code>",
-    "<code>figure3</code>",
 )
 """Names, and bounds that the page explains: they have digits, but are no results."""
 
@@ -61,6 +59,25 @@ def list_words(pairs: Sequence[Outcome]) -> str:
     return f" Significant: {'; '.join(words)}." if words else ""
 
 
+def corrected_words(pairs: Sequence[Outcome]) -> str:
+    """How many comparisons stay significant after Holm's correction for all of them."""
+    corrected = holm([pair.test.p_value for pair in pairs if pair.test])
+    counts = Counter(pair.sign_at(p_value) for pair, p_value in zip(pairs, corrected, strict=True))
+    return (
+        f"With Holm's correction for {len(pairs)} tests it is significantly better in {counts[1]} and significantly "
+        f"worse in {counts[-1]}."
+    )
+
+
+def margin_words(pairs: Sequence[Outcome]) -> str:
+    """In how many comparisons the confidence interval leaves the paper's difference out."""
+    known = [(pair.value - pair.published, pair.test) for pair in pairs if pair.published is not None and pair.test]
+    excluded = sum(abs(distance) > test.half_width for distance, test in known)
+    return (
+        f"The 95 % confidence interval of the difference excludes the paper's difference in {excluded} of {len(known)}."
+    )
+
+
 def effect_words(effects: Sequence[Effect]) -> str:
     """How many pairs of data and method agree with the paper, and which do not."""
     by_verdict = {verdict: [each.label for each in effects if each.holds is verdict] for verdict in (True, False, None)}
@@ -77,7 +94,7 @@ def make_sentences(page: Page) -> Iterator[str]:
     other = [pair for pair in table1 if pair.column.dataset not in REAL_DATA]
     yield (
         f"In {len(real)} comparisons of a CyCp method with a baseline in Table 1, the CyCp method is "
-        f"{count_words(real)}.{list_words(real)}"
+        f"{count_words(real)}.{list_words(real)} {margin_words(real)} {corrected_words(real)}"
     )
     for name in ("table1", "classes"):
         yield f"Highest test AUC in `{name}`: {page.best_rows(name)}."
@@ -88,9 +105,12 @@ def make_sentences(page: Page) -> Iterator[str]:
     ):
         yield (
             f"Where the paper has the CyCp method {words} the baseline ({len(chosen)} comparisons), it is "
-            f"{count_words(chosen)}.{list_words(chosen)}"
+            f"{count_words(chosen)}.{list_words(chosen)} {margin_words(chosen)} {corrected_words(chosen)}"
         )
-    yield f"In {len(other)} comparisons of a CyCp method with a baseline, the CyCp method is {count_words(other)}."
+    yield (
+        f"In {len(other)} comparisons of a CyCp method with a baseline, the CyCp method is {count_words(other)}. "
+        f"{corrected_words(other)}"
+    )
     for dataset, note, positives in page.facts():
         if note.startswith(("SYNTHETIC", "STAND-IN")):
             source = note.split(";")[0]
@@ -103,15 +123,17 @@ def make_sentences(page: Page) -> Iterator[str]:
     ):
         pairs = page.outcomes(name)
         count = f"{count_words(pairs)} of {len(pairs)} comparisons with a baseline."
-        yield f"{opening}, the CyCp method is {count}{list_words(pairs)}"
+        margins = f" {margin_words(pairs)}" if name == "table2" else ""
+        yield f"{opening}, the CyCp method is {count}{list_words(pairs)}{margins} {corrected_words(pairs)}"
     yield f"Highest test AUC: {page.best_rows('table2')}."
     fraud = page.outcomes("creditcard")
     yield (
         f"In {len(fraud)} comparisons of AUC with a baseline, the CyCp method is {count_words(fraud)}."
-        f"{list_words(fraud)}"
+        f"{list_words(fraud)} {corrected_words(fraud)}"
     )
     precision = page.best_rows("creditcard", "average_precision")
     yield f"Highest test AUC: {page.best_rows('creditcard')}. Highest average precision: {precision}."
+    yield from page.withdrawn()
     yield from _make_tuning_sentences(page)
     yield from _make_version_sentences(page)
 
@@ -121,8 +143,12 @@ def _make_headlines(page: Page) -> Iterator[str]:
     ahead = [pair for pair in published if (pair.published or 0) > 0]
     datasets = " and ".join(dict.fromkeys(pair.column.dataset for pair in ahead))
     yield (
-        f"in {len(ahead)} comparisons on {datasets} the paper has a CyCp method ahead of a baseline; here it is "
-        f"{count_words(ahead)}"
+        f"in {len(ahead)} comparisons on {datasets} the paper has a CyCp method ahead of a baseline, by "
+        f"{signed(min(pair.published or 0 for pair in ahead))} to "
+        f"{signed(max(pair.published or 0 for pair in ahead))}; "
+        f"here the difference is {signed(min(pair.value for pair in ahead))} to "
+        f"{signed(max(pair.value for pair in ahead))}. {margin_words(ahead)} The CyCp method is {count_words(ahead)} "
+        f"(p < .05, one test at a time). {corrected_words(ahead)}"
     )
     gaps = sorted((value, row, column) for (row, _, column), value in page.gaps("table1").items())
     (low, low_row, low_column), (high, high_row, high_column) = gaps[0], gaps[-1]
@@ -161,6 +187,8 @@ def _make_tuning_sentences(page: Page) -> Iterator[str]:
     runs = {run.name: run for label, row, choice in page.jobs().values() for run in page.trial_runs(row, label, choice)}
     cycles, seconds = (sum(run.cycles for run in runs.values()), sum(run.line["seconds"] for run in runs.values()))
     yield f"This took {len(runs)} runs, {cycles} cycles and {seconds:.0f} seconds."
+    totals = [sum(line[name] for line in page.specs.discarded) for name in ("runs", "cycles", "seconds")]
+    yield f"{totals[0]} further runs, with {totals[1]} cycles and {totals[2]:.0f} seconds:"
     searched = {run.name: run.method for name in ("schedules", "batches") for run in page.shown[name].runs.values()}
     counts = ", ".join(f"{method} {count}" for method, count in sorted(Counter(searched.values()).items()))
     yield f"(`schedules` and `batches`): {counts}."
@@ -203,7 +231,8 @@ class Expectation:
 
     def __init__(self, page: Page, specs: Specs) -> None:
         self.tables, self.sentences = list(page.tables()), list(dict.fromkeys(make_sentences(page)))
-        about = [text[key] for text in specs.tables.values() for key in ("about", "title")]
+        about = [text["about"] for text in specs.tables.values()]
+        about += [f"{text['title']} (<code>{name}</code>)" for name, text in specs.tables.items()]
         paragraphs = [" ".join(part.split()) for text in about for part in re.split(r"\n\s*\n", text)]
         known = sorted({*self.sentences, *paragraphs, *FIXED_TEXTS}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known)))

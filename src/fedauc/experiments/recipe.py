@@ -204,13 +204,13 @@ class Recipe:
             )
 
     @staticmethod
-    def of(method: str, *, preset: str | None = None, **settings: Any) -> Recipe:
+    def of(method: str, **settings: Any) -> Recipe:
         """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule.
 
-        A `preset`, as `fedauc list presets` shows them, replaces the defaults; settings win over it.
+        The setting `preset`, as `fedauc list presets` shows them, replaces the defaults; other settings win over it.
         """
         defaults = lookup("method", method, find_methods())
-        if preset is not None:
+        if (preset := settings.pop("preset", None)) is not None:
             settings = {**find_settings(preset, method), **settings}
         for name, value in settings.items():
             refuse_class(name, value)
