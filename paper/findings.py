@@ -115,6 +115,24 @@ def list_comparisons(table: Table, between_own: bool = False) -> Iterator[Compar
                     yield Comparison(table.name, column, method, baseline, difference, test, published)
 
 
+def list_contrasts(table: Table) -> Iterator[Comparison]:
+    """The pairs of rows that a table tests against each other, where all runs of both have finished."""
+    for column in table.spec.columns:
+        for row, other in table.spec.contrasts:
+            first, second = (table.cells.get((name, column.name)) for name in (row, other))
+            if first and second and first.complete and second.complete and first.auc and second.auc:
+                test = table.differences.get((column.name, row, other))
+                yield Comparison(table.name, column, row, other, first.auc.mean - second.auc.mean, test, None)
+
+
+def make_contrast_frame(contrasts: Sequence[Comparison]) -> pd.DataFrame:
+    """A line for each contrast."""
+    texts = {
+        f"{pair.column.name}: {pair.method} minus {pair.baseline}": str(pair) for pair in correct_comparisons(contrasts)
+    }
+    return pd.DataFrame({"difference": texts})
+
+
 def make_comparison_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A cell for each comparison: columns and methods in one direction, baselines in the other, the longer one down."""
     corrected = correct_comparisons(comparisons)

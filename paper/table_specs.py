@@ -80,6 +80,7 @@ class TableSpec:
     """The rows and columns of a table. In a figure, columns are the values of one option.
 
     Cells show test AUC or, of kind `traffic`, what it takes to reach a common one. `more_numbers` are shown below it.
+    `contrasts` are pairs of rows that are tested against each other.
     """
 
     name: str
@@ -88,6 +89,7 @@ class TableSpec:
     columns: tuple[Column, ...]
     kind: Literal["table", "figure", "traffic"] = "table"
     more_numbers: Sequence[str] = ()
+    contrasts: Sequence[tuple[str, str]] = ()
 
     def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
         """The table with only the named rows and columns; by default all rows, and the columns shown by default."""
@@ -256,7 +258,8 @@ def build_tables(scale: Scale) -> dict[str, TableSpec]:
         columns = list[Column]()
         for dataset in text["datasets"]:
             columns += FIGURES[name](scale, dataset) if name in FIGURES else _table_columns(text, scale, dataset)
-        settings = {key: text[key] for key in ("kind", "more_numbers") if key in text}
+        settings: dict[str, Any] = {key: text[key] for key in ("kind", "more_numbers") if key in text}
+        settings["contrasts"] = tuple(tuple(pair.split(" minus ")) for pair in text.get("contrasts", ()))
         specs[name] = TableSpec(name, text["title"], tuple(rows), tuple(columns), **settings)
     return specs
 

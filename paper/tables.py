@@ -151,7 +151,7 @@ class TableBuilder:
             shares = {row: self._read_shares(in_column[row], column) for row in means if spec.kind == "table"}
             for method, baseline in itertools.permutations(shares, 2):
                 first, second = shares[method], shares[baseline]
-                if first and second and method in (*OURS, best):
+                if first and second and (method in (*OURS, best) or (method, baseline) in spec.contrasts):
                     test = compare_rows(first, second, column.test_overlap, same_examples=column.average_cases)
                     differences[column.name, method, baseline] = test
             marks = mark_rows({row: differences.get((column.name, best, row)) for row in means}, best)

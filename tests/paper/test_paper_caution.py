@@ -9,13 +9,13 @@ import pytest
 
 from fedauc.reports.summary import Spread
 from paper.discarded_runs import DiscardedRuns, count_discarded, read_discarded
-from paper.findings import Comparison, correct_comparisons, judge_rounds
+from paper.findings import Comparison, correct_comparisons, judge_rounds, list_contrasts, make_contrast_frame
 from paper.records import Point, RecordStore
 from paper.report import Report
 from paper.scales import PAPER, SMOKE
 from paper.significance import Difference, correct_p_values
 from paper.table_specs import build_tables, list_cells
-from paper.tables import Cell
+from paper.tables import Cell, TableBuilder
 from paper_records import by_default, keep
 
 ROOT = Path(__file__).parents[2]
@@ -111,3 +111,21 @@ def test_a_discarded_run_is_one_that_no_record_holds(tmp_path: Path, monkeypatch
     (tmp_path / "cifar10.jsonl").write_text(json.dumps(kept) + "\n")
     (tmp_path / "paper-choices.jsonl").write_text("{}\n")
     assert count_discarded(tmp_path) == [DiscardedRuns("cifar10", "fedavg", 1, 4, 2)]
+
+
+def test_named_pairs_of_rows_are_compared_where_both_have_finished(tmp_path: Path) -> None:
+    """CyCp-Minimax as printed has all of its three splits, and FedAvg once all, once two of them."""
+    names = ["cycp-fedavg-as-printed", "cycp-minimax-as-printed"]
+    spec = build_tables(PAPER)["as-printed"].select(["creditcard"], names)
+    level = {"cycp-fedavg-as-printed": 0.7, "cycp-minimax-as-printed": 0.8}
+    for finished, folder in ((3, "all"), (2, "some")):
+        store = RecordStore(tmp_path / folder)
+        for cell in list_cells(spec):
+            count = finished if cell.row.name == names[0] else 3
+            for (config,) in by_default(store, cell, [0])[:count]:
+                keep(store, config, [level[cell.row.name]], None)
+        contrasts = list(list_contrasts(TableBuilder(store, PAPER, [0]).build(spec)))
+        assert [(pair.method, pair.baseline) for pair in contrasts] == [(names[1], names[0])] * (finished == 3)
+        if contrasts:
+            frame = make_contrast_frame(contrasts)
+            assert frame.to_dict() == {"difference": {f"creditcard: {names[1]} minus {names[0]}": "+.1000, not tested"}}

@@ -102,7 +102,7 @@ class Page:
         yield from [self._by_case("classes"), self._differences("classes")]
         yield from self._aucs("alike")
         yield from [self._gaps(), self._outcome_counts()]
-        yield from self._aucs("as-printed")
+        yield from [*self._aucs("as-printed"), self._contrasts("as-printed")]
         yield from self._aucs("table1", [False])
         for margin in (NEARLY, 0.0):
             for real in (True, False):
@@ -174,13 +174,35 @@ class Page:
                     texts[label, row.name] = share(of_case.auc.mean) if of_case.auc else "-"
         return grid_lines(texts)
 
+    def _contrasts(self, name: str) -> Lines:
+        """The pairs of rows that a table names, one on each line."""
+        table, found = self.shown[name], dict[tuple[str, str, str], tuple[float, Interval | None]]()
+        for column in [column.name for column in table.shown()[1]]:
+            for pair in table.text["contrasts"]:
+                row, other = pair.split(" minus ")
+                first, second = table.cells[row, column].auc, table.cells[other, column].auc
+                if first and second and table.cells[row, column].complete and table.cells[other, column].complete:
+                    key = column, row, other
+                    found[key] = first.mean - second.mean, table.tests.get(key)
+        texts = self._difference_texts(table, found)
+        lines = [[f"{column}: {row} minus {other}", text] for (column, row, other), text in texts.items()]
+        return [["rows", "difference"], *lines]
+
     def _differences(self, name: str) -> Lines:
         table, texts = self.shown[name], dict[tuple[str, str], str]()
-        found = table.differences(between_own=True)
+        for (column, method, baseline), text in self._difference_texts(table, table.differences(True)).items():
+            texts[f"{column}: {method}", baseline] = text
+        lines = grid_lines(texts)
+        return lines if len(lines) >= len(lines[0]) else transpose(lines)
+
+    def _difference_texts(
+        self, table: Table, found: dict[tuple[str, str, str], tuple[float, Interval | None]]
+    ) -> dict[tuple[str, str, str], str]:
+        """Each difference with its interval and p-values, which are corrected for all of them."""
+        texts = {}
         tested = {key: test.p_value for key, (_, test) in found.items() if test}
         corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
         for key, (value, test) in found.items():
-            column, method, baseline = key
             published = table.published_difference(key)
             bracket = "" if published is None else f" [{signed(published)}]"
             text = f"{signed(value)}{bracket}, not tested"
@@ -191,9 +213,8 @@ class Page:
                 )
                 text = f"{bold}{signed(value)} ± {share(test.half_width)}{bold}{bracket}, p {p_value}, corrected "
                 text += after.removeprefix("= ")
-            texts[f"{column}: {method}", baseline] = text
-        lines = grid_lines(texts)
-        return lines if len(lines) >= len(lines[0]) else transpose(lines)
+            texts[key] = text
+        return texts
 
     def outcomes(self, *names: str) -> list[Outcome]:
         """The comparisons of CyCp methods with baselines in some tables."""

@@ -165,7 +165,7 @@ class Table:
         shares = {row: shares for row in means if (shares := _read_shares(cells[row], records))}
         overlap = 0.3 if column.dataset in FRAUD else 0.0
         for one, other in itertools.permutations(shares, 2):
-            if one in (*OURS, best):
+            if one in (*OURS, best) or f"{one} minus {other}" in self.text.get("contrasts", ()):
                 test = compare(shares[one], shares[other], overlap, column.average)
                 self.tests[column.name, one, other] = test
         against_best = {row: self.tests.get((column.name, best, row)) for row in means}
