@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedauc.reports.tables import format_share
-from paper.significance import SIGNIFICANCE_LEVEL, Difference
+from paper.significance import SIGNIFICANCE_LEVEL, Difference, correct_p_values
 from paper.table_specs import ALL_METHODS, OURS, PUBLISHED, Column
 from paper.tables import NEARLY, Cell, Table
 
@@ -22,7 +22,10 @@ OUTCOMES = ("significantly higher", "not significantly different", "significantl
 
 
 class Comparison(NamedTuple):
-    """One of the paper's methods against a baseline: difference of mean AUC, its test, and the paper's difference."""
+    """One of the paper's methods against a baseline: difference of mean AUC, its test, and the paper's difference.
+
+    `corrected` is the p-value after Holm's correction for the tests that it is shown with.
+    """
 
     table: str
     column: Column
@@ -31,6 +34,7 @@ class Comparison(NamedTuple):
     value: float
     test: Difference | None
     published: float | None
+    corrected: float | None = None
 
     @property
     def outcome(self) -> str:
@@ -41,16 +45,46 @@ class Comparison(NamedTuple):
             return "not significantly different"
         return "significantly higher" if self.value > 0 else "significantly lower"
 
+    @property
+    def corrected_outcome(self) -> str:
+        """What the corrected test says: one of OUTCOMES."""
+        is_lost = self.corrected is not None and self.corrected >= SIGNIFICANCE_LEVEL
+        return "not significantly different" if is_lost else self.outcome
+
+    @property
+    def excludes_published(self) -> bool:
+        """Whether the confidence interval leaves the paper's difference out."""
+        if self.test is None or self.published is None:
+            return False
+        return abs(self.value - self.published) > self.test.half_width
+
     def __str__(self) -> str:
-        """Such as `**+.0107 ± .0085, p = .020** [+.0487]`, in bold where it is significant."""
+        """Such as `**+.0107 ± .0087** [+.0487], p = .020, corrected .378`, in bold where p < .05 before correction."""
         text = format_difference(self.value)
+        published = "" if self.published is None else f" [{format_difference(self.published)}]"
         if self.test is None:
-            text += ", not tested"
-        else:
-            interval, p_value = format_share(self.test.half_width, 4), self.test.p_value
-            text += f" ± {interval}, " + ("p < .001" if p_value < 0.001 else f"p = {format_share(p_value, 3)}")
-            text = f"**{text}**" if p_value < SIGNIFICANCE_LEVEL else text
-        return text if self.published is None else f"{text} [{format_difference(self.published)}]"
+            return f"{text}{published}, not tested"
+        text += f" ± {format_share(self.test.half_width, 4)}"
+        text = f"**{text}**" if self.test.p_value < SIGNIFICANCE_LEVEL else text
+        corrected = "" if self.corrected is None else f", corrected {format_p_value(self.corrected).removeprefix('= ')}"
+        return f"{text}{published}, p {format_p_value(self.test.p_value)}{corrected}"
+
+
+def format_p_value(p_value: float) -> str:
+    """A p-value after its sign.
+
+    >>> format_p_value(0.0204), format_p_value(0.0002)
+    ('= .020', '< .001')
+    """
+    return "< .001" if p_value < 0.001 else f"= {format_share(p_value, 3)}"
+
+
+def correct_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The same comparisons with p-values that are corrected for all of them together."""
+    tested = [position for position, pair in enumerate(comparisons) if pair.test is not None]
+    p_values = [pair.test.p_value for pair in comparisons if pair.test is not None]
+    corrected = dict(zip(tested, correct_p_values(p_values), strict=True))
+    return [pair._replace(corrected=corrected.get(position)) for position, pair in enumerate(comparisons)]
 
 
 def format_difference(value: float) -> str:
@@ -81,9 +115,28 @@ def list_comparisons(table: Table, between_own: bool = False) -> Iterator[Compar
                     yield Comparison(table.name, column, method, baseline, difference, test, published)
 
 
+def list_contrasts(table: Table) -> Iterator[Comparison]:
+    """The pairs of rows that a table tests against each other, where all runs of both have finished."""
+    for column in table.spec.columns:
+        for row, other in table.spec.contrasts:
+            first, second = (table.cells.get((name, column.name)) for name in (row, other))
+            if first and second and first.complete and second.complete and first.auc and second.auc:
+                test = table.differences.get((column.name, row, other))
+                yield Comparison(table.name, column, row, other, first.auc.mean - second.auc.mean, test, None)
+
+
+def make_contrast_frame(contrasts: Sequence[Comparison]) -> pd.DataFrame:
+    """A line for each contrast."""
+    texts = {
+        f"{pair.column.name}: {pair.method} minus {pair.baseline}": str(pair) for pair in correct_comparisons(contrasts)
+    }
+    return pd.DataFrame({"difference": texts})
+
+
 def make_comparison_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """A cell for each comparison: columns and methods in one direction, baselines in the other, the longer one down."""
-    frame = _spread_texts({(f"{pair.column.name}: {pair.method}", pair.baseline): str(pair) for pair in comparisons})
+    corrected = correct_comparisons(comparisons)
+    frame = _spread_texts({(f"{pair.column.name}: {pair.method}", pair.baseline): str(pair) for pair in corrected})
     return frame if frame.shape[0] >= frame.shape[1] else frame.T
 
 
@@ -128,6 +181,9 @@ ALLOWED_LOSS = 0.01
 
 STANDARD_ERRORS = 2
 """How many standard errors over runs a loss must be away from the allowed one to be called larger or smaller."""
+
+UNSTABLE_DEVIATION = 0.05
+"""A point whose AUC has a larger standard deviation over runs did not train, and its rounds say nothing."""
 
 Series = Mapping[int, Cell]
 """A row's cells on one dataset by the value that is varied, smallest first."""
@@ -193,7 +249,8 @@ def judge_rounds(series: Series, symbol: str) -> Verdict:
 
     The target is the lowest of the final AUCs, which every value's mean curve reaches; a second one is a little lower.
     The final model may be a mean over rounds, whose AUC lies above all earlier ones. The second target says nothing
-    where every curve starts above it, and is left out there.
+    where every curve starts above it, and is left out there. A value that did not train sets a target that says
+    nothing, so that the answer is withdrawn.
     """
     target = min(cell.curve[-1].auc for cell in series.values())
     is_early = all(cell.curve[0].auc >= target - NEARLY for cell in series.values())
@@ -209,7 +266,15 @@ def judge_rounds(series: Series, symbol: str) -> Verdict:
         texts = {f"{symbol} = {value}": str(count) for value, count in rounds.items()}
         lines.append({"AUC to reach": format_share(goal, 4), **texts, "rounds": falling if falls else "do not fall"})
         holds = holds and falls
+    if unstable := [value for value, cell in series.items() if is_unstable(cell)]:
+        names = " and ".join(f"{symbol} = {value}" for value in unstable)
+        return [line | {"rounds": f"withdrawn: {names} did not train"} for line in lines], None
     return lines, holds
+
+
+def is_unstable(cell: Cell) -> bool:
+    """Whether the runs of a cell differ so much that their mean says nothing."""
+    return cell.auc is not None and cell.auc.deviation > UNSTABLE_DEVIATION
 
 
 JUDGES: Mapping[str, Callable[[Series], Verdict]] = {

@@ -16,6 +16,7 @@ from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from fedauc.reports.tables import format_share
 from paper import findings, table_specs, tables
+from paper.discarded_runs import DiscardedRuns, read_discarded
 from paper.figures import collect_panels, draw_curves, draw_differences
 from paper.findings import JUDGES, Comparison, Finding, list_comparisons, list_findings
 from paper.records import Record, RecordStore
@@ -132,6 +133,16 @@ class Report:
         return facts
 
     @functools.cached_property
+    def discarded(self) -> list[DiscardedRuns]:
+        """Runs that were made earlier and whose records are no longer kept; those of other scales are not known."""
+        return read_discarded() if self.scale.published else []
+
+    def make_discarded_frame(self) -> pd.DataFrame:
+        """The discarded runs, a row for each method and a column for each dataset."""
+        counts = pd.DataFrame(self.discarded).pivot_table("runs", "method", "dataset", "sum", fill_value=0)
+        return counts.assign(all=counts.sum(axis=1)).astype(int).astype(str)
+
+    @functools.cached_property
     def choices(self) -> dict[TuningJob, TuningChoice]:
         """The settings that were chosen for the rows shown."""
         jobs = [TuningJob.for_cell(cell) for table in self.tables.values() for cell in list_cells(table.spec)]
@@ -153,6 +164,26 @@ class Report:
         shown = ["row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"]
         columns = [*shown, "point", "rates", "largest", "smallest"]
         return pd.DataFrame(lines, index=[job.column or job.dataset for job in self.choices], columns=columns)
+
+    def list_withdrawn(self, name: str) -> Iterator[str]:
+        """A caveat for each point of a figure that did not train, with the learning rates that it was tuned over."""
+        for table in self.find_tables(name):
+            for cell_spec in list_cells(table.spec):
+                cell = table.cells[cell_spec.row.name, cell_spec.column.name]
+                if table.spec.kind != "figure" or not cell.auc or not findings.is_unstable(cell):
+                    continue
+                caveat = f"Withdrawn: {cell_spec.column.name} ({cell_spec.row.name}), whose AUC of "
+                caveat += f"{tables.format_spread(cell.auc)} varies by more than "
+                caveat += f"{format_share(findings.UNSTABLE_DEVIATION, 2)} over runs."
+                choice = self.builder.choices.find_or_inherit(TuningJob.for_cell(cell_spec))
+                if choice and choice.trials:
+                    tried = {trial["settings"]["learning-rate"]: trial["validation_auc"] for trial in choice.trials}
+                    results = [f"{rate} ({format_share(auc, 4)})" for rate, auc in tried.items() if auc is not None]
+                    caveat += (
+                        f" Its learning rate {choice.settings['learning-rate']} was chosen by validation AUC among "
+                    )
+                    caveat += f"{', '.join(results)}."
+                yield caveat
 
     def count_searches(self) -> dict[str, int]:
         """By method, the full-length runs with which the fixed settings of image models were found."""

@@ -12,6 +12,8 @@ from typing import Any
 from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import build_config
+from fedauc.experiments.presets import find_settings
+from fedauc.experiments.recipe import Recipe
 from fedauc.participation import find_participations
 
 Options = Mapping[str, str]
@@ -53,17 +55,34 @@ class Scale:
         )
 
     def build_config(self, dataset: str, method: str, options: Options) -> Config:
-        """A run of a method on a dataset. `options` win over the scale's; another partition drops its numbers."""
+        """A run of a method on a dataset. `options` win over the scale's, and a preset among them over the dataset's.
+
+        Another partition or another rule of stages drops the scale's numbers for it.
+        """
         length = {"cycles": str(self.cycles), "local-steps": str(self.local_steps)}
         length |= {"participation.groups": str(self.groups)}
-        data = self.datasets[dataset]
-        data = _drop_prefix("partition.", data) if "partition" in options else data
-        merged = {**length, **self.common, **data, **self.method_options.get(dataset, {}).get(method, {}), **options}
+        usual = {**self.common, **self.datasets[dataset], **self.method_options.get(dataset, {}).get(method, {})}
+        for family in ("partition", "stages"):
+            usual = _drop_prefix(f"{family}.", usual) if family in options else usual
+        if "preset" in options:
+            decided = {_option_of(name) for name in find_settings(options["preset"], method)}
+            usual = {
+                name: value
+                for name, value in usual.items()
+                if name not in decided and name.split(".")[0] not in decided
+            }
+        merged = {**length, **usual, **options}
         schedule = find_participations()[find_methods()[method].participation]
         if "groups" not in {known.name for known in fields(schedule)}:
             # All clients take part in every round, or the schedule of an own method has other parameters.
             merged = _drop_prefix("participation.", merged)
         return _build_cached(method, tuple(merged.items()))
+
+
+def _option_of(setting: str) -> str:
+    """The option of a setting of a preset, which is a field of the recipe or of the algorithm."""
+    is_of_recipe = setting in {known.name for known in fields(Recipe)} | {"objective"}
+    return setting.replace("_", "-") if is_of_recipe else f"algorithm.{setting.replace('_', '-')}"
 
 
 def _drop_prefix(prefix: str, options: Options) -> dict[str, str]:

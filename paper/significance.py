@@ -45,6 +45,22 @@ class Difference(NamedTuple):
     p_value: float
 
 
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction of p-values that belong to one family of tests, in their order.
+
+    The k-th smallest of n is multiplied by n - k + 1, and is at least as large as the corrected smaller ones. Declaring
+    those below α significant makes one or more false discoveries with probability α at most, whatever depends on what.
+
+    >>> correct_p_values([0.04, 0.01, 0.03])
+    [0.06, 0.03, 0.06]
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, position in enumerate(sorted(range(len(p_values)), key=lambda position: p_values[position])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        corrected[position] = largest
+    return corrected
+
+
 Case = Sequence[PairShares]
 """The runs of one row on one version of the data."""
 

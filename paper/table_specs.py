@@ -21,18 +21,24 @@ from paper.scales import IMAGES, Options, Scale
 
 @dataclass(frozen=True)
 class Row:
-    """A row: a method, and the options it changes from the method's defaults. It is tuned once per dataset."""
+    """A row: a method, and the options it changes from the method's defaults. It is tuned once per dataset.
+
+    It is tuned over `grid`, where it has one of its own, and else over that of its column.
+    """
 
     name: str
     method: str
     settings: Options = field(default_factory=dict, hash=False)
+    grid: str = ""
 
     @staticmethod
     def parse(text: str) -> Row:
         """Read `name=method,option=value,...`, as a row is written in `tables.toml` and after `--row`.
 
+        The option `grid` is the row's own grid.
+
         >>> Row.parse("square=cycp-pairwise,objective=square")
-        Row(name='square', method='cycp-pairwise', settings={'objective': 'square'})
+        Row(name='square', method='cycp-pairwise', settings={'objective': 'square'}, grid='')
         """
         name, _, rest = text.partition("=")
         method, *pairs = rest.split(",")
@@ -40,7 +46,8 @@ class Row:
             example = "square=cycp-pairwise,objective=square"
             raise ValueError(f"row is {text!r}; it must be name=method and options, such as {example}")
         lookup("method", method, find_methods())
-        return Row(name, method, dict(pair.split("=", 1) for pair in pairs))
+        settings = dict(pair.split("=", 1) for pair in pairs)
+        return Row(name, method, settings, settings.pop("grid", ""))
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class TableSpec:
     """The rows and columns of a table. In a figure, columns are the values of one option.
 
     Cells show test AUC or, of kind `traffic`, what it takes to reach a common one. `more_numbers` are shown below it.
+    `contrasts` are pairs of rows that are tested against each other.
     """
 
     name: str
@@ -81,6 +89,7 @@ class TableSpec:
     columns: tuple[Column, ...]
     kind: Literal["table", "figure", "traffic"] = "table"
     more_numbers: Sequence[str] = ()
+    contrasts: Sequence[tuple[str, str]] = ()
 
     def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
         """The table with only the named rows and columns; by default all rows, and the columns shown by default."""
@@ -104,6 +113,11 @@ class CellSpec(NamedTuple):
 
     row: Row
     column: Column
+
+    @property
+    def grid(self) -> str:
+        """What the row is tuned over here."""
+        return self.row.grid or self.column.grid
 
 
 def list_cells(table: TableSpec) -> Iterator[CellSpec]:
@@ -244,7 +258,8 @@ def build_tables(scale: Scale) -> dict[str, TableSpec]:
         columns = list[Column]()
         for dataset in text["datasets"]:
             columns += FIGURES[name](scale, dataset) if name in FIGURES else _table_columns(text, scale, dataset)
-        settings = {key: text[key] for key in ("kind", "more_numbers") if key in text}
+        settings: dict[str, Any] = {key: text[key] for key in ("kind", "more_numbers") if key in text}
+        settings["contrasts"] = tuple(tuple(pair.split(" minus ")) for pair in text.get("contrasts", ()))
         specs[name] = TableSpec(name, text["title"], tuple(rows), tuple(columns), **settings)
     return specs
 

@@ -151,7 +151,7 @@ class TableBuilder:
             shares = {row: self._read_shares(in_column[row], column) for row in means if spec.kind == "table"}
             for method, baseline in itertools.permutations(shares, 2):
                 first, second = shares[method], shares[baseline]
-                if first and second and method in (*OURS, best):
+                if first and second and (method in (*OURS, best) or (method, baseline) in spec.contrasts):
                     test = compare_rows(first, second, column.test_overlap, same_examples=column.average_cases)
                     differences[column.name, method, baseline] = test
             marks = mark_rows({row: differences.get((column.name, best, row)) for row in means}, best)
@@ -169,7 +169,7 @@ class TableBuilder:
         runs = dict[Config, Record]()
         # Building a configuration takes milliseconds, and most of a report's runs may never have been started.
         started = self.store.has_runs(self.scale.datasets[column.dataset]["data"], row.method)
-        tunable = grid_candidates(row, TuningPlan.parse(column.grid, self.scale).grid) != [{}]
+        tunable = grid_candidates(row, TuningPlan.parse(cell.grid, self.scale).grid) != [{}]
         if started and (not tunable or self.choices.find_or_inherit(job)):
             for position, configs in enumerate(self.list_configs(cell)):
                 runs |= {config: record for config in configs if (record := self.store.find_record(config))}

@@ -44,7 +44,7 @@ def plan_rungs(candidates: int, budget: int) -> list[tuple[int, int]]:
     while candidates > 1:
         sizes.append(candidates)
         candidates = math.ceil(candidates / REDUCTION)
-    return [(size, budget // len(sizes) // size) for size in sizes]
+    return [(size, max(1, budget // len(sizes) // size)) for size in sizes]
 
 
 def plan_next_rung(
@@ -141,11 +141,16 @@ class TuningPlan(NamedTuple):
 
     @staticmethod
     def parse(text: str, scale: Scale) -> TuningPlan:
-        """Read `grid` or `grid:cycles`; by default 120 cycles, or a full run per rate of `full` and `lower`."""
+        """Read `grid` or `grid:cycles`; by default 120 cycles, or a full run per rate of `full` and `lower`.
+
+        `grid:3x` has the cycles of three runs of full length.
+        """
         grid, _, cycles = text.partition(":")
+        if cycles.endswith("x") and cycles[:-1].isdecimal():
+            cycles = str(int(cycles[:-1]) * scale.cycles)
         lookup("grid", grid, dict.fromkeys(("none", *LEARNING_RATES, *FULL_LENGTH)))
         if cycles and not cycles.isdecimal():
-            raise ValueError(f"tuning is {text!r}; it must be a grid and cycles, such as steps:120")
+            raise ValueError(f"tuning is {text!r}; it must be a grid and cycles, such as steps:120 or steps:3x")
         if cycles and not int(cycles):
             raise ValueError(f"tuning is {text!r}; it needs at least a cycle for each candidate")
         return TuningPlan(grid, int(cycles or FULL_LENGTH.get(grid, 0) * scale.cycles or 120))
@@ -285,7 +290,7 @@ def _plan_jobs(
     """The plans of the jobs whose choice is still to be made, or to be made again."""
     grids, concerned = dict[TuningJob, str](), set[TuningJob]()
     for table in tables:
-        jobs = {TuningJob.for_cell(cell): cell.column.grid for cell in list_cells(table)}
+        jobs = {TuningJob.for_cell(cell): cell.grid for cell in list_cells(table)}
         grids |= jobs
         concerned |= {job for job in jobs if job.column} or jobs.keys()
     if requested:

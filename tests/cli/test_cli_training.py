@@ -93,7 +93,7 @@ def test_a_finished_comparison_resumes_to_itself(capsys: pytest.CaptureFixture[s
     assert (out / "fedavg/seed-0/records.jsonl").read_bytes() == uninterrupted
 
 
-@pytest.mark.parametrize("what", sorted(set(LISTS) - {"engines"}))
+@pytest.mark.parametrize("what", sorted(set(LISTS) - {"engines", "presets"}))
 def test_list_names_every_member(capsys: pytest.CaptureFixture[str], what: str) -> None:
     listed = fedauc(capsys, "list", what)
     expected = PAPER_METHODS if what == "methods" else set(list_kinds()[LISTS[what]])
@@ -113,12 +113,12 @@ def test_list_is_in_alphabetical_order(capsys: pytest.CaptureFixture[str]) -> No
     for what in LISTS:
         names = [line.split()[0] for line in fedauc(capsys, "list", what).out.splitlines()[1:] if line[0] != " "]
         assert names == sorted(names)
-        # There is one callback that a configuration can name.
-        assert len(names) > 2 or what == "callbacks"
+        # There is one callback that a configuration can name, and one preset.
+        assert len(names) > 2 or what in ("callbacks", "presets")
 
 
 def test_every_kind_has_a_list() -> None:
-    assert set(LISTS.values()) == {*list_kinds(), "method", "engine"}
+    assert set(LISTS.values()) == {*list_kinds(), "method", "engine", "preset"}
 
 
 def test_the_engines_are_listed_without_importing_them(capsys: pytest.CaptureFixture[str]) -> None:

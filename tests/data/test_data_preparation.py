@@ -45,6 +45,32 @@ def test_order_is_imbalance_then_noise_then_partition() -> None:
     assert split.train.roster.sizes.tolist() == [34, 34, 34] + [33] * 7
 
 
+def clients_by_row(preparation: Preparation) -> tuple[np.ndarray, np.ndarray]:
+    """The client and the label of every training row of the table, by the number of the row."""
+    train = prepare_table(make_table(), preparation, 3).train
+    numbers = train.inputs[:, 0].numpy().astype(int)
+    client, labels = np.zeros(400, int), np.zeros(400, int)
+    sizes = np.diff(train.offsets)
+    client[numbers[train.rows]] = np.repeat(np.arange(len(train)), sizes)
+    labels[numbers] = train.labels.numpy().astype(int)
+    return client, labels
+
+
+@pytest.mark.parametrize("partition", [Dirichlet(20, 0.3), IID(20)])
+def test_labels_flipped_after_the_partition_leave_it_as_it_was(partition: Dirichlet | IID) -> None:
+    """The same rows are flipped in either order. A partition by labels is another one if it sees the flipped labels."""
+    clean, _ = clients_by_row(Preparation(partition))
+    flips: dict[str, Any] = {"flip_positives": 0.3, "flip_negatives": 0.1}
+    before, labels = clients_by_row(Preparation(partition, **flips))
+    after, same_labels = clients_by_row(Preparation(partition, **flips, flip_order="after"))
+    assert np.array_equal(labels, same_labels)
+    assert (labels != (np.arange(400) % 4 == 0)).sum() == 30 + 30
+    assert np.array_equal(after, clean)
+    assert np.array_equal(before, clean) == isinstance(partition, IID)
+    with pytest.raises(ValueError, match="flip_order is 'later'; use 'before' or 'after'"):
+        Preparation(partition, flip_order="later")  # type: ignore[arg-type]
+
+
 def test_validation_and_test_stay_as_loaded() -> None:
     clean = make_table()
     split = prepare_table(clean, Preparation(IID(4), remove_positives=0.9, flip_negatives=0.3), 0)
@@ -101,5 +127,6 @@ def test_errors_name_the_part(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["remove_positives", "flip_positives", "flip_negatives", "positive_rate"])
 def test_parameters_are_bounded(name: str) -> None:
+    settings: dict[str, Any] = {name: 1.5}
     with pytest.raises(ValueError, match=rf"{name} is 1\.5; it must be .* below 1"):
-        Preparation(Natural(), **{name: 1.5})
+        Preparation(Natural(), **settings)

@@ -62,6 +62,18 @@ def test_without_faults_every_round_has_the_loop_engines_bits(method: str, tmp_p
         assert ours.traffic == theirs.traffic
 
 
+def test_sites_train_with_the_prior_of_all_their_rows(tmp_path: Path) -> None:
+    """The paper as printed takes the class prior from the class counts of all sites, which no single site knows."""
+    settings: dict[str, Any] = {"preset": "as-printed", "cycles": 2}
+    agreement = make_agreement("cycp-minimax", {"evaluation": "none"}, **settings)
+    rounds = run_federation(agreement, make_grid(tmp_path / "sites"), tmp_path / "run")
+    expected = run_rounds(small_recipe("cycp-minimax", engine="loop", **settings))
+    assert len(rounds) == len(expected) > 3
+    assert same_bits(rounds[-1].state.server, expected[-1].state.server)
+    without_prior = small_recipe("cycp-minimax", engine="loop", objective="minimax", **settings)
+    assert not same_bits(rounds[-1].state.server, run_rounds(without_prior)[-1].state.server)
+
+
 @pytest.mark.parametrize("kind", ["slow", "duplicate", "error", "other id"])
 def test_recoverable_faults_change_nothing(kind: str, tmp_path: Path) -> None:
     """A slow or repeated answer, one lost by the service and tried again, a node that comes back under another id."""

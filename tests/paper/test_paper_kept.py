@@ -49,7 +49,7 @@ def test_every_choice_is_over_the_grid_that_its_column_has() -> None:
     choices = ChoiceStore(RecordStore(RECORDS), PAPER)
     for job, cell in JOBS.items():
         if choice := choices.find_choice(job):
-            plan = TuningPlan.parse(cell.column.grid, PAPER)
+            plan = TuningPlan.parse(cell.grid, PAPER)
             assert (job.name, choice.grid, choice.budget) == (job.name, *plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,15 +13,16 @@ from fedauc.data.datasets.cifar import Cifar10
 from fedauc.data.datasets.creditcard import CreditCardFull
 from fedauc.data.partitions import IID, Dirichlet
 from fedauc.experiments.config import Config
+from fedauc.experiments.presets import name_preset
 from fedauc.experiments.runner import DataCache, assemble_run
 from fedauc.models.mlp import MLP
 from fedauc.models.resnet import ResNet18
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
-from fedauc.stages import Milestones
+from fedauc.stages import Constant, Geometric, Milestones
 from paper.scales import PAPER, SCALES, SMOKE, Scale
-from paper.table_specs import METHODS, Row, TableSpec, build_tables, cell_configs, list_cells
-from paper.tuning import TuningJob
+from paper.table_specs import METHODS, CellSpec, Row, TableSpec, build_tables, cell_configs, list_cells
+from paper.tuning import TuningJob, TuningPlan
 
 
 def configs(scale: Scale, sheet: TableSpec) -> dict[tuple[str, str], Config]:
@@ -248,3 +250,38 @@ def test_what_a_method_changes_on_a_dataset_wins_over_the_dataset_and_yields_to_
     }
     asked = scale.build_config("cifar10", "cycp-pairwise", {"positives": "2"}).recipe
     assert (asked.positives, asked.negatives) == (2, 28)
+
+
+def test_the_steps_towards_the_paper_end_with_its_preset() -> None:
+    """Each row of `as-printed` differs from the row above in one ingredient, and the last one is the preset."""
+    rows = {row.name: row for row in build_tables(PAPER)["as-printed"].rows}
+    for dataset in ("cifar10", "creditcard"):
+        recipes: dict[str, Any] = {
+            name: PAPER.build_config(dataset, row.method, row.settings).recipe for name, row in rows.items()
+        }
+        for method in ("cycp-fedavg", "cycp-minimax", "cycp-pairwise"):
+            assert rows[f"{method}-ours"].grid == ""
+            assert rows[f"{method}-grid"].grid == rows[f"{method}-as-printed"].grid == "steps:3x"
+            assert recipes[f"{method}-ours"] == recipes[f"{method}-grid"]
+            printed = recipes[f"{method}-as-printed"]
+            assert name_preset(method, printed) == "as-printed"
+            # The number of cycles, the groups and weight decay are the scale's.
+            assert printed.algorithm.weight_decay == recipes[f"{method}-ours"].algorithm.weight_decay
+            assert (printed.cycles, printed.participation) == (100, recipes[f"{method}-ours"].participation)
+        last, printed = recipes["cycp-minimax-weighting"], recipes["cycp-minimax-as-printed"]
+        assert replace(last, algorithm=printed.algorithm) == printed
+        last, printed = recipes["cycp-pairwise-batches"], recipes["cycp-pairwise-as-printed"]
+        assert replace(last, weighting="paper") == printed
+        last, printed = recipes["cycp-fedavg-averaging"], recipes["cycp-fedavg-as-printed"]
+        assert replace(last, stages=Constant(), weighting="paper") == printed
+        assert recipes["cycp-minimax-decay"].stages == Geometric(initial=10, decay=0.5, scale=2.0)
+
+
+def test_a_row_may_have_a_grid_of_its_own() -> None:
+    """Its budget may be given in runs of full length: 3 of 100 cycles, or of the smoke scale's 3."""
+    row = Row.parse("mine=fedavg,grid=steps:3x,local-steps=3")
+    assert (row.grid, row.settings) == ("steps:3x", {"local-steps": "3"})
+    column = build_tables(PAPER)["table1"].columns[0]
+    assert (CellSpec(row, column).grid, CellSpec(Row("a", "fedavg"), column).grid) == ("steps:3x", "full")
+    assert TuningPlan.parse("steps:3x", PAPER) == ("steps", 300)
+    assert TuningPlan.parse("steps:3x", SMOKE) == ("steps", 9)

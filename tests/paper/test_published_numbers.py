@@ -47,9 +47,13 @@ def read_cells(page: str) -> Iterator[tuple[Label, str]]:
 
 
 def find_numbers(text: str) -> tuple[str, ...]:
-    """The numbers and significance marks of a cell, without the confidence intervals that p-values have today."""
-    without_interval = re.sub(r" ± \.\d+(?=, p )", "", text)
-    return tuple(re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+|[*~?≤]", without_interval))
+    """The numbers and significance marks of a cell, as they were: a difference, its p-value, the paper's difference.
+
+    Today a difference has a confidence interval, and the p-value comes last, with a corrected one beside it.
+    """
+    today = r"^([-+]\.\d+) ± \.\d+( \[[-+]\.\d+\])?, (p [=<] \.\d+), corrected (?:< )?\S+$"
+    as_before = re.sub(today, r"\1, \3\2", text)
+    return tuple(re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+|[*~?≤]", as_before))
 
 
 def test_no_published_number_has_changed() -> None:

@@ -51,6 +51,7 @@ LISTS = {
     "metrics": "metric",
     "callbacks": "callbacks",
     "engines": "engine",
+    "presets": "preset",
 }
 """What `fedauc list` knows, and the option of `fedauc run` that takes these names."""
 
@@ -324,6 +325,7 @@ def list_members(
     from fedauc.algorithms import find_methods
     from fedauc.discovery import lookup
     from fedauc.experiments.options import format_default, list_parameters
+    from fedauc.experiments.presets import PRESETS
     from fedauc.experiments.recipe import ENGINES
     from fedauc.experiments.registration import list_kinds
     from fedauc.plugins import plugin_of_class, plugin_of_method
@@ -340,6 +342,10 @@ def list_members(
     elif kind == "engine":
         headers = ["name", "what"]
         rows = list(ENGINES.items())
+        origins = []
+    elif kind == "preset":
+        headers = ["name", "methods", "what"]
+        rows = [(name, ", ".join(preset.settings), preset.about) for name, preset in PRESETS.items()]
         origins = []
     else:
         headers = ["name", "parameters", "what"]

@@ -1,10 +1,13 @@
-"""From a loaded table to clients and held-out examples: first imbalance, then label noise, then the partition."""
+"""From a loaded table to clients and held-out examples: first imbalance, then label noise, then the partition.
+
+On request, label noise comes after the partition.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +32,9 @@ class Preparation:
     )
     flip_positives: float = option(0.0, "Fraction of the training positives to relabel as 0.", at_least=0, below=1)
     flip_negatives: float = option(0.0, "Fraction of the training negatives to relabel as 1.", at_least=0, below=1)
+    flip_order: Literal["before", "after"] = option(
+        "before", "Whether labels are flipped before rows are assigned to clients by their labels, or after."
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -59,8 +65,10 @@ def prepare_table(table: TableParts, preparation: Preparation, seed: int) -> Spl
         if preparation.positive_rate is not None:
             rows = reduce_to_positive_rate(rows, preparation.positive_rate, seed)
         flipped = flip_labels(rows.labels, preparation.flip_positives, preparation.flip_negatives, seed)
-        rows = rows._replace(labels=flipped)
-        assignment = partition.assign(rows, seed)
+        # The same rows are flipped in either order; a partition by labels sees the flipped ones, or the clean ones.
+        noisy = rows._replace(labels=flipped)
+        assignment = partition.assign(noisy if preparation.flip_order == "before" else rows, seed)
+        rows = noisy
         columns = _columns_of_clients(table.client_columns, partition, assignment)
         clients = Clients.from_assignment(rows.inputs, rows.labels, *assignment, columns=columns)
     validation = None

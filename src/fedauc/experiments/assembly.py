@@ -20,10 +20,11 @@ from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import prepare_example_privacy, prepare_privacy, refuse_personal_models
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.secure_training import PrivateUploads, prepare_secure_sum
-from fedauc.interfaces import Algorithm, Engine, Schedule, Setting
+from fedauc.interfaces import Algorithm, Census, Engine, Schedule, Setting
 from fedauc.keys import random_integer
 from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
+from fedauc.objectives.minimax import Minimax
 from fedauc.stages import Budget, Plan, Theory
 from fedauc.training import State, Training
 from fedauc.wrappers import wrap_algorithm
@@ -73,11 +74,7 @@ def assemble_training(
     per_round = max(1, round(schedule.cohort(0).divisor))
     check_draw_memory(per_round, recipe.local_steps, recipe.batch)
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
-    stages, algorithm = recipe.stages.divide_budget(budget), recipe.algorithm
-    if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:
-        # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
-        prox: dict[str, Any] = {"prox": recipe.stages.proximal_weight}
-        algorithm = dataclasses.replace(algorithm, **prox)
+    stages, algorithm = recipe.stages.divide_budget(budget), _complete_algorithm(recipe, clients.census)
     outputs_mean = recipe.stage_output != "last"
     scoring = [algorithm.scoring_pass and (index == 0 or outputs_mean) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
@@ -115,6 +112,23 @@ def assemble_training(
         account,
     )
     return Assembly(training, network, training.initial_state(network.initial_model()))
+
+
+def _complete_algorithm(recipe: Recipe, census: Census) -> Algorithm:
+    """The algorithm with what the schedule and the data decide: the theorem's proximal weight, and the class prior."""
+    algorithm, changes = recipe.algorithm, dict[str, Any]()
+    if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:
+        # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
+        changes["prox"] = recipe.stages.proximal_weight
+    objective = algorithm.objective
+    if isinstance(objective, Minimax) and objective.prior_from_data and objective.prior is None:
+        if recipe.is_private:
+            raise ValueError(
+                "prior_from_data is true, but a private run does not release its share of positives; give a public "
+                "number: --objective.prior"
+            )
+        changes["objective"] = objective.with_prior(int(census.positives.sum()), int(census.negatives.sum()))
+    return dataclasses.replace(algorithm, **changes)
 
 
 def _make_run_engine(name: str, parts: EngineParts, schedule: Schedule, plan: Plan, secret: bytes | None) -> Engine:

@@ -14,7 +14,9 @@ from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.guarantee import summarize_guarantee
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Roster
+from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
+from fedauc.wrappers import unwrap_algorithm
 
 
 def describe_decisions(
@@ -35,6 +37,9 @@ def describe_decisions(
         sentences.append(
             f"{scoring} of the {total} rounds of {recipe.method} only collect scores, which later rounds compare with"
         )
+    objective = unwrap_algorithm(training.algorithm).objective
+    if isinstance(objective, Minimax) and objective.prior_from_data:
+        sentences.append(f"the class prior is {objective.prior:.4g}, the share of positives in the training data")
     if guarantee is not None:
         sentences.append(summarize_guarantee(guarantee))
     if recipe.epsilon == math.inf:

@@ -27,6 +27,7 @@ from fedauc.experiments.decisions import describe_decisions, describe_recommende
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.guarantee import describe_guarantee
 from fedauc.experiments.parameters import flatten_parameters
+from fedauc.experiments.presets import drop_decided
 from fedauc.experiments.private_evaluation import NoisedEvaluation, PlannedReleases, check_private_evaluation
 from fedauc.experiments.private_standardization import has_private_standardization, standardize_privately
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
@@ -117,10 +118,13 @@ def fit(
     measured on the test rows, and the first one on the validation rows too. `callbacks` are instances, or names of
     those that `fedauc list callbacks` shows. Both may be one, several, or a text with commas. `settings` are fields of
     the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`, `groups`, `seed`,
-    `keep="best"` or `patience`. The module itself is left as it was; the trained one is in the result.
+    `keep="best"` or `patience`; `preset="as-printed"` has the settings of the paper, over which others win and which
+    replace what a dataset recommends. The module itself is left as it was; the trained one is in the result.
     """
     data_seed = settings.pop("data_seed", 0)
     recommended = clients.recommended if isinstance(clients, Dataset) else {}
+    if not isinstance(method, Recipe):
+        recommended = drop_decided(recommended, settings.get("preset"), method)
     recipe = method if isinstance(method, Recipe) else Recipe.of(method, **{**recommended, **settings})
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")

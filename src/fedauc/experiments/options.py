@@ -21,6 +21,7 @@ from fedauc.data import find_datasets
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config, Family, convert_value, find_family, list_families
+from fedauc.experiments.presets import PRESETS, drop_decided
 from fedauc.experiments.recipe import Recipe
 from fedauc.fields import FieldInfo, list_choices, list_fields, unwrap_optional
 from fedauc.plugins import cache_until_registration
@@ -64,7 +65,10 @@ def list_options() -> tuple[Option, ...]:
         (Config, (), "Evaluation and seeds"),
         (Preparation, ("preparation",), "Data"),
     ]
-    options = [
+    # A preset is no field of its own: the configuration holds what it sets.
+    help_text = "A named set of settings from `fedauc list presets`; options win over it. None unless given."
+    options = [Option("preset", ("recipe", "preset"), str, "Training", help_text, ("none", *PRESETS))]
+    options += [
         Option(
             _option_name(known.name),
             (*path, known.name),
@@ -129,9 +133,16 @@ def list_parameters(owner: type) -> list[FieldInfo]:
 def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
     """The configuration that options describe, on top of `base` or of the method's defaults.
 
-    Without `base`, the settings that the dataset recommends replace the method's defaults.
+    Without `base`, the settings that the dataset recommends replace the method's defaults, and those of the `preset`
+    replace both.
     """
-    config = base or Config(recipe=Recipe.of(method or DEFAULT_METHOD, **_find_recommended(texts.get("data"))))
+    texts = dict(texts)
+    preset = None if (named := texts.pop("preset", "none")) == "none" else named
+    if preset is not None and base is not None:
+        raise ValueError(
+            f"preset is {preset!r}, but a configuration to start from has all settings already; leave one of them out"
+        )
+    config = base or _start_config(method or DEFAULT_METHOD, preset, texts.get("data"))
     if base is not None and method is not None:
         # Only what differs between the two methods' defaults changes; the rest stays as the file has it.
         old, new = Recipe.of(base.recipe.method), Recipe.of(method)
@@ -162,6 +173,12 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
         owner: Any = functools.reduce(getattr, owner_path, config)
         config = _replace_at(config, owner_path, replace(owner, **values))
     return config
+
+
+def _start_config(method: str, preset: str | None, data: str | None) -> Config:
+    """The method's defaults, what the dataset recommends, and the preset, of which the later ones win."""
+    recommended = drop_decided(_find_recommended(data), preset, method)
+    return Config(recipe=Recipe.of(method, preset=preset, **recommended))
 
 
 def _find_recommended(name: str | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from fedauc.algorithms import find_methods
 from fedauc.data.augmentation import AUGMENTS
 from fedauc.data.weighting import WEIGHTINGS
 from fedauc.discovery import lookup, read_declared_members, refuse_class
+from fedauc.experiments.presets import find_settings
 from fedauc.fields import check_fields, describe, option
 from fedauc.interfaces import Algorithm, BatchSize, Mean, Participation, ServerOptimizer, UploadTransform, Wrapper
 from fedauc.objectives import find_objectives
@@ -214,8 +215,13 @@ class Recipe:
 
     @staticmethod
     def of(method: str, **settings: Any) -> Recipe:
-        """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule."""
+        """A method with its defaults; settings are fields of the recipe, the algorithm or the schedule.
+
+        The setting `preset`, as `fedauc list presets` shows them, replaces the defaults; other settings win over it.
+        """
         defaults = lookup("method", method, find_methods())
+        if (preset := settings.pop("preset", None)) is not None:
+            settings = {**find_settings(preset, method), **settings}
         for name, value in settings.items():
             refuse_class(name, value)
         recipe_fields = _field_names(Recipe)

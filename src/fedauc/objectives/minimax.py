@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -39,6 +39,7 @@ class Minimax(Objective):
 
     Without `prior`, c₊ = c₋ = c₀ = 1 on a `classes` batch: the normalised form, whose learning rate does not depend on
     the imbalance. With `prior` p, (c₊, c₋, c₀) = (1 - p, p, p(1 - p)) on a `rows` batch: the paper's form.
+    `prior_from_data` takes p from the training data, once `with_prior` is told how many examples of each class it has.
     At the saddle, f = L - m² (times p(1 - p)) with L = E₊E₋(m - h + h')².
 
     >>> Minimax().batch_kind, Minimax(prior=0.1).batch_kind
@@ -51,11 +52,14 @@ class Minimax(Objective):
     score: Score = option("sigmoid", "How a raw output becomes a score.")
     margin: float = option(1.0, "Gap between the mean scores of the classes that the loss asks for.", above=0)
     prior: float | None = option(None, "Share of positives; gives the paper's form of the loss.", above=0, below=1)
+    prior_from_data: bool = option(
+        False, "Whether the share of positives is that of the training data, where no prior is given."
+    )
 
     @property
     def batch_kind(self) -> BatchKind:
         """Both classes in fixed numbers, or rows of any label when the prior balances the classes."""
-        return "classes" if self.prior is None else "rows"
+        return "rows" if self._has_prior else "classes"
 
     def saddle_value(self, scores: Tensor, labels: Tensor, weights: Tensor, duals: Duals) -> Tensor:
         """f, `[...]`. It may be negative, so `monitored_loss` is what the records show."""
@@ -84,13 +88,38 @@ class Minimax(Objective):
 
     def _scale_weights(self, weights: _ClassWeights) -> _ClassWeights:
         """c₊ and c₋ times the weights."""
-        if self.prior is None:
+        if not self._has_prior:
             return weights
-        return _ClassWeights((1 - self.prior) * weights.positives, self.prior * weights.negatives)
+        return _ClassWeights((1 - self._known_prior) * weights.positives, self._known_prior * weights.negatives)
 
     @property
     def _dual_curvature(self) -> float:
-        return 1.0 if self.prior is None else self.prior * (1 - self.prior)
+        return self._known_prior * (1 - self._known_prior) if self._has_prior else 1.0
+
+    def with_prior(self, positives: int, negatives: int) -> Minimax:
+        """The objective for training data with so many examples of each class; unchanged if it asks for no prior.
+
+        >>> Minimax(prior_from_data=True).with_prior(1, 9).prior
+        0.1
+        """
+        if self.prior is not None or not self.prior_from_data:
+            return self
+        if not (positives and negatives):
+            raise ValueError(
+                f"the training data has {positives} positives and {negatives} negatives; a prior from the data needs "
+                "both classes: give prior as a number"
+            )
+        return replace(self, prior=positives / (positives + negatives))
+
+    @property
+    def _has_prior(self) -> bool:
+        return self.prior is not None or self.prior_from_data
+
+    @property
+    def _known_prior(self) -> float:
+        if self.prior is None:
+            raise ValueError("prior_from_data is true, but no data has been seen yet; call with_prior, or give prior")
+        return self.prior
 
 
 def _class_weights(scores: Tensor, labels: Tensor, weights: Tensor) -> _ClassWeights:

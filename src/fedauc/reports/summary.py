@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.presets import name_preset
 from fedauc.metrics import DEFAULT_METRICS, Metric, delong_test, parse_metrics
 from fedauc.reports.caveats import has_caveat
 
@@ -28,6 +29,8 @@ def summarize_run(folder: RunFolder) -> dict[str, Any]:
     status = stopped.read_text().strip() if stopped.is_file() else unfinished
     summary: dict[str, Any] = {"data": folder.note} if has_caveat(folder.note) else {}
     summary |= {"method": config.recipe.method, "seed": config.recipe.seed}
+    if (preset := name_preset(config.recipe.method, config.recipe)) is not None:
+        summary["preset"] = preset
     summary["status"] = "done" if folder.done else status
     if (guarantee := folder.read_privacy()) is not None:
         summary["privacy"] = guarantee

@@ -195,6 +195,8 @@ def print_run(folder: RunFolder, all_sites: bool = False) -> None:
     _print_caveats([(folder.path.name, folder)])
     summary = summarize_run(folder)
     facts = {"method": summary["method"], "status": summary["status"]}
+    if "preset" in summary:
+        facts["settings"] = f"those of the preset {summary['preset']}"
     if summary["final"] is not None:
         facts |= _describe_result(summary, parse_metrics(folder.config.metrics))
     if "privacy" in summary:
