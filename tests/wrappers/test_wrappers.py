@@ -50,6 +50,7 @@ METHODS = [
     "a-scaffold",
     "codasca",
     "cycp-fedavg",
+    "cycp-fedavg-logit-adjusted",
     "cycp-minimax",
     "cycp-pairwise",
     "rs-pairwise",

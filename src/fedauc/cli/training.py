@@ -357,7 +357,8 @@ def list_members(
     if any(origins):
         headers.append("from")
         rows = [(*row, origin or "fedauc") for row, origin in zip(rows, origins, strict=True)]
-    columns = [Column(header, overflow="fold", no_wrap=header in ("method", "name")) for header in headers]
+    # A name is copied into a command, so it stays on one line.
+    columns = [Column(header, overflow="fold", no_wrap=position == 0) for position, header in enumerate(headers)]
     table = Table(*columns, box=None, padding=(0, 1), pad_edge=False)
     for row in rows:
         table.add_row(*row)
