@@ -176,3 +176,13 @@ def test_a_method_may_bring_settings_of_the_recipe_which_options_replace() -> No
     assert find_methods()["cycp-fedadam"].algorithm is FedAvg
     assert Recipe.of("cycp-fedadam").server_optimizer == Adam(learning_rate=0.1)
     assert Recipe.of("cycp-fedadam", server_optimizer="plain").server_optimizer == Plain()
+
+
+@pytest.mark.parametrize("wrapper", ["fedprox", "momentum", "adam", "personal-head"])
+def test_wrappers_reach_the_adjusted_steps(wrapper: str) -> None:
+    """Without adjustment, a wrapped run is that of wrapped FedAvg; with it, the run is another one."""
+    settings: dict[str, Any] = {"cycles": 2, "groups": 2, "local_steps": 3, "wrappers": wrapper}
+    plain = model_weights(train_one_round("cycp-fedavg", **settings))
+    none, some = (train_one_round("cycp-fedavg-logit-adjusted", tau=tau, **settings) for tau in (0.0, 1.0))
+    np.testing.assert_array_equal(model_weights(none), plain)
+    assert not np.allclose(model_weights(some), plain)

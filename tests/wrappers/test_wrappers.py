@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cli_helpers import fedauc
 from fedauc.algorithms import find_algorithms, find_methods
 from fedauc.algorithms.compositional import CompositionalPairwise
+from fedauc.algorithms.logit_adjusted import LogitAdjustedFedAvg
 from fedauc.engines import engines
 from fedauc.engines.draws import Draws
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -50,7 +51,6 @@ METHODS = [
     "a-scaffold",
     "codasca",
     "cycp-fedavg",
-    "cycp-fedavg-logit-adjusted",
     "cycp-minimax",
     "cycp-pairwise",
     "rs-pairwise",
@@ -223,8 +223,8 @@ def test_the_twins_cover_every_wrapper_and_every_family() -> None:
     # Example-level privacy refuses some families, so it has twins of its own (test_example_dp.py).
     twins = {wrapper.name for twin in TWINS.values() for wrapper in twin.wrappers}
     assert twins | {"example-dp"} == set(find_wrappers())
-    # Estimates per positive have a twin of their own, with wrappers (tests/algorithms/test_compositional.py).
-    families = {find_methods()[method].algorithm for method in METHODS} | {CompositionalPairwise}
+    # Two have twins of their own (tests/algorithms/test_compositional.py, with wrappers, and test_class_balance.py).
+    families = {find_methods()[method].algorithm for method in METHODS} | {CompositionalPairwise, LogitAdjustedFedAvg}
     assert families == set(find_algorithms().values())
 
 
