@@ -88,7 +88,7 @@ def test_bash_completes_through_the_script_that_is_installed(tmp_path: Path) -> 
     program.chmod(0o755)
     script = """
 source <(fedauc --show-completion bash)
-COMP_WORDS=(fedauc run --method cycp-)
+COMP_WORDS=(fedauc run --method cycp-fedavg-)
 COMP_CWORD=3
 _fedauc_completion fedauc
 echo "${COMPREPLY[@]}"
@@ -97,4 +97,4 @@ echo "${COMPREPLY[@]}"
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": paths}
     done = subprocess.run([bash, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    assert done.stdout.split() == ["cycp-fedavg", "cycp-minimax", "cycp-pairwise"]
+    assert done.stdout.split() == ["cycp-fedavg-balanced", "cycp-fedavg-focal", "cycp-fedavg-logit-adjusted"]

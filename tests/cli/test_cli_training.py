@@ -44,7 +44,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_the_methods_are_named_as_in_the_paper() -> None:
-    assert set(find_methods()) == PAPER_METHODS
+    assert set(find_methods()) >= PAPER_METHODS
 
 
 def test_run_makes_a_folder_that_show_can_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the literature: an algorithm, a participation, and default settings that train well."""
+    """A method of the literature: an algorithm, a participation, and default settings that train well.
+
+    `parameters` are those of the algorithm, and `settings` fields of the recipe, such as a server optimizer.
+    """
 
     name: str
     algorithm: type[Algorithm]
@@ -39,6 +42,7 @@ class Method:
     learning_rate: float
     parameters: tuple[tuple[str, Any], ...] = ()
     reference: str = ""
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 class Gradient(NamedTuple):

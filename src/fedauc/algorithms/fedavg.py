@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.algorithms._local import Method, PointAlgorithm, apply_mean_change, point_gradient, point_loss, sgd_step
 from fedauc.interfaces import Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
+from fedauc.objectives.focal import Focal
+from fedauc.objectives.logistic import Logistic
+from fedauc.server_optimizers.adaptive import Adam
 from fedauc.trees import Tree, tree_sub
 
 if TYPE_CHECKING:
@@ -67,4 +70,21 @@ class FedAvg(LocalSGD):
 METHODS = (
     Method("cycp-fedavg", FedAvg, "cyclic", 0.1, reference="Cho et al. 2023"),
     Method("fedavg", FedAvg, "uniform", 0.1, reference="McMahan et al. 2017"),
+    Method(
+        "cycp-fedavg-balanced",
+        FedAvg,
+        "cyclic",
+        0.1,
+        (("objective", Logistic(draw="classes")),),
+        "logistic loss on batches of as many positives as negatives",
+    ),
+    Method("cycp-fedavg-focal", FedAvg, "cyclic", 0.1, (("objective", Focal()),), "Lin et al. 2017"),
+    Method(
+        "cycp-fedadam",
+        FedAvg,
+        "cyclic",
+        0.1,
+        reference="Reddi et al. 2021",
+        settings=(("server_optimizer", Adam(learning_rate=0.1)),),
+    ),
 )

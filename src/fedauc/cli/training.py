@@ -351,7 +351,7 @@ def list_members(
     if any(origins):
         headers.append("from")
         rows = [(*row, origin or "fedauc") for row, origin in zip(rows, origins, strict=True)]
-    columns = [Column(header, overflow="fold") for header in headers]
+    columns = [Column(header, overflow="fold", no_wrap=header in ("method", "name")) for header in headers]
     table = Table(*columns, box=None, padding=(0, 1), pad_edge=False)
     for row in rows:
         table.add_row(*row)

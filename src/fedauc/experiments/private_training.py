@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from fedauc.algorithms.logit_adjusted import LogitAdjustedFedAvg
 from fedauc.algorithms.pairwise import Pairwise
 from fedauc.class_totals import ClassTotalsEstimate
 from fedauc.experiments.private_evaluation import PlannedReleases, count_evaluations
@@ -188,6 +189,11 @@ def _check_client_noise(recipe: Recipe, transform: ClientDP) -> None:
         raise ValueError(
             f"weighting is {recipe.weighting!r}, which needs the class counts of all clients, but clients hide theirs "
             f"from the server: use --weighting paper, {remedy}"
+        )
+    if isinstance(recipe.algorithm, LogitAdjustedFedAvg):
+        raise ValueError(
+            f"{recipe.method} adjusts scores by each client's class counts, but clients hide theirs from the server: "
+            f"use cycp-fedavg, {remedy}"
         )
     asks_server = ["private_evaluation"] if recipe.private_evaluation else []
     asks_server += ["private standardization"] if transform.standardization == "private" else []

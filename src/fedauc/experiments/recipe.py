@@ -209,7 +209,7 @@ class Recipe:
         for name, value in settings.items():
             refuse_class(name, value)
         recipe_fields = _field_names(Recipe)
-        recipe = {name: settings.pop(name) for name in recipe_fields & set(settings)}
+        recipe = dict(defaults.settings) | {name: settings.pop(name) for name in recipe_fields & set(settings)}
         _resolve_member_names(recipe, settings)
         participation = recipe.pop("participation", None)
         if participation is None:

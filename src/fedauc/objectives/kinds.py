@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from fedauc.fields import option
 from fedauc.interfaces import BatchKind, Objective
 
 if TYPE_CHECKING:
@@ -20,13 +22,20 @@ PAIRS_PER_BLOCK = 1 << 16
 """Larger problems are computed in blocks of about this many pairs, so that temporary results stay in the cache."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class PointObjective(Objective):
-    """A loss of single examples, `example_loss(scores, labels)`, as the baselines use it."""
+    """A loss of single examples, `example_loss(scores, labels)`, as the baselines use it.
+
+    With `draw="classes"` batches are balanced: the loss is the sum of the mean over positives and the mean over
+    negatives, however rare the positives are.
+    """
+
+    draw: BatchKind = option("rows", "Batches of rows of any label, or of given numbers of positives and negatives.")
 
     @property
     def batch_kind(self) -> BatchKind:
-        """Rows of any label."""
-        return "rows"
+        """Rows of any label, unless `draw` asks for both classes in fixed numbers."""
+        return self.draw
 
     @abstractmethod
     def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
