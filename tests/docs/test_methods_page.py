@@ -118,3 +118,15 @@ def test_pooled_weighting_is_better_with_every_method() -> None:
 def test_the_best_ranks_of_average_precision_are_those_of_fedavg() -> None:
     ranks = RECORD["ranks"]["ap"]["ranks"]
     assert set(sorted(ranks, key=ranks.__getitem__)[:3]) == {"cycp-fedavg", "a-fedavg", "cycp-fedavg-balanced"}
+
+
+@pytest.mark.parametrize(
+    ("contender", "low", "high"),
+    [("cycp-fedavg-balanced", 0.970, 0.920), ("cycp-pairwise", 0.970, 0.949), ("cycp-fedavg", 0.963, 0.949)],
+)
+def test_wrong_labels_ask_for_a_low_learning_rate(contender: str, low: float, high: float) -> None:
+    for rate, expected in ((0.003, low), (1.0, high)):
+        setting = {"learning_rate": rate, "weighting": "pooled"}
+        chosen = {"problem": "noisy-negatives", "contender": contender, "setting": setting}
+        runs = [run for run in RUNS if run["split"] < 2 and all(run[key] == chosen[key] for key in chosen)]
+        assert np.mean([run["auc"] for run in runs]) == pytest.approx(expected, abs=0.0006)
