@@ -178,7 +178,7 @@ def test_a_method_may_bring_settings_of_the_recipe_which_options_replace() -> No
     assert Recipe.of("cycp-fedadam", server_optimizer="plain").server_optimizer == Plain()
 
 
-@pytest.mark.parametrize("wrapper", ["fedprox", "momentum", "adam", "personal-head"])
+@pytest.mark.parametrize("wrapper", ["fedprox", "momentum", "adam"])
 def test_wrappers_reach_the_adjusted_steps(wrapper: str) -> None:
     """Without adjustment, a wrapped run is that of wrapped FedAvg; with it, the run is another one."""
     settings: dict[str, Any] = {"cycles": 2, "groups": 2, "local_steps": 3, "wrappers": wrapper}

@@ -37,6 +37,7 @@ class LogitAdjustedFedAvg(FedAvg):
     """
 
     name: ClassVar[str] = "logit-adjusted-fedavg"
+    uploads_gradients_only: ClassVar[bool] = False  # Class counts enter the steps, too.
     tau: float = option(1.0, "Share of the log odds that is added; 0 is FedAvg.", at_least=0)
 
     def dispatch(self, setting: Setting, server: Server, cohort: Cohort, phase: Phase) -> Download:
