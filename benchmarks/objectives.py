@@ -40,7 +40,6 @@ from fedauc.data.clients import Clients, Examples
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.data.preparation import Preparation, prepare_table
 from fedauc.experiments.fitting import fit
-from fedauc.interfaces import BatchKind
 from fedauc.metrics import parse_metric
 from fedauc.objectives.average_precision import AveragePrecisionLoss
 from fedauc.objectives.compositional import Anchors, PassiveAnchors
@@ -63,18 +62,6 @@ T_QUANTILE = {5: 2.776, 6: 2.571}
 """The 97.5 % quantile of Student's distribution with one degree less than so many splits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BalancedLogistic(Logistic):
-    """The logistic loss on batches with as many positives as negatives."""
-
-    name: ClassVar[str] = "balanced-logistic"
-
-    @property
-    def batch_kind(self) -> BatchKind:
-        """A number of rows of each class."""
-        return "classes"
-
-
 @dataclass(frozen=True)
 class Contender:
     """A method, its eight settings, and the metric that it is made for."""
@@ -94,7 +81,7 @@ CONTENDERS: dict[str, Contender] = {
     "cycp-fedavg": Contender("cycp-fedavg", tuple({"learning_rate": rate} for rate in (*POINT_RATES, 10.0, 20.0))),
     "balanced cycp-fedavg": Contender(
         "cycp-fedavg",
-        tuple({"objective": BalancedLogistic(), "learning_rate": rate} for rate in (*POINT_RATES, 0.005, 0.02)),
+        tuple({"objective": Logistic(draw="classes"), "learning_rate": rate} for rate in (*POINT_RATES, 0.005, 0.02)),
     ),
     "cycp-pairwise": Contender("cycp-pairwise", pair_up((PairwiseSigmoid(), PairwiseSigmoid(scale=0.3))), "auc"),
     "cycp-partial-auc": Contender(

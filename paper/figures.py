@@ -28,6 +28,9 @@ LOG_SCALE_RATIO = 4
 OUTLIER_QUARTILES = 3
 """A point this many interquartile ranges below a curve's lower quartile is a single collapse."""
 
+LEGEND_LINE = 0.23
+"""The height of a line of a legend, in inches."""
+
 OUTSIDE = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
 """A legend beside an axis."""
 
@@ -64,9 +67,10 @@ def write_figure(figure: Figure, path: Path) -> None:
 def draw_curves(panels: Mapping[str, Curves]) -> Figure:
     """Panels in rows of two. Each row has a legend where values of a number are varied; otherwise the first has one."""
     rows = math.ceil(len(panels) / PANELS_PER_ROW)
-    figure = _make_figure(3.4 * rows)
-    axes = figure.subplots(rows, PANELS_PER_ROW, squeeze=False)
     styles = choose_styles(panels.values())
+    # A legend of many rows is taller than a panel.
+    figure = _make_figure(max(3.4 * rows, 0.4 + LEGEND_LINE * len(styles)))
+    axes = figure.subplots(rows, PANELS_PER_ROW, squeeze=False)
     lines_by_row: list[dict[str, Any]] = [{} for _ in range(rows)]
     for position, (axis, title) in enumerate(zip_longest(axes.flat, panels)):
         if title is None:

