@@ -150,7 +150,7 @@ def _draw_panel(curves: Curves, axis: Any, styles: Mapping[str, Mapping[str, Any
 
 
 def choose_styles(panels: Iterable[Curves]) -> dict[str, dict[str, Any]]:
-    """A colour for each label; some lines are dashed, so that lines that coincide can be seen.
+    """A colour for each label; some lines are dashed or dotted, so that lines that coincide can be seen.
 
     Values of a number are in their order and go from dark to light, and their size decides whether they are dashed, so
     that all figures agree.
@@ -159,8 +159,12 @@ def choose_styles(panels: Iterable[Curves]) -> dict[str, dict[str, Any]]:
 
     labels = list(dict.fromkeys(label for curves in panels for label in curves))
     if not all(map(_is_number, labels)):
+        colours = len(COLOURS) - 1
         return {
-            label: {"color": COLOURS[position % (len(COLOURS) - 1)], "linestyle": STYLES[position % 2]}
+            label: {
+                "color": COLOURS[position % colours],
+                "linestyle": STYLES[position % 2] if position < 2 * colours else ":",
+            }
             for position, label in enumerate(labels)
         }
     styles: dict[str, dict[str, Any]] = {}
