@@ -38,8 +38,17 @@ def test_the_machine_tells_its_memory() -> None:
             "--learning-rate is 1e[+]300; it must be a finite number above 0 and at most 1e[+]30",
         ),
         (["--stages", "theory", "--stages.ell", "1e308"], "ell is 1e[+]308; .* at most 1e[+]30"),
-        (["--model", "mlp", "--model.outputs", "1" + "0" * 30], "outputs is 1000.*; .* at most 16384"),
-        (["--model", "mlp", "--model.hidden", "100000000,100000000"], "hidden is 100000000; .* at most 16384"),
+        (["--model", "mlp", "--model.outputs", "1" + "0" * 30], "outputs is 1000.*; .* at most 1048576"),
+        (["--model", "mlp", "--model.hidden", "100000000,100000000"], "hidden is 100000000; .* at most 1048576"),
+        (
+            ["--model", "mlp", "--model.hidden", "1000000,1000000"],
+            "hidden gives layers of 1,000,000 and 1,000,000 units, with 1,000,000,000,000 weights between them",
+        ),
+        (
+            ["--model", "tabular", "--model.width", "1000000", "--model.hidden", "1000000"],
+            "width gives layers of 1,000,000",
+        ),
+        (["--model", "transformer", "--model.width", "1000000"], "width gives layers of 1,000,000 and 4,000,000 units"),
     ],
 )
 def test_absurd_sizes_are_one_line_and_code_2(

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import MAX_WIDTH, ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig, check_layer_widths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,10 @@ class MLP(ModelConfig):
 
     hidden: tuple[int, ...] = option((64,), "Width of each hidden layer.", at_least=1, at_most=MAX_WIDTH)
     outputs: int = option(1, "Numbers per row: 1 for a score, more for an embedding.", at_least=1, at_most=MAX_WIDTH)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer_widths("hidden", (*self.hidden, self.outputs))
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """Linear layers with a rectifier between each two."""

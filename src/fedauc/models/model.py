@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,8 +17,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-MAX_WIDTH = 16384
-"""The widest layer of a model: two such layers already have a gigabyte of weights between them."""
+MAX_WIDTH = 1 << 20
+"""The widest layer of a model."""
+
+MAX_WEIGHTS = 1 << 31
+"""The most weights between two layers, 8 GiB of them."""
+
+
+def check_layer_widths(name: str, widths: Sequence[int]) -> None:
+    """Refuse neighbouring layers with so many weights between them that no machine would train them here.
+
+    >>> check_layer_widths("hidden", (20_000, 64))
+    """
+    for width, next_width in pairwise(widths):
+        weights = width * next_width
+        if weights > MAX_WEIGHTS:
+            raise ValueError(
+                f"{name} gives layers of {width:,} and {next_width:,} units, with {weights:,} weights between them; "
+                f"there may be {MAX_WEIGHTS:,} at most: lower {name}"
+            )
 
 
 @dataclass(frozen=True)

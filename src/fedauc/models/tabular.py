@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import MAX_WIDTH, ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig, check_layer_widths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +30,10 @@ class Tabular(ModelConfig):
     width: int = option(64, "Length of the hidden vector z.", at_least=1, at_most=MAX_WIDTH)
     blocks: int = option(1, "Residual blocks.", at_least=0)
     hidden: int = option(64, "Width of the hidden layer of a block.", at_least=1, at_most=MAX_WIDTH)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layer_widths("width", (self.width, self.hidden))
 
     def build_layers(self, input_shape: tuple[int, ...]) -> nn.Module:
         """The linear model and the residual network, side by side."""

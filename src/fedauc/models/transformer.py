@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedauc.fields import option
-from fedauc.models.model import MAX_WIDTH, ModelConfig
+from fedauc.models.model import MAX_WIDTH, ModelConfig, check_layer_widths
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +30,7 @@ class Transformer(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_layer_widths("width", (self.width, 4 * self.width))
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads: change either")
 
