@@ -52,7 +52,7 @@ from fedauc.objectives.compositional import (
     pack_anchors,
     unpack_anchors,
 )
-from fedauc.objectives.kinds import Active, Passive
+from fedauc.objectives.kinds import Active, Passive, split_by_class
 from fedauc.objectives.partial_auc import PartialAUCLoss
 from fedauc.objectives.two_way_partial_auc import TwoWayPartialAUCLoss
 from fedauc.trees import Tree, is_empty, tree_sub
@@ -160,7 +160,7 @@ class CompositionalPairwise(Algorithm):
         forward = network.forward_pass(local.model, batch.inputs)
         scores = self.objective.to_scores(forward.outputs)
         count = download.phase.batch.positives
-        active = _split_by_class(scores, batch.weights, count)
+        active = split_by_class(scores, batch.weights, count)
         index = self._find_rows(batch, count)
         anchors = _read_anchors(active, local.estimates, index)
         if download.phase.scoring:
@@ -179,7 +179,7 @@ class CompositionalPairwise(Algorithm):
         """The loss of the active positives, with the estimates that the step would use."""
         scores = self.objective.to_scores(network.forward_pass(local.model, batch.inputs).outputs)
         count = download.phase.batch.positives
-        active = _split_by_class(scores, batch.weights, count)
+        active = split_by_class(scores, batch.weights, count)
         passive = _read_passive(batch.per_client)
         anchors = _read_anchors(active, local.estimates, self._find_rows(batch, count))
         anchors = self.objective.update_anchors(anchors, passive.partners, self.estimate_rate)
@@ -235,11 +235,6 @@ class CompositionalPairwise(Algorithm):
             estimates = positives.new_zeros(1, self.objective.estimate_count)
         counts = [int(side.sum()) for side in setting.census]
         return self.objective.summarize_pool(estimates, counts[1] / max(counts[0], 1))
-
-
-def _split_by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
-    """The scores and weights of a batch whose first rows are the positives."""
-    return Active(scores[..., :positives], scores[..., positives:], weights[..., :positives], weights[..., positives:])
 
 
 def _read_anchors(active: Active, estimates: Tensor, index: Tensor) -> Anchors:

@@ -35,7 +35,7 @@ from fedauc.algorithms._local import Method, apply_mean_change, check_objective,
 from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
 from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
-from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive
+from fedauc.objectives.kinds import GapObjective, PairObjective, Passive, split_by_class
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.trees import Tree, is_empty, tree_add, tree_sub
 
@@ -110,7 +110,7 @@ class Pairwise(Algorithm):
         """w ← w - η (G1 + G2); the step also emits the active scores, or their histogram."""
         forward = network.forward_pass(local, batch.inputs)
         scores = self.objective.to_scores(forward.outputs)
-        active = _split_by_class(scores, batch.weights, download.phase.batch.positives)
+        active = split_by_class(scores, batch.weights, download.phase.batch.positives)
         emitted: Tree = Passive(active.positives, active.negatives)
         if self.pool == "histogram":
             emitted = bin_active_scores(active, download.shared.pool)
@@ -125,7 +125,7 @@ class Pairwise(Algorithm):
     def monitored_loss(self, network: Network, download: Download, local: Model, batch: Batch) -> Tensor:
         """The loss of the pairs of the step."""
         scores = self.objective.to_scores(network.forward_pass(local, batch.inputs).outputs)
-        active = _split_by_class(scores, batch.weights, download.phase.batch.positives)
+        active = split_by_class(scores, batch.weights, download.phase.batch.positives)
         return self.objective.monitored_loss(active, self._passive_scores(download, batch))
 
     def finish(self, download: Download, client_state: Tree, local: Model, emitted: Tree) -> tuple[Upload, Tree]:
@@ -175,13 +175,6 @@ def _merge_histograms(server: Server, reduced: Upload, cohort: Cohort, phase: Ph
         pool = pool._replace(masses=normalize_masses(total, pool.masses))
         total = torch.zeros_like(total)
     return server._replace(shared=HistogramShared(model, pool), private=total)
-
-
-def _split_by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
-    """The scores and weights of a batch whose first rows are the positives."""
-    dim = weights.ndim - 1
-    positive, negative = torch.split(scores, [positives, scores.shape[dim] - positives], dim=dim)
-    return Active(positive, negative, weights[..., :positives], weights[..., positives:])
 
 
 METHODS = (

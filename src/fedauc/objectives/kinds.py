@@ -58,6 +58,13 @@ class Active(NamedTuple):
     negative_weights: Tensor
 
 
+def split_by_class(scores: Tensor, weights: Tensor, positives: int) -> Active:
+    """The scores and weights of a batch whose first rows are the positives."""
+    dim = weights.ndim - 1
+    positive, negative = torch.split(scores, [positives, scores.shape[dim] - positives], dim=dim)
+    return Active(positive, negative, weights[..., :positives], weights[..., positives:])
+
+
 class Passive(NamedTuple):
     """Scores of other clients from an earlier cycle, `[..., P1]` and `[..., P2]`: constants in every gradient."""
 
