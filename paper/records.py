@@ -4,7 +4,8 @@
 <dataset>-ranks.npz   the ranks of the test scores, for runs that a table tests against each other
 
 A record is found by its configuration without the device and the engine, which do not decide a result. Fields at their
-default are not part of it either, so a new field with a default leaves every record where it was. An AUC and its DeLong
+default are not part of it either, so a new field with a default leaves every record where it was. Where a default of
+the library has changed since, `RECORDED_DEFAULTS` has the one that the records rely on. An AUC and its DeLong
 test depend on the scores only through their order, so two-byte ranks lose nothing.
 """
 
@@ -18,10 +19,11 @@ import math
 import os
 import subprocess
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,6 +42,9 @@ MOST_ROWS = 22_500
 
 FORMAT = 1
 """Raised when an old reader could misunderstand a new line."""
+
+RECORDED_DEFAULTS: Mapping[str, Any] = MappingProxyType({"weighting": "clients"})
+"""Fields of a recipe that a record leaves out at these values, which were the defaults when the records began."""
 
 T = TypeVar("T")
 
@@ -87,12 +92,17 @@ class Record:
 
 @functools.lru_cache(maxsize=8192)
 def changed_fields(config: Config) -> str:
-    """The fields of a configuration that differ from its method's defaults, as JSON that `Config.from_json` reads."""
-    default = Config(recipe=Recipe.of(config.recipe.method))
+    """The fields of a configuration that differ from its method's recorded defaults, as JSON for `read_changes`."""
+    default = Config(recipe=Recipe.of(config.recipe.method, **RECORDED_DEFAULTS))
     tree = _changes_from(default, replace(config, recipe=replace(config.recipe, device="cpu", engine="auto")))
     tree["recipe"] = {"method": config.recipe.method, **tree.get("recipe", {})}
     tree["data"] = {"name": config.data.name, **tree.get("data", {})}
     return json.dumps(tree, sort_keys=True)
+
+
+def read_changes(changes: Mapping[str, Any]) -> Config:
+    """The configuration that a record's changed fields describe."""
+    return Config.from_json(json.dumps({**changes, "recipe": {**RECORDED_DEFAULTS, **changes["recipe"]}}))
 
 
 def _changes_from(default: Any, value: Any) -> dict[str, Any]:

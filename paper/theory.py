@@ -98,9 +98,9 @@ class Quadratic(NamedTuple):
         return float(off @ self.curvature @ off / 2)
 
 
-def solve_problem(problem: Problem) -> Quadratic:
-    """The objective F(w) = (1 - w·d)² + wᵀ(Σ₊ + Σ₋)w, where d is the difference of the class means."""
-    up, down = problem.draw_rows().reshape(2, -1, problem.features)
+def solve_rows(rows: np.ndarray) -> Quadratic:
+    """The objective F(w) = (1 - w·d)² + wᵀ(Σ₊ + Σ₋)w of rows `[class, ..., feature]`, where d is μ₊ - μ₋."""
+    up, down = rows.reshape(2, -1, rows.shape[-1])
     gap = up.mean(0) - down.mean(0)
     half = np.outer(gap, gap) + np.cov(up.T, bias=True) + np.cov(down.T, bias=True)
     return Quadratic(np.linalg.solve(half, gap), 2 * half)
@@ -114,15 +114,16 @@ class Trial:
     start and require many more stages.
     """
 
-    learning_rate: float = 0.05
-    decay: float = 0.5
-    stages: int = 8
-    settled: int = 3
+    learning_rate: float = 0.1
+    decay: float = 0.25
+    """A power of 1/4, so that local steps and cycles double from stage to stage and nothing is rounded."""
+    stages: int = 4
+    settled: int = 1
     """The first stages, which still depend on the start and are not evaluated."""
-    local_steps: int = 8
-    """I₀ for one client per round; with M clients each takes I₀/√M steps."""
-    travel: float = 3.0
-    """η_s E_s K I_s, the same in every stage."""
+    local_steps: int = 6
+    """I₀ for one client per round; with M clients each takes the whole number nearest to I₀/√M."""
+    travel: float = 4.8
+    """η_s E_s K I_s, the same in every stage and for every M."""
     prox: float = 0.5
     growth: Literal["adaptive", "fixed"] = "adaptive"
     """How local steps grow. "fixed" is the control, in which rounds grow like local steps."""
@@ -130,7 +131,12 @@ class Trial:
     def recipe(self, method: str, groups: int, per_round: int, seed: int) -> Recipe:
         """The recipe of a run: one pair per step, and each stage hands on its mean over cycles, as in the proof."""
         local_steps = max(1, round(self.local_steps / per_round**0.5))
-        initial = max(1, round(self.travel / (self.learning_rate * groups * local_steps)))
+        cycles = self.travel / (self.learning_rate * groups * local_steps)
+        if abs(cycles - (initial := round(cycles))) > 1e-9 or not initial:
+            raise ValueError(
+                f"travel is {self.travel:g}, which is {cycles:.3g} cycles of {groups} visits of {local_steps} steps at "
+                f"learning rate {self.learning_rate:g}; it must be a whole number of cycles: change travel"
+            )
         scale = self.decay ** (-1 if self.growth == "fixed" else -0.5)
         rule = Geometric(initial, self.decay, scale, self.growth)
         budget = Budget(1, self.learning_rate, local_steps, groups, per_round)
@@ -147,6 +153,7 @@ class Trial:
             local_steps=local_steps,
             positives=1,
             negatives=1,
+            weighting="clients",
             seed=seed,
             dtype="float64",
             **settings,
@@ -167,7 +174,7 @@ def run_trial(problem: Problem, trial: Trial, method: str, per_round: int, seed:
     training, _, start = assemble_training(
         recipe, Linear().build((problem.features,), seed), problem.partition_clients(per_round)
     )
-    objective, steps, stage_ends = solve_problem(problem), 0, []
+    objective, steps, stage_ends = solve_rows(problem.draw_rows()), 0, []
     for finished in training.rounds(start):
         phase = finished.phase
         steps += 0 if phase.scoring else phase.local_steps
@@ -309,18 +316,18 @@ def make_record(problem: Problem, trial: Trial, findings: Findings) -> dict[str,
         "versions": {"python": platform.python_version(), **packages},
         "slopes": {
             name: {
-                what: _round_values(**slope._asdict()) for what, slope in compare_slopes(findings, trial, name).items()
+                what: round_values(**slope._asdict()) for what, slope in compare_slopes(findings, trial, name).items()
             }
             for name in METHODS
         },
         "curves": {
-            kind: {name: [_round_values(**curve._asdict()) for curve in curves] for name, curves in methods.items()}
+            kind: {name: [round_values(**curve._asdict()) for curve in curves] for name, curves in methods.items()}
             for kind, methods in findings._asdict().items()
         },
     }
 
 
-def _round_values(**values: Any) -> dict[str, Any]:
+def round_values(**values: Any) -> dict[str, Any]:
     """Values for JSON with five digits."""
     return {
         name: np.vectorize(lambda number: float(f"{number:.5g}"), otypes=[float])(value).tolist()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedauc.experiments.config import Config, to_plain
-from paper.records import read_json_lines
+from fedauc.experiments.config import to_plain
+from paper.records import RECORDED_DEFAULTS, changed_fields, read_changes, read_json_lines
+from paper.scales import SCALES
 
 RECORDS = Path(__file__).parents[2] / "paper" / "records"
 
@@ -33,8 +34,7 @@ def stored_configs() -> Iterator[dict[str, Any]]:
 
 
 def read_config(changes: dict[str, Any]) -> dict[str, Any]:
-    config = Config.from_json(json.dumps(changes))
-    plain: dict[str, Any] = to_plain(config)
+    plain: dict[str, Any] = to_plain(read_changes(changes))
     return plain
 
 
@@ -57,3 +57,13 @@ def test_the_defaults_behind_the_records_have_not_changed(example: tuple[dict[st
 def test_every_kind_of_record_has_an_example() -> None:
     known = {kind_of(changes) for changes, _ in json.loads(DEFAULTS.read_text())}
     assert {kind_of(config) for config in stored_configs()} <= known
+
+
+def test_every_record_is_found_by_the_configuration_that_it_describes() -> None:
+    for changes in stored_configs():
+        assert changed_fields(read_changes(changes)) == json.dumps(changes, sort_keys=True)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_scales_say_what_their_weighting_is(scale: str) -> None:
+    assert SCALES[scale].common["weighting"] == RECORDED_DEFAULTS["weighting"] == "clients"

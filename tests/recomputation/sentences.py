@@ -220,7 +220,7 @@ def _make_version_sentences(page: Page) -> Iterator[str]:
     yield f"{len(page.runs)} runs, {seconds:.0f} seconds of training and evaluation"
     for run in page.runs.values():
         versions = ", ".join(f"{name} {version}" for name, version in run.line["versions"].items() if version)
-        yield f"{versions}; commit {run.line['commit']}"
+        yield f"{versions}; commit {run.line['commit'] or 'unknown'}"
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
