@@ -223,7 +223,8 @@ def test_a_cycle_draws_from_the_cycle_before_it_and_nothing_newer() -> None:
 
 
 def test_the_window_pool_is_the_last_cycle_length_rounds() -> None:
-    rounds, exchanges = record_exchanges(small_recipe("rs-pairwise", cycles=3))
+    # Pooled weighting would resample the pool.
+    rounds, exchanges = record_exchanges(small_recipe("rs-pairwise", cycles=3, weighting="clients"))
     assert len(rounds) == len(exchanges) == 12
     for number, finished in enumerate(rounds):
         window = exchanges[max(0, number - 2) : number + 1]

@@ -71,3 +71,46 @@ def scaffold_path(
         models.append(model)
         variates.append(server_variate)
     return np.array(models), np.array(variates)
+
+
+def focus_path(
+    start: float, optima: np.ndarray, cohorts: Sequence[Sequence[int]], local: Local, server_steps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """FOCUS on quadratics with exact gradients: x, and the mean y of all clients' last gradients, after each round."""
+    model, gradients = start, np.zeros(len(optima))
+    models, trackers = [], []
+    for cohort in cohorts:
+        for client in cohort:
+            x, last = model, gradients[client]
+            for _ in range(local.steps):
+                gradient = local.curvature * (x - optima[client])
+                # y_m is the sum of the changes of the gradient in this visit, which telescopes.
+                x = x - local.learning_rate * (gradient - last)
+            gradients[client] = gradient
+        model = model - local.learning_rate * server_steps * float(gradients.mean())
+        models.append(model)
+        trackers.append(float(gradients.mean()))
+    return np.array(models), np.array(trackers)
+
+
+def fedawe_path(start: float, optima: np.ndarray, cohorts: Sequence[Sequence[int]], local: Local) -> np.ndarray:
+    """FedAWE on quadratics with exact gradients: the server's model after each round.
+
+    Xiang, Ioannidis, Yeh, Joe-Wong and Su, Efficient federated learning against heterogeneous and non-stationary client
+    unavailability, NeurIPS 2024, with a server's learning rate of 1. A client goes on from its own model, multiplies
+    its change by the number of rounds since it last took part, and takes over the mean of those who are there.
+    """
+    client_models, last_rounds = np.full(len(optima), start), np.full(len(optima), -1)
+    models = []
+    for number, cohort in enumerate(cohorts):
+        echoed = []
+        for client in cohort:
+            x = client_models[client]
+            for _ in range(local.steps):
+                x = x - local.learning_rate * local.curvature * (x - optima[client])
+            echoed.append(client_models[client] + (number - last_rounds[client]) * (x - client_models[client]))
+        clients = list(cohort)
+        client_models[clients] = np.mean(echoed)
+        last_rounds[clients] = number
+        models.append(float(np.mean(echoed)))
+    return np.array(models)

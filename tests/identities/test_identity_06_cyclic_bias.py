@@ -2,10 +2,14 @@
 
 With ρ = (1 - ηh)^I and full groups, a round maps w to ρw + (1 - ρ)b̄_k, so K of them have the fixed point
 (1 - ρ) Σ_k ρ^{K-k} b̄_k / (1 - ρ^K). Amplification moves along the same line, so A-FedAvg keeps that point; control
-variates frozen over the cycle take the drift out, so A-SCAFFOLD reaches the mean of all optima.
+variates frozen over the cycle take the drift out, so A-SCAFFOLD reaches the mean of all optima, and so does FOCUS,
+which tracks all clients' gradients. In FedAWE a client goes on from its own last model, so that groups which never
+meet never learn of one another.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from fedauc.participation.uniform import Uniform
 from fedauc.stages import Constant
 from fedauc.training import Round
 from identities.identity_runs import Offset, Quadratic, make_quadratic_clients, run_recipe, shared_path
-from identities.identity_twins import Local, fedavg_path, scaffold_path
+from identities.identity_twins import Local, fedavg_path, fedawe_path, focus_path, scaffold_path
 
 OPTIMA = np.array([4.0, -1.0, 0.5, 3.0, -2.0, -5.0])
 GROUPS = ((0, 3), (1, 2), (4, 5))
@@ -39,7 +43,7 @@ amplified = pytest.mark.parametrize("amplify", [1.0, 1.5, 0.5])
 
 
 def run_method(
-    method: str, participation: Participation, cycles: int, learning_rate: float, local_steps: int, **settings: float
+    method: str, participation: Participation, cycles: int, learning_rate: float, local_steps: int, **settings: Any
 ) -> list[Round]:
     """Each client's two rows are one batch, so every gradient is exact."""
     recipe = Recipe.of(
@@ -138,3 +142,45 @@ def test_a_scaffold_reaches_the_true_optimum(learning_rate: float, local_steps: 
     assert limit[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
     # There the mean gradient vanishes, and c with it.
     assert limit[-1, 1] == pytest.approx(0, abs=1e-8)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+@pytest.mark.parametrize("server_step", ["local-steps", "clients"])
+@steps
+def test_focus_is_its_twin_step_by_step(
+    participation: Participation, server_step: str, learning_rate: float, local_steps: int
+) -> None:
+    rounds = run_method("focus", participation, 5, learning_rate, local_steps, server_step=server_step)
+    scale = len(OPTIMA) if server_step == "clients" else local_steps
+    local = Local(learning_rate, CURVATURE, local_steps)
+    models, trackers = focus_path(START, OPTIMA, cohorts_of(rounds), local, scale)
+    np.testing.assert_allclose(shared_path(rounds)[:, 0], models, rtol=1e-11)
+    private = [finished.state.server.private.item() for finished in rounds]
+    np.testing.assert_allclose(private, trackers, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS.keys())
+@pytest.mark.parametrize(("learning_rate", "local_steps"), [(0.05, 1), (0.02, 4)])
+def test_focus_reaches_the_true_optimum(participation: Participation, learning_rate: float, local_steps: int) -> None:
+    rounds = run_method("focus", participation, 150, learning_rate, local_steps)
+    assert shared_path(rounds)[-1, 0] == pytest.approx(OPTIMUM, abs=1e-8)
+    assert rounds[-1].state.server.private.item() == pytest.approx(0, abs=1e-8)
+
+
+def test_groups_that_never_meet_do_not_mix_in_fedawe() -> None:
+    local = Local(0.05, CURVATURE, 4)
+    strict = [GROUPS[number % K] for number in range(60 * K)]
+    path = fedawe_path(START, OPTIMA, strict, local)
+    # Every group ends at its own optimum, and the server's model is that of the group that came last.
+    means = [OPTIMA[list(group)].mean() for group in GROUPS]
+    np.testing.assert_allclose(path[-K:], means, atol=1e-9)
+    # A group's path is what it would be without the others: their optima do not enter it.
+    moved = OPTIMA.copy()
+    moved[list(GROUPS[1])] += 100
+    np.testing.assert_array_equal(fedawe_path(START, moved, strict, local)[0::K], path[0::K])
+    # Where all clients meet from time to time, as its authors assume, the same method does mix.
+    rng = np.random.default_rng(0)
+    random = [rng.choice(len(OPTIMA), 3, replace=False).tolist() for _ in range(4000)]
+    mixed = fedawe_path(START, OPTIMA, random, Local(0.002, CURVATURE, 4))[2000:]
+    assert np.abs(mixed.mean() - OPTIMUM) < 0.1
+    assert np.abs(np.array(means) - OPTIMUM).max() > 3

@@ -227,6 +227,7 @@ def test_a_scaffold_on_the_logistic_loss_is_its_twin_step_by_step(participation:
         local_steps=1,
         positives=5543,
         negatives=1,
+        weighting="clients",
         dtype="float64",
     )
     start = np.array([0.2, -0.1, 0.3, 0.0])

@@ -124,8 +124,9 @@ def traffic_twin(came: Sequence[Sequence[int]], each_way: int, stages: Sequence[
         ("a-fedavg", {}, lambda d, v: d, False),
         ("scaffold", {}, lambda d, v: d + v, False),
         ("a-scaffold", {}, lambda d, v: d + v, False),
+        ("focus", {}, lambda d, v: d, False),
     ],
-    ids=["minimax", "minimax prox", "codasca", "codasca prox", "fedavg", "a-fedavg", "scaffold", "a-scaffold"],
+    ids=["minimax", "minimax prox", "codasca", "codasca prox", "fedavg", "a-fedavg", "scaffold", "a-scaffold", "focus"],
 )
 def test_every_round_costs_what_the_records_hold(
     participation: Participation,

@@ -235,7 +235,7 @@ def drawn_from(passive: np.ndarray, pool: np.ndarray) -> bool:
 @pytest.mark.parametrize("method", ["cycp-pairwise", "rs-pairwise", "fedxl1"])
 def test_pairwise_runs_are_their_twin_step_by_step(engine: str, method: str) -> None:
     data, start = make_federation(), np.array([0.4, -0.2, 0.1])
-    recipe = recipe_of(method, engine=engine, seed=6)
+    recipe = recipe_of(method, engine=engine, seed=6, weighting="clients")
     training, _, state = assemble_training(recipe, linear_module(start), data)
     recorder = Recorder(training.engine)
     rounds = list(replace(training, engine=recorder).rounds(state))

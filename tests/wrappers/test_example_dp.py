@@ -59,7 +59,7 @@ from wrappers.example_dp_twins import (
     two_layer_gradient,
 )
 
-METHODS = ["cycp-fedavg", "a-fedavg", "scaffold", "a-scaffold", "cycp-minimax", "codasca"]
+METHODS = ["cycp-fedavg", "a-fedavg", "scaffold", "a-scaffold", "cycp-minimax", "codasca", "focus"]
 SETTINGS = PrivateSettings(clip=0.4, sigma=0.8, dual_clip=0.7)
 """About half of the rows of the small federation are clipped."""
 
@@ -159,11 +159,10 @@ def test_large_models_run_row_by_row_to_the_same_result(method: str, monkeypatch
 @pytest.mark.parametrize("method", METHODS)
 def test_without_clipping_and_noise_it_is_the_plain_run(method: str, engine: str, bound: float) -> None:
     wrapper = ExampleDP(clip=bound, dual_clip=bound, noise_multiplier=0)
-    plain, private = (
-        run_rounds(small_recipe(method, engine=engine, wrappers=chosen), two_layers())[-1].state.server.shared
-        for chosen in ((), (wrapper,))
-    )
-    torch.testing.assert_close(private, plain, rtol=1e-10, atol=1e-12)
+    recipe = small_recipe(method, engine=engine, weighting="pooled")
+    *_, plain = run_rounds(recipe, two_layers())
+    *_, private = run_rounds(replace(recipe, wrappers=(wrapper,)), two_layers())
+    torch.testing.assert_close(private.state.server.shared, plain.state.server.shared, rtol=1e-10, atol=1e-12)
 
 
 class ScaledConvolution(nn.Module):
@@ -182,7 +181,9 @@ class ScaledConvolution(nn.Module):
 
 def test_any_module_runs_on_both_engines() -> None:
     plain, *private = (
-        run_rounds(small_recipe("scaffold", engine=engine, wrappers=wrappers), ScaledConvolution().double())[-1]
+        run_rounds(
+            small_recipe("scaffold", engine=engine, weighting="pooled", wrappers=wrappers), ScaledConvolution().double()
+        )[-1]
         for engine, wrappers in (
             ("loop", ()),
             ("loop", (ExampleDP(clip=1e9, noise_multiplier=0),)),
@@ -363,7 +364,7 @@ def test_methods_that_upload_scores_are_refused(method: str) -> None:
 
 def test_every_algorithm_has_been_judged() -> None:
     declared = {name for name, kind in find_algorithms().items() if kind.uploads_gradients_only}
-    assert declared == {"a-fedavg", "a-scaffold", "codasca", "fedavg", "minimax", "scaffold"}
+    assert declared == {"a-fedavg", "a-scaffold", "codasca", "fedavg", "focus", "minimax", "scaffold"}
     assert {find_methods()[method].algorithm.name for method in METHODS} == declared
 
 
