@@ -1,9 +1,11 @@
-"""Does each objective win on its own metric? Partial AUC, two-way partial AUC and average precision, federated.
+"""Does each objective win on its own metric? Partial AUC, two-way partial AUC, average precision and NDCG, federated.
 
     python benchmarks/objectives.py run --processes 2 --out benchmarks/out/objectives.jsonl
     python benchmarks/objectives.py summarize benchmarks/out/objectives.jsonl benchmarks/records/objectives.json
     python benchmarks/objectives.py show benchmarks/records/objectives.json
     python benchmarks/objectives.py refresh            # with and without updates of passive estimates in G2
+
+With `--suite ndcg`, the same three commands are for NDCG, on two of the problems and with the metrics of top ranks.
 
 Four problems: card fraud with a linear model and with an MLP, card fraud with a tenth of the training frauds, and a
 synthetic table on which the best linear ranking of all rows is not the best one at a low false positive rate. Every
@@ -25,7 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,9 +52,7 @@ from fedauc.objectives.partial_auc_cvar import PartialAUCTopLoss
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.two_way_partial_auc import TwoWayPartialAUCLoss
 
-METRICS = ("auc", "pauc@0.05", "tpauc@0.5:0.1", "ap")
 SPLITS = range(6)
-CYCLES = (2, 10)
 RATES = (0.03, 0.2, 1.0)
 LARGE_RATE = 3.0
 POINT_RATES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -64,11 +64,11 @@ T_QUANTILE = {5: 2.776, 6: 2.571}
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, its eight settings, and the metric that it is made for."""
+    """A method, its eight settings, and the metrics that it is made for."""
 
     method: str
     settings: tuple[Mapping[str, Any], ...]
-    metric: str = ""
+    metrics: tuple[str, ...] = ()
 
 
 def pair_up(objectives: tuple[Any, Any]) -> tuple[Mapping[str, Any], ...]:
@@ -83,22 +83,30 @@ CONTENDERS: dict[str, Contender] = {
         "cycp-fedavg",
         tuple({"objective": Logistic(draw="classes"), "learning_rate": rate} for rate in (*POINT_RATES, 0.005, 0.02)),
     ),
-    "cycp-pairwise": Contender("cycp-pairwise", pair_up((PairwiseSigmoid(), PairwiseSigmoid(scale=0.3))), "auc"),
+    "cycp-pairwise": Contender("cycp-pairwise", pair_up((PairwiseSigmoid(), PairwiseSigmoid(scale=0.3))), ("auc",)),
     "cycp-partial-auc": Contender(
-        "cycp-partial-auc", pair_up((PartialAUCLoss(temperature=0.3), PartialAUCLoss(temperature=0.1))), "pauc@0.05"
+        "cycp-partial-auc", pair_up((PartialAUCLoss(temperature=0.3), PartialAUCLoss(temperature=0.1))), ("pauc@0.05",)
     ),
     "cycp-partial-auc, CVaR": Contender(
         "cycp-partial-auc",
         pair_up((PartialAUCTopLoss(max_fpr=0.05), PartialAUCTopLoss(max_fpr=0.2))),
-        "pauc@0.05",
+        ("pauc@0.05",),
     ),
     "cycp-two-way-partial-auc": Contender(
         "cycp-two-way-partial-auc",
         pair_up((TwoWayPartialAUCLoss(temperature=0.1), TwoWayPartialAUCLoss(temperature=0.3))),
-        "tpauc@0.5:0.1",
+        ("tpauc@0.5:0.1",),
     ),
     "cycp-average-precision": Contender(
-        "cycp-average-precision", pair_up((AveragePrecisionLoss(), AveragePrecisionLoss(scale=0.3))), "ap"
+        "cycp-average-precision", pair_up((AveragePrecisionLoss(), AveragePrecisionLoss(scale=0.3))), ("ap",)
+    ),
+    "cycp-ndcg": Contender(
+        "cycp-ndcg",
+        tuple(
+            {"estimate_rate": estimate_rate, "learning_rate": rate}
+            for estimate_rate, rate in itertools.product((0.1, 0.25), (*RATES, LARGE_RATE))
+        ),
+        ("ndcg@0", "ndcg@100"),
     ),
 }
 BASELINES = ("cycp-fedavg", "balanced cycp-fedavg", "cycp-pairwise")
@@ -176,6 +184,32 @@ def draw_hard_negatives(seed: int, clients: int = 24, rows: int = 500) -> tuple[
     return train, validation, test
 
 
+@dataclass(frozen=True)
+class Suite:
+    """What is compared: problems, lengths of training, contenders, and the metrics that are measured."""
+
+    problems: tuple[str, ...]
+    cycles: tuple[int, ...]
+    contenders: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+SUITES = {
+    "objectives": Suite(
+        tuple(PROBLEMS),
+        (2, 10),
+        tuple(name for name in CONTENDERS if name != "cycp-ndcg"),
+        ("auc", "pauc@0.05", "tpauc@0.5:0.1", "ap"),
+    ),
+    "ndcg": Suite(
+        ("card fraud, MLP", "hard negatives, linear"),
+        (10,),
+        (*BASELINES, "cycp-ndcg"),
+        ("auc", "ap", "ndcg@0", "ndcg@100", "precision@100"),
+    ),
+}
+
+
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
@@ -190,20 +224,20 @@ class Job:
     setting: int
 
 
-def list_jobs() -> Iterator[Job]:
+def list_jobs(suite: Suite) -> Iterator[Job]:
     """Every training, split by split."""
-    for split, problem, cycles in itertools.product(SPLITS, PROBLEMS, CYCLES):
-        for name, contender in CONTENDERS.items():
-            for setting in range(len(contender.settings)):
+    for split, problem, cycles in itertools.product(SPLITS, suite.problems, suite.cycles):
+        for name in suite.contenders:
+            for setting in range(len(CONTENDERS[name].settings)):
                 yield Job(problem, cycles, split, name, setting)
 
 
-def train_job(job: Job) -> dict[str, Any]:
+def train_job(metrics: tuple[str, ...], job: Job) -> dict[str, Any]:
     """Train, and measure all metrics on validation and test rows; a run that diverges has the values of chance."""
     torch.set_num_threads(1)
     problem, contender = PROBLEMS[job.problem], CONTENDERS[job.contender]
     train, validation, test = load_table(problem.table, job.split)
-    settings = {"cycles": job.cycles, "seed": job.split, **contender.settings[job.setting]}
+    settings = {"cycles": job.cycles, "seed": job.split, "weighting": "clients", **contender.settings[job.setting]}
     begin = time.perf_counter()
     try:
         fitted = fit(problem.model, train, contender.method, verbose=False, **settings)
@@ -214,21 +248,21 @@ def train_job(job: Job) -> dict[str, Any]:
         scores, labels = fitted.scores(rows.inputs), rows.labels.numpy()
         if not np.isfinite(scores).all():
             return {**vars(job), "stopped": True}
-        values = [parse_metric(metric).measure(labels, scores).value for metric in METRICS]
+        values = [parse_metric(metric).measure(labels, scores).value for metric in metrics]
         measured[part] = [round(float(value), 5) for value in values]
     return {**vars(job), **measured, "seconds": round(time.perf_counter() - begin, 2)}
 
 
-def run_jobs(path: Path, processes: int) -> None:
+def run_jobs(suite: Suite, path: Path, processes: int) -> None:
     """Train what is not recorded yet, and append the records as they come."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     done = {Job(**{name: record[name] for name in Job.__dataclass_fields__}) for record in known}
-    missing = [job for job in list_jobs() if job not in done]
+    missing = [job for job in list_jobs(suite) if job not in done]
     print(f"{len(missing)} runs are left", flush=True)
-    begin = time.perf_counter()
+    begin, train = time.perf_counter(), partial(train_job, suite.metrics)
     with path.open("a") as stream, multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for number, record in enumerate(pool.imap(train_job, missing, chunksize=21), 1):
+        for number, record in enumerate(pool.imap(train, missing, chunksize=8), 1):
             stream.write(json.dumps(record) + "\n")
             stream.flush()
             if number % 200 == 0:
@@ -238,7 +272,7 @@ def run_jobs(path: Path, processes: int) -> None:
 # ------------------------------------------------------------------------------------------------------------ summary
 
 
-def choose_settings(records: list[dict[str, Any]]) -> dict[tuple[str, int, str, str], list[float]]:
+def choose_settings(suite: Suite, records: list[dict[str, Any]]) -> dict[tuple[str, int, str, str], list[float]]:
     """Test values by split of the best setting on validation, for each problem, number of cycles, metric, contender."""
     groups: dict[tuple[str, int, str, int], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
@@ -246,22 +280,22 @@ def choose_settings(records: list[dict[str, Any]]) -> dict[tuple[str, int, str, 
     chosen: dict[tuple[str, int, str, str], list[float]] = defaultdict(list)
     for (problem, cycles, contender, _), runs in sorted(groups.items()):
         finished = [run for run in runs if "test" in run]
-        for column, metric in enumerate(METRICS):
+        for column, metric in enumerate(suite.metrics):
             best = max(finished, key=lambda run: run["validation"][column])
             chosen[problem, cycles, metric, contender].append(best["test"][column])
     return chosen
 
 
-def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(suite: Suite, records: list[dict[str, Any]]) -> dict[str, Any]:
     """The chosen test values, and the number of runs that stopped, as they are stored."""
     rows = [
         {"problem": problem, "cycles": cycles, "metric": metric, "contender": contender, "test": values}
-        for (problem, cycles, metric, contender), values in choose_settings(records).items()
+        for (problem, cycles, metric, contender), values in choose_settings(suite, records).items()
     ]
     stopped: dict[str, int] = defaultdict(int)
     for record in records:
         stopped[record["contender"]] += "stopped" in record
-    return {"runs": len(records), "stopped": stopped, "metrics": METRICS, "rows": rows}
+    return {"runs": len(records), "stopped": stopped, "metrics": suite.metrics, "rows": rows}
 
 
 def paired_interval(problem: str, ours: list[float], theirs: list[float]) -> tuple[float, float]:
@@ -273,16 +307,14 @@ def paired_interval(problem: str, ours: list[float], theirs: list[float]) -> tup
     return float(difference.mean()), T_QUANTILE[count] * float(difference.std(ddof=1)) * math.sqrt(share)
 
 
-def show_tables(summary: Mapping[str, Any]) -> None:
-    """Markdown: each method on its own metric, with its differences to the baselines."""
+def show_tables(suite: Suite, summary: Mapping[str, Any]) -> None:
+    """Markdown: each method on its own metrics, with its differences to the baselines."""
     values = {(row["problem"], row["cycles"], row["metric"], row["contender"]): row["test"] for row in summary["rows"]}
-    for name, contender in CONTENDERS.items():
-        if name in BASELINES:
-            continue
-        metric = contender.metric
+    new = [name for name in suite.contenders if name not in BASELINES]
+    for name, metric in ((member, text) for member in new for text in CONTENDERS[member].metrics):
         print(f"\n`{name}`, {metric}\n")
         print(f"| problem | cycles | {name} | less {' | less '.join(BASELINES)} |\n|---|---|---|---|---|---|")
-        for problem, cycles in itertools.product(PROBLEMS, CYCLES):
+        for problem, cycles in itertools.product(suite.problems, suite.cycles):
             ours = values[problem, cycles, metric, name]
             cells = []
             for baseline in BASELINES:
@@ -291,10 +323,11 @@ def show_tables(summary: Mapping[str, Any]) -> None:
                 cells.append(f"{mark}{mean:+.4f}{mark} ± {half:.4f}")
             print(f"| {problem} | {cycles} | {np.mean(ours):.4f} | {' | '.join(cells)} |")
     print("\nAll values\n")
-    for problem, cycles in itertools.product(PROBLEMS, CYCLES):
-        print(f"\n{problem}, {cycles} cycles\n\n| method | {' | '.join(METRICS)} |\n|---|{'---|' * len(METRICS)}")
-        for name in CONTENDERS:
-            cells = [f"{np.mean(values[problem, cycles, metric, name]):.4f}" for metric in METRICS]
+    for problem, cycles in itertools.product(suite.problems, suite.cycles):
+        print(f"\n{problem}, {cycles} cycles\n\n| method | {' | '.join(suite.metrics)} |")
+        print(f"|---|{'---|' * len(suite.metrics)}")
+        for name in suite.contenders:
+            cells = [f"{np.mean(values[problem, cycles, metric, name]):.4f}" for metric in suite.metrics]
             print(f"| {name} | {' | '.join(cells)} |")
 
 
@@ -313,7 +346,7 @@ def compare_refreshing() -> None:
     """The test AUC on card fraud after ten cycles, where passive estimates are updated before use, and where not."""
     train, _, test = load_table("card", 0)
     for objective, rate in itertools.product((PartialAUCLoss(), StalePartialAUCLoss()), (0.03, 0.3, 3.0)):
-        settings: dict[str, Any] = {"objective": objective, "learning_rate": rate, "cycles": 10}
+        settings: dict[str, Any] = {"objective": objective, "learning_rate": rate, "cycles": 10, "weighting": "clients"}
         scores = fit("linear", train, "cycp-partial-auc", verbose=False, **settings).scores(test.inputs)
         value = parse_metric("auc").measure(test.labels.numpy(), scores).value
         print(f"{objective.name}, learning rate {rate:g}: AUC {value:.3f}")
@@ -322,6 +355,7 @@ def compare_refreshing() -> None:
 def main() -> None:
     """Run, summarize or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=tuple(SUITES), default="objectives")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("--processes", type=int, default=1)
@@ -333,15 +367,16 @@ def main() -> None:
     show = commands.add_parser("show")
     show.add_argument("source", type=Path)
     arguments = parser.parse_args()
+    suite = SUITES[arguments.suite]
     if arguments.command == "run":
-        run_jobs(arguments.out, arguments.processes)
+        run_jobs(suite, arguments.out, arguments.processes)
     elif arguments.command == "refresh":
         compare_refreshing()
     elif arguments.command == "summarize":
         records = [json.loads(line) for line in arguments.source.read_text().splitlines()]
-        arguments.target.write_text(json.dumps(summarize(records), indent=0) + "\n")
+        arguments.target.write_text(json.dumps(summarize(suite, records), indent=0) + "\n")
     else:
-        show_tables(json.loads(arguments.source.read_text()))
+        show_tables(suite, json.loads(arguments.source.read_text()))
 
 
 if __name__ == "__main__":

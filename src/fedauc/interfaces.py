@@ -216,9 +216,8 @@ class UploadSize(NamedTuple):
 class Batch(NamedTuple):
     """The examples of one local step. A loss term is `sum(weights * loss)`: weights include 1/B and the weighting.
 
-    In a batch of `classes` the first `phase.batch.positives` rows are the positives. A class that the client does not
-    hold keeps its rows, which are filled from the other class and have weight zero.
-
+    In a batch of `classes` the first `phase.batch.positives` rows are the positives; several classes come in their
+    order. A class that the client does not hold keeps its rows, which are of other classes and have weight zero.
     For an algorithm with `needs_places`, `places` `[..., B]` numbers each row among the rows of its client from 0,
     positives first, so that a client state can hold a value per row; for others it is `()`. For an algorithm with
     `needs_keys`, `key` `[...]` is the key (see `random_tensors.py`) of the randomness in this step.
@@ -274,7 +273,8 @@ class Objective(ABC):
 
     name: ClassVar[str]
     takes_embeddings: ClassVar[bool] = False
-    """Whether the loss takes embeddings instead of scores."""
+    takes_classes: ClassVar[bool] = False
+    """Whether the loss takes embeddings instead of scores, and whether it takes a score for each class of several."""
 
     score: Score = option("identity", "How a raw output becomes a score.")
 

@@ -14,7 +14,9 @@ from fedauc.metrics.metric import Measurement, Metric
 from fedauc.testing.metric import check_metric
 
 
-@pytest.mark.parametrize("text", [*find_metrics(), "pauc@1", "pauc@0.001", "tpauc@0:0.1", "tpauc@0.9:1", "recall@0"])
+@pytest.mark.parametrize(
+    "text", [*find_metrics(), "pauc@1", "pauc@0.001", "tpauc@0:0.1", "tpauc@0.9:1", "recall@0", "ndcg@3", "precision@1"]
+)
 def test_a_metric_keeps_its_promises(text: str) -> None:
     check_metric(parse_metric(text))
 

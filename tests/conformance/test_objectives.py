@@ -22,6 +22,7 @@ from fedauc.objectives.compositional import CompositionalObjective
 from fedauc.objectives.contrastive import Contrastive
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
 from fedauc.objectives.minimax import Minimax
+from fedauc.objectives.one_vs_rest import OneVsRestLoss
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.testing._expectations import check_configuration
 from fedauc.testing.objective import (
@@ -33,6 +34,7 @@ from fedauc.testing.objective import (
     check_extreme_scores,
     check_gap_slope,
     check_number_fields,
+    check_objective,
     check_pair_slopes,
     check_pair_stack,
     check_point_slope,
@@ -138,7 +140,7 @@ def test_every_listed_objective_is_found_under_its_name() -> None:
 
 @every
 def test_has_a_kind_this_suite_checks(objective: Objective) -> None:
-    assert isinstance(objective, (PairObjective, PointObjective, CompositionalObjective, Minimax))
+    assert isinstance(objective, (PairObjective, PointObjective, CompositionalObjective, Minimax, OneVsRestLoss))
 
 
 @every
@@ -383,6 +385,12 @@ def test_anchor_extremes_are_finite(objective: CompositionalObjective, dtype: to
 # ------------------------------------------------------------------------------------------------ losses of one example
 
 
+@pytest.mark.parametrize("surrogate", ["sigmoid", "squared-hinge", "pairwise-logistic"])
+@pytest.mark.parametrize("scale", [1.0, STRETCH])
+def test_one_vs_rest_keeps_the_promises_of_every_objective(surrogate: Any, scale: float) -> None:
+    check_objective(OneVsRestLoss(surrogate=surrogate, scale=scale))
+
+
 @every_point
 def test_point_slope_is_the_derivative(objective: PointObjective) -> None:
     check_point_slope(objective)
@@ -395,6 +403,8 @@ def test_point_extremes_are_exact_and_finite(objective: PointObjective, dtype: t
     check_extreme_scores(objective, dtype)
     scores = torch.tensor(EXTREMES, dtype=dtype)
     labels = torch.full(scores.shape, label)
+    if objective.takes_classes:
+        return
     value, slope = objective.example_loss(scores, labels), objective.example_slope(scores, labels)
     if objective.name == "logistic":
         sign, z = 2 * label - 1, np.array(EXTREMES)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score, roc_curve
 
-from fedauc.metrics import find_metrics, parse_metric, parse_metrics, partial_auc, two_way_partial_auc
+from fedauc.metrics import (
+    find_metrics,
+    normalized_discounted_gain,
+    parse_metric,
+    parse_metrics,
+    partial_auc,
+    precision_at_top,
+    two_way_partial_auc,
+)
 
 # Rows, share of positives, distinct scores (None: no ties).
 CASES = [(200, 0.5, None), (2000, 0.01, None), (300, 0.97, None), (40, 0.5, None), (200, 0.5, 5), (2000, 0.01, 3)]
@@ -40,6 +48,9 @@ def test_every_metric_agrees_with_scikit_learn(rows: int, share: float, levels: 
         "pauc@0.05": roc_auc_score(labels, scores, max_fpr=0.05),
         "recall@0.01": hits[rates <= 0.01].max(),
         "recall@0.3": hits[rates <= 0.3].max(),
+        "ndcg@0": ndcg_score(labels[None], scores[None]),
+        "ndcg@7": ndcg_score(labels[None], scores[None], k=7),
+        "ndcg@100": ndcg_score(labels[None], scores[None], k=100),
     }
     for text, value in expected.items():
         assert parse_metric(text).measure(labels, scores).value == pytest.approx(value, abs=1e-12), text
@@ -80,11 +91,33 @@ def test_a_constant_score_has_the_two_way_area_of_chance(min_tpr: float, max_fpr
     assert two_way_partial_auc([0, 0, 1, 1], [3, 3, 3, 3], min_tpr, max_fpr) == pytest.approx(expected, abs=1e-15)
 
 
+@pytest.mark.parametrize(("rows", "share", "levels"), CASES)
+@pytest.mark.parametrize("top", [1, 7, 100, 5000])
+def test_the_precision_is_the_mean_over_the_orders_of_tied_rows(
+    rows: int, share: float, levels: int | None, top: int
+) -> None:
+    """Rows above the score of the last rank all count; of those tied with it, as many as there is room for."""
+    labels, scores = draw_rows(rows, share, levels)
+    counted = min(top, rows)
+    last = np.sort(scores)[::-1][counted - 1]
+    above, tied = scores > last, scores == last
+    hits = labels[above].sum() + (counted - above.sum()) * labels[tied].mean()
+    assert precision_at_top(labels, scores, top) == pytest.approx(hits / counted, abs=1e-12)
+
+
+def test_numbers_of_ranks_below_the_bound_are_refused() -> None:
+    with pytest.raises(ValueError, match="top is -1; it must be at least 0: use 0 for all ranks"):
+        normalized_discounted_gain([0, 1], [0, 1], top=-1)
+    with pytest.raises(ValueError, match="top is 0; it must be at least 1: raise top"):
+        precision_at_top([0, 1], [0, 1], top=0)
+
+
 def test_a_metric_is_its_text() -> None:
-    for text in ("auc", "ap", "pauc@0.05", "tpauc@0.5:0.1", "recall@0"):
+    for text in ("auc", "ap", "pauc@0.05", "tpauc@0.5:0.1", "recall@0", "ndcg@10", "precision@5"):
         assert parse_metric(text).text == text
     assert parse_metric("tpauc@0.6").text == "tpauc@0.6:0.5"
-    assert {parse_metric(name).name for name in find_metrics()} == {"auc", "ap", "pauc", "tpauc", "recall"}
+    names = {"auc", "ap", "pauc", "tpauc", "recall", "ndcg", "precision", "ovr-auc", "class-auc"}
+    assert {parse_metric(name).name for name in find_metrics()} == names
 
 
 def test_the_default_columns_are_those_of_every_old_record() -> None:
@@ -95,7 +128,11 @@ def test_the_default_columns_are_those_of_every_old_record() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("acu", "unknown metric 'acu': did you mean 'auc'? known: ap, auc, pauc, recall, tpauc"),
+        (
+            "acu",
+            "unknown metric 'acu': did you mean 'auc'? known: ap, auc, class-auc, ndcg, ovr-auc, pauc, precision, "
+            "recall, tpauc",
+        ),
         ("auc@0.1", "metric 'auc@0.1' has 1 argument; auc takes none: write auc"),
         ("pauc@0.1:0.2", "metric 'pauc@0.1:0.2' has 2 arguments; pauc takes 1 (max_fpr): write pauc@0.05"),
         ("pauc@", "metric 'pauc@' has max_fpr ''; it must be a number: write pauc@0.05"),

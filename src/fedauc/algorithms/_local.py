@@ -71,7 +71,8 @@ def point_gradient(objective: PointObjective, network: Network, model: Model, ba
     """The gradient of sum_i weights_i · loss(score_i, label_i)."""
     forward = network.forward_pass(model, batch.inputs)
     scores = objective.to_scores(forward.outputs)
-    slopes = batch.weights * objective.example_slope(scores, batch.labels)
+    weights = batch.weights[..., None] if objective.takes_classes else batch.weights
+    slopes = weights * objective.example_slope(scores, batch.labels)
     return Gradient(forward.pullback(objective.to_output_slopes(scores, slopes)), forward.buffers)
 
 

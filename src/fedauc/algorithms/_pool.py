@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 
 from fedauc import keys
+from fedauc.data.classes import divide_batch, list_counts
 from fedauc.data.io.memory import WORDS_PER_BLOCK, row_blocks
 from fedauc.interfaces import Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Pool = TypeVar("Pool", bound=Sequence[Any])
+"""The scores of positives and of negatives (`Passive`), or those of each of several classes (a tuple)."""
+
+
 class RoundScores(NamedTuple):
     """The scores of a round `[M, I, B]` per class (embeddings `[M, I, B, E]`), and their clients `[M]`, on the CPU."""
 
     clients: Tensor
-    scores: Passive
+    scores: Sequence[Tensor]
 
 
-def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Passive) -> Passive:
+def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Pool) -> Pool:
     """One flat pool per class from the scores of recent rounds.
 
     The scores of a class that a client does not hold are dropped. Under `pooled` weighting the scores are resampled
@@ -33,7 +38,7 @@ def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, 
     new scores keeps its old ones.
     """
     sides = []
-    for side, held in enumerate(setting.census):
+    for side, held in enumerate(list_counts(setting.census)):
         counts = [held[uploaded.clients.cpu().numpy()] for uploaded in recent]
         parts = []
         for uploaded, count in zip(recent, counts, strict=True):
@@ -47,7 +52,7 @@ def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, 
             chosen = resample_systematically(rows, (setting.seed, "resample", phase.round, side))
             scores = scores[send_to_device(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
-    return Passive(*sides)
+    return _gather_sides(sides, old)
 
 
 def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:
@@ -58,18 +63,27 @@ def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> 
     return np.minimum(chosen, len(weights) - 1)
 
 
-def draw_passive_scores(setting: Setting, pool: Passive, cohort: Cohort, phase: Phase) -> Passive:
+def draw_passive_scores(setting: Setting, pool: Pool, cohort: Cohort, phase: Phase) -> Pool:
     """Passive scores `[M, I, B]` per class for each client, without replacement until the pool is exhausted."""
     sides = []
-    for side, (scores, size) in enumerate(zip(pool, phase.batch, strict=True)):
+    sizes = divide_batch(setting.census, phase.batch)
+    for side, (scores, size) in enumerate(zip(pool, sizes, strict=True)):
         if len(scores) == 0:
             sides.append(scores.new_zeros(len(cohort.clients), phase.local_steps, *scores.shape))
             continue
         clients, count = np.array(cohort.clients), phase.local_steps * size
         chosen = scores.new_empty(len(clients), count, *scores.shape[1:])
         for block in row_blocks((len(clients), keys.count_words(len(scores), count)), WORDS_PER_BLOCK):
-            sizes = np.full(len(clients[block]), len(scores))
-            index = keys.sample_client_indices(sizes, count, clients[block], setting.seed, "passive", phase.round, side)
+            lengths = np.full(len(clients[block]), len(scores))
+            index = keys.sample_client_indices(
+                lengths, count, clients[block], setting.seed, "passive", phase.round, side
+            )
             chosen[block] = scores[send_to_device(index, scores.device)]
         sides.append(chosen.view(len(clients), phase.local_steps, size, *scores.shape[1:]))
-    return Passive(*sides)
+    return _gather_sides(sides, pool)
+
+
+def _gather_sides(sides: list[Tensor], like: Pool) -> Pool:
+    """The scores of every class in a pool of the same kind as another."""
+    gathered = Passive(*sides) if isinstance(like, Passive) else tuple(sides)
+    return cast("Pool", gathered)

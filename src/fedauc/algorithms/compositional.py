@@ -1,4 +1,4 @@
-"""Partial AUC and average precision by cyclic clients: the active-passive form with an estimate per positive.
+"""Partial AUC, average precision and NDCG by cyclic clients: the active-passive form with an estimate per positive.
 
 The objective is F(w) = mean over positives i of f(g_i(w)), where g_i is a mean over the partners j of i of a function
 of ψ(h_i - h_j) (`objectives/compositional.py`). Its gradient, with h and ∇h at the same w, is
@@ -26,8 +26,8 @@ negative that is higher than all that i was compared with counts thousands of ti
 (docs/objectives.md). In the KL forms no pair then counts more than B/γ times.
 
 With full batches, the whole pool at the same w and γ = 1, all estimates are exact, the pairs of G1 and G2 are all
-pairs, and G1 + G2 = ∇F. Where positives are partners too (average precision), an active positive gets a part of G1 as
-an anchor and a part of G2 as a partner.
+pairs, and G1 + G2 = ∇F. Where positives are partners too (average precision, NDCG), an active positive gets a part of
+G1 as an anchor and a part of G2 as a partner.
 
 Reference of the estimators: Wang and Yang, Finite-sum coupled compositional stochastic optimization, ICML 2022 (SOX);
 of the active-passive form: Guo et al., FeDXL, ICML 2023 (FeDXL2, with all clients in every round).
@@ -47,12 +47,14 @@ from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network
 from fedauc.objectives.average_precision import AveragePrecisionLoss
 from fedauc.objectives.compositional import (
     Anchors,
+    ClassCounts,
     CompositionalObjective,
     PassiveAnchors,
     pack_anchors,
     unpack_anchors,
 )
 from fedauc.objectives.kinds import Active, Passive, split_by_class
+from fedauc.objectives.ndcg import NDCGLoss
 from fedauc.objectives.partial_auc import PartialAUCLoss
 from fedauc.objectives.two_way_partial_auc import TwoWayPartialAUCLoss
 from fedauc.trees import Tree, is_empty, tree_sub
@@ -233,8 +235,8 @@ class CompositionalPairwise(Algorithm):
         estimates = anchors.estimates[anchors.known > 0]
         if len(estimates) == 0:
             estimates = positives.new_zeros(1, self.objective.estimate_count)
-        counts = [int(side.sum()) for side in setting.census]
-        return self.objective.summarize_pool(estimates, counts[1] / max(counts[0], 1))
+        counts = ClassCounts(*(int(side.sum()) for side in setting.census))
+        return self.objective.summarize_pool(estimates, counts)
 
 
 def _read_anchors(active: Active, estimates: Tensor, index: Tensor) -> Anchors:
@@ -276,5 +278,14 @@ METHODS = (
         0.1,
         (("objective", AveragePrecisionLoss()),),
         "Qi et al. 2021 (SOAP), cyclic",
+    ),
+    Method(
+        "cycp-ndcg",
+        CompositionalPairwise,
+        "cyclic",
+        0.1,
+        # A rank is a large multiple of an estimate; one from a single batch would be biased (docs/objectives.md).
+        (("objective", NDCGLoss()), ("estimate_rate", 0.1)),
+        "Qiu et al. 2022 (SONG), cyclic",
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedauc.data.checks import as_array, as_inputs, as_labels, check_classes, check_evaluable, label_tensor, name_row
+from fedauc.data.classes import ClassCensus, as_class_labels, check_every_class, class_label_tensor
 from fedauc.data.columns import as_pandas_frame
 from fedauc.data.io.disk_tables import read_rows
 from fedauc.data.io.memory import index_type, release_freed_memory, row_blocks
@@ -120,6 +121,28 @@ class Clients:
         return _compact_memory(replace(clients, columns=client_columns))
 
     @classmethod
+    def from_classes(cls, inputs: Any, labels: Any, client: Any, group: Any = None) -> Clients:
+        """Clients from labels that are numbers of classes, 0 to C - 1, for methods that train an output per class.
+
+        Names and groups are those of `from_arrays`. A client's rows are in the order of their classes.
+
+        >>> clients = Clients.from_classes([[1.0], [2.0], [3.0]], [2, 0, 1], ["ann", "ann", "bob"])
+        >>> clients.rows.tolist(), clients
+        ([1, 0, 2], Clients(2 clients, 3 rows, 3 classes))
+        """
+        rows = as_inputs(inputs)
+        classes = as_class_labels(labels, len(rows))
+        check_every_class(classes, max(int(classes.max()) + 1, 2))
+        names, owner = enumerate_names(as_names(client, "client", len(rows)))
+        groups = None if group is None else find_client_groups(owner, names, as_names(group, "group", len(rows)))
+        count = int(classes.max()) + 1
+        counts = np.bincount(owner * count + classes, minlength=len(names) * count).reshape(len(names), count).T
+        order = np.lexsort((classes, owner)).astype(index_type(len(rows)))
+        offsets = np.concatenate([[0], np.cumsum(counts.sum(0))])
+        census = ClassCensus(np.ascontiguousarray(counts))
+        return cls(rows, class_label_tensor(classes, rows), order, offsets, census, names, groups)
+
+    @classmethod
     def from_dataset(cls, dataset: torch.utils.data.Dataset[Any], client: Any, group: Any = None) -> Clients:
         """Clients from a map-style dataset of (input, label) items, each read once."""
         inputs, labels = stack_items(dataset)
@@ -169,7 +192,10 @@ class Clients:
         return len(self.names)
 
     def __repr__(self) -> str:
-        return f"Clients({len(self)} clients, {len(self.rows)} rows, {self.census.positives.sum()} positives)"
+        labels = f"{self.census.positives.sum()} positives"
+        if isinstance(self.census, ClassCensus):
+            labels = f"{len(self.census.counts)} classes"
+        return f"Clients({len(self)} clients, {len(self.rows)} rows, {labels})"
 
     @property
     def roster(self) -> Roster:

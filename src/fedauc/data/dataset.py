@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -83,8 +83,6 @@ class Dataset(ABC):
     """One line: what it is and whom to cite."""
     caveat: ClassVar[str] = ""
     """For rows that only stand in for real ones: `STAND-IN` or `SYNTHETIC`, and for what. The note begins with it."""
-    recommended: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Fields of a recipe that suit the dataset better than a method's defaults; used unless the user gives them."""
     path_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that are paths of files or folders; a run folder stores them as absolute paths."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedauc.data.features import CategoryColumn, DateColumn, FeatureColumn, Feat
 from fedauc.data.io.memory import row_blocks
 from fedauc.data.summaries import (
     BLOCK,
+    CategoryTotals,
     NumberSummary,
     SummaryTraffic,
     count_text_bytes,
@@ -84,29 +86,43 @@ def _fit_number(
     sites = traffic.sites
     merged = merge_numbers(summarize_numbers(raw.values, site, sites))
     traffic = traffic.add(SUMMARY_FIELDS * sites, 2)
-    count, missing, mean, _, low, high = (float(value[0]) for value in merged)
-    is_kept = raw.name in settings.kept
-    if count == 0:
-        return ColumnFit(None, "no training row has a value", traffic)
-    # Unscaled numbers are passed on as they are, and so are constant ones.
-    if low == high and not missing and not is_kept and (settings.standardize or raw.kind == "date"):
-        return ColumnFit(None, f"all training rows have the same value, {low:.12g}", traffic)
-    deviation, indicator = float(merged.deviation[0]), missing > 0
-    if raw.kind == "date":
-        blocks = row_blocks(raw.values.shape, BLOCK)
-        has_time = any((np.nan_to_num(raw.values[block]) % 1 != 0).any() for block in blocks)
+    is_date = raw.kind == "date"
+    column, reason = choose_number_encoding(raw.name, raw.kind, merged, settings, is_date and has_times(raw.values))
+    if column is None:
+        return ColumnFit(None, reason, traffic)
+    if isinstance(column, DateColumn):
         # Each site says whether it has times of day.
-        traffic = traffic.add(0, 0, text_up=sites)
-        return ColumnFit(DateColumn(raw.name, mean, mean, deviation, indicator, has_time), "", traffic)
-    if not settings.standardize:
-        return ColumnFit(NumberColumn(raw.name, mean, 0.0, 1.0, indicator), "", traffic)
-    edges: tuple[float, ...] = ()
-    if settings.bins and raw.kind == "number" and low < high:
-        sketch = sketch_numbers(raw.values, mean, deviation, site, sites)
+        return ColumnFit(column, "", traffic.add(0, 0, text_up=sites))
+    if settings.standardize and settings.bins and raw.kind == "number" and merged.low[0] < merged.high[0]:
+        sketch = sketch_numbers(raw.values, column.shift, column.scale, site, sites)
         edges = _choose_edges(estimate_quantiles(sketch, np.linspace(0, 1, settings.bins + 1)), merged)
         # A bucket is a key and a count.
         traffic = traffic.add(2 * len(sketch.counts), len(edges))
-    return ColumnFit(NumberColumn(raw.name, mean, mean, deviation, indicator, edges), "", traffic)
+        column = replace(column, edges=edges)
+    return ColumnFit(column, "", traffic)
+
+
+def choose_number_encoding(
+    name: str, kind: Kind, merged: NumberSummary, settings: FeatureSettings, has_time: bool = False
+) -> tuple[NumberColumn | DateColumn | None, str]:
+    """The encoding of a column of numbers or dates from the summary of all rows, or None and why it is left out."""
+    count, missing, mean, _, low, high = (float(value[0]) for value in merged)
+    if count == 0:
+        return None, "no training row has a value"
+    # Unscaled numbers are passed on as they are, and so are constant ones.
+    if low == high and not missing and name not in settings.kept and (settings.standardize or kind == "date"):
+        return None, f"all training rows have the same value, {low:.12g}"
+    deviation, indicator = float(merged.deviation[0]), missing > 0
+    if kind == "date":
+        return DateColumn(name, mean, mean, deviation, indicator, has_time), ""
+    if not settings.standardize:
+        return NumberColumn(name, mean, 0.0, 1.0, indicator), ""
+    return NumberColumn(name, mean, mean, deviation, indicator), ""
+
+
+def has_times(days: np.ndarray) -> bool:
+    """Whether some of these days have a time of day."""
+    return any((np.nan_to_num(days[block]) % 1 != 0).any() for block in row_blocks(days.shape, BLOCK))
 
 
 def _choose_edges(quantiles: np.ndarray, merged: NumberSummary) -> tuple[float, ...]:
@@ -124,25 +140,36 @@ def _fit_category(
 ) -> ColumnFit:
     summary = summarize_categories(raw.values, raw.texts, site, traffic.sites)
     totals = merge_categories([summary])
-    frequent = [value for value, count in totals.counts.items() if count >= settings.min_category_rows]
-    values = tuple(sorted(frequent[: settings.max_categories]))
-    listed = sum(totals.counts[value] for value in values)
-    known, is_kept = totals.rows - totals.missing, raw.name in settings.kept
+    column, reason = choose_category_encoding(raw.name, totals, settings)
     # Rows, missing rows and whether values are reported; then a count for every value that is.
     floats = 3 * traffic.sites + len(summary.counts)
-    vocabulary = sum(len(value.encode()) + 1 for value in values)
+    vocabulary = sum(len(value.encode()) + 1 for value in _choose_vocabulary(totals, settings))
     traffic = traffic.add(floats, 1, count_text_bytes(summary), vocabulary)
+    return ColumnFit(column, reason, traffic)
+
+
+def choose_category_encoding(
+    name: str, totals: CategoryTotals, settings: FeatureSettings
+) -> tuple[CategoryColumn | None, str]:
+    """The encoding of a column of categories from the counts of all sites, or None and why it is left out."""
+    values = _choose_vocabulary(totals, settings)
+    listed = sum(totals.counts[value] for value in values)
+    known, is_kept = totals.rows - totals.missing, name in settings.kept
     if known == 0:
-        return ColumnFit(None, "no training row has a value", traffic)
+        return None, "no training row has a value"
     if totals.is_identifier and not is_kept:
-        return ColumnFit(None, "nearly every value is different, like a name or an identifier", traffic)
+        return None, "nearly every value is different, like a name or an identifier"
     if len(totals.counts) == 1 and not totals.missing and not is_kept:
-        return ColumnFit(None, f"all training rows have the same value, {next(iter(totals.counts))!r}", traffic)
+        return None, f"all training rows have the same value, {next(iter(totals.counts))!r}"
     if not values and not totals.missing and not is_kept:
-        bound = settings.min_category_rows
-        return ColumnFit(None, f"no value has the {bound} training rows that a category needs", traffic)
-    column = CategoryColumn(raw.name, values, has_missing=totals.missing > 0, has_other=listed < known)
-    return ColumnFit(column, "", traffic)
+        return None, f"no value has the {settings.min_category_rows} training rows that a category needs"
+    return CategoryColumn(name, values, has_missing=totals.missing > 0, has_other=listed < known), ""
+
+
+def _choose_vocabulary(totals: CategoryTotals, settings: FeatureSettings) -> tuple[str, ...]:
+    """The values that are frequent enough for a feature of their own, in alphabetical order."""
+    frequent = [value for value, count in totals.counts.items() if count >= settings.min_category_rows]
+    return tuple(sorted(frequent[: settings.max_categories]))
 
 
 class RawEncoder:

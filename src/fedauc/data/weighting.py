@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fedauc.class_totals import ClassTotalsEstimate
+from fedauc.data.classes import list_counts
 from fedauc.discovery import lookup
 from fedauc.interfaces import Census
 
@@ -22,7 +23,7 @@ WEIGHTINGS: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = MappingProxy
 
 
 def class_scales(census: Census, weighting: str, totals: ClassTotalsEstimate | None = None) -> np.ndarray:
-    """Scales `[N, 2]` of each client's mean over its positives and over its negatives.
+    """Scales `[N, 2]` of each client's mean over its positives and over its negatives; `[N, C]` for several classes.
 
     The mean over the N non-empty clients of scale * class mean is, for a class held by N_c clients and n rows:
     `clients`  the mean over the clients that hold the class   (scale N / N_c)
@@ -39,7 +40,7 @@ def class_scales(census: Census, weighting: str, totals: ClassTotalsEstimate | N
     if totals is not None:
         return np.stack([_scale_by_totals(census[side], weighting, totals, side) for side in (0, 1)], axis=1)
     clients = _count_nonempty(census)
-    return np.stack([scale(census.positives, clients), scale(census.negatives, clients)], axis=1)
+    return np.stack([scale(counts, clients) for counts in list_counts(census)], axis=1)
 
 
 def row_scales(census: Census, weighting: str, totals: ClassTotalsEstimate | None = None) -> np.ndarray:

@@ -16,11 +16,15 @@ from collections.abc import Iterable
 from fedauc.discovery import find_members, lookup, read_members
 from fedauc.fields import list_fields
 from fedauc.metrics.ap import average_precision
+from fedauc.metrics.class_auc import one_class_auc
 from fedauc.metrics.delong import Interval, PairedTest, delong_interval, delong_test
 from fedauc.metrics.embeddings import pair_auc
 from fedauc.metrics.groups import group_auc
 from fedauc.metrics.metric import Measurement, Metric
+from fedauc.metrics.ndcg import normalized_discounted_gain
+from fedauc.metrics.ovr_auc import one_vs_rest_auc
 from fedauc.metrics.pauc import partial_auc
+from fedauc.metrics.precision import precision_at_top
 from fedauc.metrics.ranks import auc
 from fedauc.metrics.recall import recall_at_fpr
 from fedauc.metrics.tpauc import two_way_partial_auc
@@ -37,16 +41,29 @@ __all__ = [
     "delong_test",
     "find_metrics",
     "group_auc",
+    "normalized_discounted_gain",
+    "one_class_auc",
+    "one_vs_rest_auc",
     "pair_auc",
     "parse_metric",
     "parse_metrics",
     "partial_auc",
+    "precision_at_top",
     "recall_at_fpr",
     "two_way_partial_auc",
 ]
 
 DEFAULT_METRICS = ("auc", "ap")
 """What a run measures unless it is told otherwise. The first metric of a list is the one that decides."""
+
+
+def list_class_metrics(classes: int) -> tuple[str, ...]:
+    """What is measured by default where labels are numbers of classes: the mean, and the AUC of every class.
+
+    >>> list_class_metrics(2)
+    ('ovr-auc', 'class-auc@0', 'class-auc@1')
+    """
+    return ("ovr-auc", *(f"class-auc@{number}" for number in range(classes)))
 
 
 @cache_until_registration

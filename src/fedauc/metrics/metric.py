@@ -35,6 +35,9 @@ class Metric(ABC):
     takes_embeddings: ClassVar[bool] = False
     """Whether `measure` accepts embeddings `[n, e]` as well as scores `[n]`."""
 
+    takes_classes: ClassVar[bool] = False
+    """Whether `measure` accepts numbers of classes as labels, and scores `[n, C]`."""
+
     def __post_init__(self) -> None:
         check_fields(self)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from fedauc.objectives.compositional import CompositionalObjective, PairTerms
-from fedauc.objectives.kinds import mean_last
+from fedauc.objectives.compositional import ClassCounts, CompositionalObjective, PairTerms, mean_by_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +27,7 @@ class AveragePrecisionLoss(CompositionalObjective):
     An anchor keeps both means. With D = a_i + ρ b_i a pair with a negative counts ∂F_i/∂b = ρ a_i / D² times, and one
     with a positive ∂F_i/∂a = -ρ b_i / D² times: positives above i are welcome.
 
+    >>> import torch
     >>> losses = PairTerms(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]]))
     >>> AveragePrecisionLoss().estimate_inner(losses)
     tensor([[1.0000, 0.5000]])
@@ -45,11 +43,11 @@ class AveragePrecisionLoss(CompositionalObjective):
 
     def estimate_inner(self, losses: PairTerms) -> Tensor:
         """(a_i, b_i)."""
-        return torch.stack([mean_last(losses.positives), mean_last(losses.negatives)], dim=-1)
+        return mean_by_class(losses)
 
-    def summarize_pool(self, estimates: Tensor, class_ratio: float) -> Tensor:
+    def summarize_pool(self, estimates: Tensor, counts: ClassCounts) -> Tensor:
         """ρ."""
-        return estimates.new_full((1,), class_ratio)
+        return estimates.new_full((1,), counts.negatives / max(counts.positives, 1))
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """∂F_i/∂a for pairs with positives, ∂F_i/∂b for pairs with negatives."""

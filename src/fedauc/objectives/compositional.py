@@ -44,6 +44,13 @@ LARGEST_WEIGHT = 1e4
 """A pair counts at most this often, so that nothing overflows where an estimate is far too small."""
 
 
+class ClassCounts(NamedTuple):
+    """The positives and the negatives of all clients together, which the server knows."""
+
+    positives: int
+    negatives: int
+
+
 class Anchors(NamedTuple):
     """Positives: scores `[..., B]`, estimates `[..., B, E]`, and 1 where there is an estimate, else 0, `[..., B]`."""
 
@@ -111,8 +118,8 @@ class CompositionalObjective(Objective):
         """The loss `[...]` of all anchors: the sum of their weighted losses."""
         return (weights * anchor_losses).sum(-1)
 
-    def summarize_pool(self, estimates: Tensor, class_ratio: float) -> Tensor:
-        """What clients must know of all positives `[C]`: from their estimates `[n, E]`, and negatives per positive."""
+    def summarize_pool(self, estimates: Tensor, counts: ClassCounts) -> Tensor:
+        """What clients must know of all positives `[C]`: from their estimates `[n, E]`, and the rows of all clients."""
         return estimates.new_zeros(0)
 
     def pair_loss(self, gap: Tensor) -> Tensor:
@@ -211,6 +218,11 @@ class CompositionalObjective(Objective):
         """h_i - h_j of every pair; there are no pairs with positives where the objective does not compare them."""
         positives = partners.positives if self.compares_positives else partners.positives[..., :0]
         return PairTerms(*(anchors[..., :, None] - side[..., None, :] for side in (positives, partners.negatives)))
+
+
+def mean_by_class(losses: PairTerms) -> Tensor:
+    """The mean over the pairs with positives, and that over the pairs with negatives, `[..., B, 2]`."""
+    return torch.stack([mean_last(losses.positives), mean_last(losses.negatives)], dim=-1)
 
 
 def pack_anchors(anchors: Anchors) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fedauc.fields import option
-from fedauc.objectives.compositional import CompositionalObjective, PairTerms
+from fedauc.objectives.compositional import ClassCounts, CompositionalObjective, PairTerms
 from fedauc.objectives.partial_auc import average_exponents, bounded_exp, log_mean_exp
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TwoWayPartialAUCLoss(CompositionalObjective):
     the server takes it over the pool of a cycle, and sends it in the next one. A pair counts
     c = exp(λ u_i / μ - v) · exp(ψ_ij / λ - u_i) times.
 
-    >>> TwoWayPartialAUCLoss().summarize_pool(torch.zeros(3, 1), class_ratio=9.0)
+    >>> TwoWayPartialAUCLoss().summarize_pool(torch.zeros(3, 1), ClassCounts(1, 9))
     tensor([0.])
 
     Reference: Zhu et al., When AUC meets DRO, ICML 2022 (SOTA-s).
@@ -48,7 +48,7 @@ class TwoWayPartialAUCLoss(CompositionalObjective):
         """log((1 - γ) e^old + γ e^fresh): the moving average of the inner mean, not of its logarithm."""
         return average_exponents(old, fresh, rate)
 
-    def summarize_pool(self, estimates: Tensor, class_ratio: float) -> Tensor:
+    def summarize_pool(self, estimates: Tensor, counts: ClassCounts) -> Tensor:
         """v = log mean_i exp(λ u_i / μ)."""
         return log_mean_exp(estimates[:, 0] * self._power)[None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from fedauc import keys
 from fedauc.fields import list_fields
 from fedauc.interfaces import Objective
-from fedauc.objectives.compositional import Anchors, CompositionalObjective, PassiveAnchors
+from fedauc.objectives.compositional import Anchors, ClassCounts, CompositionalObjective, PassiveAnchors
 from fedauc.objectives.kinds import Active, GapObjective, PairObjective, Passive, PointObjective
 from fedauc.objectives.minimax import Duals, Minimax
+from fedauc.objectives.one_vs_rest import ClassRows, OneVsRestLoss
 from fedauc.testing._expectations import check_configuration, expect, expect_close, expect_refused
 from fedauc.trees import tree_at, tree_map
 
@@ -30,7 +31,7 @@ MISSING_PARTS = ("none", "active positives", "passive positives", "passive negat
 
 def check_objective(objective: Objective) -> None:
     """Check an objective: its configuration, its derivatives, stacks of clients, and extreme scores."""
-    known = (PairObjective, PointObjective, CompositionalObjective, Minimax)
+    known = (PairObjective, PointObjective, CompositionalObjective, Minimax, OneVsRestLoss)
     kinds = ", ".join(kind.__name__ for kind in known)
     expect(isinstance(objective, known), f"{type(objective).__name__} derives from none of {kinds}")
     check_configuration(objective, Objective)
@@ -52,6 +53,9 @@ def check_objective(objective: Objective) -> None:
     if isinstance(objective, Minimax):
         check_saddle_slopes(objective)
         check_saddle_stack(objective)
+    if isinstance(objective, OneVsRestLoss):
+        check_class_slopes(objective)
+        check_class_stack(objective)
     for dtype in PRECISIONS:
         check_extreme_scores(objective, dtype)
 
@@ -153,11 +157,11 @@ def estimate_anchors(objective: CompositionalObjective, positives: Tensor, negat
 
 
 def summarize_anchors(objective: CompositionalObjective, anchors: Anchors) -> Any:
-    """What clients are told of all positives, the same for every client of a stack; 4 negatives for each positive."""
+    """What clients are told of all positives, the same for every client of a stack; 5 positives, 20 negatives."""
     if not objective.summary_count:
         return ()
     flat = anchors.estimates.detach().reshape(-1, objective.estimate_count)
-    summary = objective.summarize_pool(flat, 4.0)
+    summary = objective.summarize_pool(flat, ClassCounts(5, 20))
     return summary.expand(*anchors.scores.shape[:-1], objective.summary_count)
 
 
@@ -205,6 +209,53 @@ def check_anchor_stack(objective: CompositionalObjective) -> None:
             expect_close(tree_at(result, client), alone, f"{how} does not give what each client gives", 1e-7, 1e-7)
 
 
+# --------------------------------------------------------------------------------------------------- losses of classes
+
+
+class ClassStep(NamedTuple):
+    """Active scores of 7 rows of three classes, their weights, passive scores of 8 rows, and the classes' shares."""
+
+    scores: Tensor
+    weights: Tensor
+    passive: Tensor
+    shares: Tensor
+
+
+def random_classes(*lead: int) -> ClassStep:
+    """A step with 3, 2 and 2 active rows, and 4, 1 and 3 passive ones."""
+    scores, passive = random_normal(*lead, 7, 3, seed=1), random_normal(*lead, 8, 3, seed=2)
+    shares = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64).expand(*lead, 3)
+    return ClassStep(scores, random_normal(*lead, 7, seed=3).abs(), passive, shares)
+
+
+def class_loss_and_slopes(objective: OneVsRestLoss, step: ClassStep) -> tuple[Tensor, Tensor]:
+    """The monitored value and the derivative."""
+    rows, passive = ClassRows(step.scores, (3, 2, 2)), ClassRows(step.passive, (4, 1, 3))
+    value = objective.monitored_loss(rows, step.weights, passive, step.shares)
+    return value, objective.active_slopes(rows, step.weights, passive, step.shares)
+
+
+def check_class_slopes(objective: OneVsRestLoss) -> None:
+    """Each pair is seen from both its ends, so the value holds a half of what the derivative belongs to."""
+    step = random_classes()
+    step.scores.requires_grad_()
+    value, slopes = class_loss_and_slopes(objective, step)
+    (expected,) = torch.autograd.grad(2 * value, step.scores)
+    expect_close(slopes, expected, "active_slopes is not the derivative of twice monitored_loss", 1e-12, 1e-14)
+    expect(value.item() > 0, f"monitored_loss is {value.item()}; it must be above 0 where rows overlap")
+
+
+def check_class_stack(objective: OneVsRestLoss) -> None:
+    """A stack of clients, and `vmap` over them, give what each client gives alone."""
+    step = random_classes(3)
+    stacked = class_loss_and_slopes(objective, step)
+    mapped = torch.func.vmap(functools.partial(class_loss_and_slopes, objective))(step)
+    for client in range(3):
+        alone = class_loss_and_slopes(objective, tree_at(step, client))
+        for how, result in (("a stack of clients", stacked), ("vmap over clients", mapped)):
+            expect_close(tree_at(result, client), alone, f"{how} does not give what each client gives", 1e-7, 1e-7)
+
+
 # --------------------------------------------------------------------------------------------------- losses of examples
 
 
@@ -216,6 +267,8 @@ def random_scores(*lead: int) -> tuple[Tensor, Tensor]:
 def check_point_slope(objective: PointObjective) -> None:
     """`example_slope` is the derivative of `example_loss`, and each client of a stack gets its own."""
     scores, labels = random_scores(2)
+    if objective.takes_classes:
+        scores = random_normal(2, 7, 3)
     scores.requires_grad_()
     loss = objective.example_loss(scores, labels)
     (derivative,) = torch.autograd.grad(loss.sum(), scores)
@@ -280,11 +333,16 @@ def check_extreme_scores(objective: Objective, dtype: torch.dtype) -> None:
         anchors = objective.update_anchors(pool.anchors, far.partners, 0.5)
         ends = objective.active_slopes(near, anchors, far, 0.5)
         losses, slopes = [objective.monitored_loss(near, anchors, far)], [ends.positives, ends.negatives]
+    if isinstance(objective, OneVsRestLoss):
+        near = ClassStep(*(part.to(dtype) for part in random_classes()))
+        value, class_slopes = class_loss_and_slopes(objective, near._replace(passive=1e4 * near.passive.sign()))
+        losses, slopes = [value], [class_slopes]
     if isinstance(objective, PointObjective):
+        points = torch.stack([scores, scores.flip(0)], dim=-1) if objective.takes_classes else scores
         for label in (0, 1):
             labels = torch.full(scores.shape, label)
-            losses.append(objective.example_loss(scores, labels))
-            slopes.append(objective.example_slope(scores, labels))
+            losses.append(objective.example_loss(points, labels))
+            slopes.append(objective.example_slope(points, labels))
     if isinstance(objective, Minimax):
         _, labels, weights, duals = random_saddle()
         batch = scores, labels, weights.to(dtype), Duals(*(1e4 * dual.sign().to(dtype) for dual in duals))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from fedauc.data.columns import as_pandas_frame, is_table
@@ -42,8 +40,6 @@ class Table(Dataset):
 
     name: ClassVar[str] = "table"
     about: ClassVar[str] = "your own CSV, JSON lines, Parquet, Arrow or NumPy file; cite its source"
-    # Measured on eight public tables with sites of uneven sizes: docs/tables.md.
-    recommended: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": "pooled"})
     path_fields: ClassVar[tuple[str, ...]] = ("path", "test")
 
     path: str | Any = field(metadata=describe("The file to read."))

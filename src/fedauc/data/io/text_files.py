@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,7 +131,7 @@ def explaining_text_errors() -> Iterator[None]:
     except pd.errors.ParserError as error:
         reason = str(error).rpartition("C error: ")[2].strip()
         raise ValueError(f"it is no regular CSV ({reason}): give every line as many values as the first") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
 
 
@@ -184,7 +185,7 @@ def _iterate_records(file: Path) -> Iterator[dict[str, Any]]:
                 yield record
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text: save it in UTF-8") from None
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"it is no intact gzip file ({error}): write it again") from error
 
 
