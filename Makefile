@@ -9,7 +9,7 @@ TRACKERS ?= .venv-trackers
 AUDIT ?= .venv-audit
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit test-gpu test-slow test-browser test-federation test-trackers test-packaging dist audit bench docs docs-links clean
+.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-trackers test-packaging dist audit bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -39,6 +39,24 @@ test-gpu:  ## tests that need a CUDA device, with whatever python has torch for 
 
 test-slow: $(STAMP)  ## tests that take long: they compile much or start many processes
 	$(BIN)/python -m pytest --only slow -p no:cacheprovider tests
+
+FUZZ_FACTOR ?= 50
+FUZZ_SEED ?= $(shell $(PYTHON) -c 'import random; print(random.SystemRandom().randrange(2**31))')
+
+fuzz: $(STAMP)  ## hostile input, with FUZZ_FACTOR times the examples of `make test`; the same FUZZ_SEED repeats them
+	$(eval FUZZ_SEED := $(FUZZ_SEED))
+	@echo "FUZZ_SEED=$(FUZZ_SEED) FUZZ_FACTOR=$(FUZZ_FACTOR)"
+	FUZZ_SEED=$(FUZZ_SEED) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest -p no:cacheprovider tests/fuzz
+
+KILLS ?= 1000
+CRASH_PROGRESS ?= .crash_trials.json
+
+test-crash: $(STAMP)  ## kill commands KILLS times (SEED=n repeats), also inside writes and on a full disk; goes on after a break
+	PYTHONPATH=src:tests:. $(BIN)/python -m crash.crash_trials --kills $(KILLS) --progress $(CRASH_PROGRESS) $(if $(SEED),--seed $(SEED))
+	rm -f $(CRASH_PROGRESS)
+
+lock: $(STAMP)  ## the pins with the hashes of their files, for this Python and platform (needs the package index)
+	$(BIN)/python packaging/lock_hashes.py constraints.txt requirements-hashed.txt
 
 tests/browser/node_modules/.installed: tests/browser/package.json
 	cd tests/browser && npm install --no-package-lock --no-fund --no-audit --silent

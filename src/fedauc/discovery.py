@@ -10,7 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -112,13 +112,14 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     ...
     fedauc.discovery.UnknownName: unknown method 'cycp-minmax': did you mean 'cycp-minimax'? known: cycp-minimax
     """
-    if name in known:
+    # A name from a file may be a list or an object, which no dictionary can look up.
+    if isinstance(name, Hashable) and name in known:
         return known[name]
     lower_case = {str(member).lower(): member for member in known}
     near = difflib.get_close_matches(str(name).lower(), list(lower_case), n=1, cutoff=0.4)
     suggestion = f"did you mean {lower_case[near[0]]!r}? " if near else ""
     # A list of a hundred options helps nobody.
-    names = ", ".join(sorted(known)) if len(known) <= 40 else f"{len(known)} names, which --help lists"
+    names = ", ".join(sorted(map(str, known))) if len(known) <= 40 else f"{len(known)} names, which --help lists"
     raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")
 
 

@@ -24,6 +24,7 @@ import inspect
 import math
 import numbers
 import operator
+import sys
 import types
 import typing
 from collections.abc import Iterable
@@ -165,7 +166,10 @@ def _plain_number(kind: type, value: Any) -> Any:
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)) and (kind is float or isinstance(value, int)):
-        return value
+        # A whole number beyond the largest float cannot be compared with a bound; it is as good as infinite.
+        if abs(value) <= sys.float_info.max or value != value:
+            return value
+        return math.inf if value > 0 else -math.inf
     try:
         return operator.index(value) if kind is int else float(value) if isinstance(value, numbers.Real) else None
     except TypeError:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import glob
 import os
+import pickle
 import platform
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +16,13 @@ from typing import BinaryIO
 
 PROBE_BYTES = 65536
 """What `check_writable` writes: about the size of a small run folder."""
+
+
+DAMAGE_ERRORS = (
+    *(KeyError, IndexError, TypeError, AttributeError, OverflowError, EOFError, RecursionError, AssertionError),
+    *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError),
+)
+"""What a reader raises if a file has the right format and the wrong content, besides ValueError and OSError."""
 
 
 def write_atomically(path: Path, *chunks: bytes | memoryview, is_private: bool = False) -> None:
@@ -71,6 +81,21 @@ def check_writable(path: Path) -> None:
         reason = (error.strerror or str(error)).lower()
         raise ValueError(f"{path} cannot be written: {folder} says {reason!r}; choose another folder") from error
     (folder / f".{path.name}.probe").unlink()
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Turn what a damaged file of a folder does to its readers into one line.
+
+    A file that is JSON still, but lacks a value or has one of another kind, breaks whoever uses the value.
+    """
+    try:
+        yield
+    except DAMAGE_ERRORS as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"{path} cannot be read, because a file in it is damaged ({what}); `fedauc verify {path}` names the file"
+        ) from error
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ phases.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ exponential moving average over its rounds."""
 
 MAX_LOCAL_STEPS = 1_000_000
 """A schedule that asks for more local steps than this is taken for a mistake."""
+
+MAX_CYCLES = 1_000_000_000
+"""A run of more cycles than this is taken for a mistake: at a millisecond each it would take twelve days."""
+
+MAX_STAGES = 10_000
+"""A schedule of more stages than this is taken for a mistake, and their learning rates would fall to zero."""
 
 
 class Stage(NamedTuple):
@@ -63,6 +70,9 @@ class StageRule(ABC):
         stages: list[Stage] = []
         cycles_left = budget.cycles
         for stage in self.generate_stages(budget):
+            if len(stages) == MAX_STAGES:
+                remedy = "let stages grow faster, or lower cycles"
+                raise ValueError(f"cycles is {budget.cycles}, which takes more than {MAX_STAGES} stages; {remedy}")
             if stage.local_steps > MAX_LOCAL_STEPS:
                 bound = f"it must be at most {MAX_LOCAL_STEPS}: let the learning rate fall less"
                 raise ValueError(f"local_steps is {stage.local_steps} in stage {len(stages)}; {bound}")
@@ -106,11 +116,12 @@ class Geometric(StageRule):
 
     def generate_stages(self, budget: Budget) -> Iterator[Stage]:
         """Stage s has initial·scale^s cycles."""
-        cycles, factor = float(self.initial), 1.0
+        cycles, factor = float(min(self.initial, MAX_CYCLES)), 1.0
         while True:
             growth = 1 / math.sqrt(factor) if self.local_steps == "adaptive" else 1.0
             yield Stage(round(cycles), budget.learning_rate * factor, max(1, round(budget.local_steps * growth)))
-            cycles, factor = cycles * self.scale, factor * self.decay
+            # Beyond the largest budget a longer stage is the same stage, and a learning rate of 0 stays above it.
+            cycles, factor = min(cycles * self.scale, MAX_CYCLES), max(factor * self.decay, sys.float_info.min)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,10 @@ def test_a_sweep_ranks_by_its_first_metric(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "--metrics", "auc,bogus"), "unknown metric 'bogus': known: ap, auc, pauc, recall, tpauc"),
+        (
+            ("run", "--metrics", "auc,bogus"),
+            "unknown metric 'bogus': known: ap, auc, class-auc, ndcg, ovr-auc, pauc, precision, recall, tpauc",
+        ),
         (("run", "--metrics", "AUC"), "unknown metric 'AUC': did you mean 'auc'? known: ap, auc"),
         (("run", "--metrics", "auc@1"), "metric 'auc@1' has 1 argument; auc takes none: write auc"),
         (

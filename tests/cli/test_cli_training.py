@@ -44,10 +44,11 @@ def files(folder: Path) -> set[str]:
 
 
 OTHER_METHODS = {
-    *("cycp-average-precision", "cycp-partial-auc", "cycp-two-way-partial-auc"),
+    *("cycp-average-precision", "cycp-ndcg", "cycp-partial-auc", "cycp-two-way-partial-auc"),
     *("cycp-fedadam", "cycp-fedavg-balanced", "cycp-fedavg-focal", "cycp-fedavg-logit-adjusted"),
+    "focus",
 }
-"""Methods that the paper does not have: for other metrics than AUC, and controls for class balance."""
+"""Methods that the paper does not have: for other metrics than AUC, for class balance, and for participation."""
 
 
 def test_the_methods_are_named_as_in_the_paper() -> None:
@@ -226,6 +227,11 @@ BAD_INPUT = {
     "data": (["--data", "creditcards"], ["creditcards", "creditcard"]),
     "model": (["--model", "liner"], ["liner", "linear"]),
     "weighting": ([*TINY, "--weighting", "client"], ["client", "clients"]),
+    "list twice": (
+        [*TINY, "--transforms", "clip", "--transforms=quantize"],
+        ["--transforms", "2 times", "separated by commas"],
+    ),
+    "metrics twice": ([*TINY, "--metrics", "auc", "--metrics", "ap"], ["--metrics", "2 times", "separated by commas"]),
     "foreign parameter": ([*TINY, "--objective.margin", "2"], ["objective.margin", "sigmoid", "scale"]),
     "number": ([*TINY, "--cycles", "many"], ["cycles", "many", "whole number"]),
     "bound": ([*TINY, "--cycles", "0"], ["cycles", "0", "at least 1"]),

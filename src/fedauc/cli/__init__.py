@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import auditing, doctor, reporting, scoring, training, tuning
+from fedauc.cli import auditing, doctor, reporting, scoring, training, tuning, verifying
 from fedauc.cli.completion import is_completing, read_typed_words, sketch_group
 from fedauc.cli.help_panels import keep_option_names
 from fedauc.cli.lazy_import import delay_import, finish_imports
@@ -32,7 +33,13 @@ USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 """The base of every usage error, wherever the installed typer keeps it."""
 
 COMMANDS = (
-    training.COMMANDS | tuning.COMMANDS | scoring.COMMANDS | reporting.COMMANDS | auditing.COMMANDS | doctor.COMMANDS
+    training.COMMANDS
+    | tuning.COMMANDS
+    | scoring.COMMANDS
+    | reporting.COMMANDS
+    | auditing.COMMANDS
+    | verifying.COMMANDS
+    | doctor.COMMANDS
 )
 """All commands by name."""
 
@@ -41,6 +48,9 @@ GROUPS = {
     "federation": "The same algorithms across machines, on Flower.",
 }
 """Groups of commands; each has a module of its own."""
+
+REFUSED_MEMORY = "can't allocate memory"
+"""What torch says when the system refuses it memory; it is no MemoryError."""
 
 HOW_TO_CONTINUE = {
     **dict.fromkeys(("data", *scoring.COMMANDS, *auditing.COMMANDS), "the same command"),
@@ -123,6 +133,7 @@ def run_app(
             stack.enter_context(show_notes())
             command = typer.main.get_command(make_app())
             hide_flag_types(command)
+            refuse_repeated_lists(command, words)
             if "--help" in words:
                 keep_option_names()
             code = command(words, prog_name=program, standalone_mode=False)
@@ -132,9 +143,13 @@ def run_app(
         _exit_with_message(f"error: {error}", 2)
     except OSError as error:
         _exit_with_message(describe_system_error(error, how_to_continue if _is_made(folder) else ""), 2)
+    except MemoryError as error:
+        _exit_with_message(describe_memory_error(error), 2)
     except RuntimeError as error:
         from fedauc.guards import TrainingStopped
 
+        if REFUSED_MEMORY in str(error):
+            _exit_with_message(describe_memory_error(error), 2)
         if not isinstance(error, TrainingStopped):
             raise
         _exit_with_message(str(error), 3)
@@ -166,6 +181,17 @@ def describe_system_error(error: OSError, how_to_continue: str) -> str:
     return f"error: {error.filename}: {error.strerror.lower()}{remedy}"
 
 
+def describe_memory_error(error: Exception) -> str:
+    """What was asked of the memory of this machine, as far as the error says, and what to lower."""
+    asked = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)", str(error))
+    amount = "more memory than it may have"
+    if asked and asked[2] == "bytes":
+        amount = f"about {int(asked[1]) / 2**30:,.1f} GiB at once"
+    elif asked:
+        amount = f"about {asked[1]} {asked[2]} at once"
+    return f"error: the command needs {amount}: lower the rows, the model or the batch, or use a larger machine"
+
+
 def hide_flag_types(command: Any) -> None:
     """Show flags without `<bool>` in the help of a command and its subcommands: they take no value."""
     for parameter in (*command.params, command.get_help_option(typer.Context(command))):
@@ -173,6 +199,18 @@ def hide_flag_types(command: Any) -> None:
             parameter.metavar = ""
     for subcommand in getattr(command, "commands", {}).values():
         hide_flag_types(subcommand)
+
+
+def refuse_repeated_lists(command: Any, words: list[str]) -> None:
+    """Refuse an option that takes a list, such as `--transforms a,b`, where it is given twice: the last would win."""
+    for parameter in command.params:
+        if (parameter.metavar or "").endswith(",...") and not parameter.multiple:
+            count = sum(word.partition("=")[0] in parameter.opts for word in words)
+            if count > 1:
+                remedy = "give it once, with all its values separated by commas"
+                raise ValueError(f"{parameter.opts[0]} is given {count} times, of which only the last counts; {remedy}")
+    for subcommand in getattr(command, "commands", {}).values():
+        refuse_repeated_lists(subcommand, words)
 
 
 def find_out_folder(words: list[str]) -> str:
