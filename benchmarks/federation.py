@@ -1,4 +1,6 @@
-"""What a federated round costs: seconds, CPU seconds and bytes, for four SuperNodes on this machine.
+"""What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
+
+The sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; both in one run.
 
 Run it in the environment of `make test-federation`: `.venv-flower/bin/python benchmarks/federation.py`.
 """
@@ -53,43 +55,62 @@ class CpuMeter:
                 self._seconds[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
-def measure_rounds(parameters: str, rounds: int, home: Path) -> dict[str, float | str]:
+def read_site_memory(federation: LocalFederation) -> float:
+    """Megabytes of all sites' processes; memory that processes share is divided among them."""
+    kilobytes = 0
+    for name in SITES:
+        for pid in federation.process_ids(name):
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes / 1e3
+
+
+def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = True) -> dict[str, float | str | bool]:
     """The mean over the rounds after the first of a run with full participation."""
-    folder = home / f"app-{parameters}"
+    folder = home / f"app-{parameters}-{resident}"
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
-    with LocalFederation(folder) as federation:
+    with LocalFederation(folder, resident) as federation:
         meter = CpuMeter(federation)
         federation.start_superlink()
         for name in SITES:
             federation.register_site(name)
             federation.start_site(name)
-        options = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full"
+        options = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full weighting=clients"
         federation.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
-        run, readings = RunFolder(folder / "run"), list[tuple[float, float]]()
+        run, readings, largest = RunFolder(folder / "run"), list[tuple[float, float]](), 0.0
         while federation.is_running("run"):
             if len(run.read_lines(ATTENDANCE_FILE)) > len(readings):
                 readings.append((time.perf_counter(), meter.total_seconds()))
-            time.sleep(0.05)
+            time.sleep(0.2)
+            largest = max(largest, read_site_memory(federation))
         meter.stop_reading()
     final = run.read_result()["final"]
     (first_time, first_cpu), (last_time, last_cpu) = readings[0], readings[-1]
     return {
         "parameters": parameters,
+        "resident": resident,
+        "load": round(os.getloadavg()[0], 1),
         "seconds": round((last_time - first_time) / (len(readings) - 1), 1),
         "cpu_seconds": round((last_cpu - first_cpu) / (len(readings) - 1), 1),
+        "site_memory_megabytes": round(largest / len(SITES)),
         "megabytes": round((final["bytes_up"] + final["bytes_down"]) / rounds / 1e6, 2),
     }
 
 
 def main() -> None:
-    """Print a line of JSON per size."""
+    """Print a line of JSON per size and kind of site."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--parameters", default=",".join(HIDDEN_LAYERS), help="sizes, with commas between them")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        for parameters in HIDDEN_LAYERS:
-            print(json.dumps(measure_rounds(parameters, rounds, Path(home))), flush=True)
+        for parameters in options.parameters.split(","):
+            for resident in (False, True):
+                print(json.dumps(measure_rounds(parameters, options.rounds, Path(home), resident)), flush=True)
 
 
 if __name__ == "__main__":

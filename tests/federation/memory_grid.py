@@ -201,7 +201,15 @@ def make_grid(folder: Path, faults: Sequence[Fault] = (), test: Examples | None 
 
 def make_policy(**changes: Any) -> ServerPolicy:
     """Ten simulated seconds per round; answers are checked every fifth of a second."""
-    return ServerPolicy(**{"deadline": DEADLINE, "registration_deadline": DEADLINE, "poll_interval": 0.2, **changes})
+    return ServerPolicy(
+        **{
+            "deadline": DEADLINE,
+            "registration_deadline": DEADLINE,
+            "poll_interval": 0.2,
+            "on_site_failure": "continue",
+            **changes,
+        }
+    )
 
 
 def make_agreement(method: str, policy_changes: dict[str, Any] | None = None, **settings: Any) -> FederationAgreement:

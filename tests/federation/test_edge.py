@@ -41,7 +41,30 @@ def test_a_payload_survives_flowers_records() -> None:
     restored = flower.payload_from_records(flower.payload_to_records(payload))
     assert restored.header_text == payload.header_text
     assert np.array_equal(restored.body, payload.body)
-    assert len(flower.payload_to_records(payload).array_records["body"]) == 1
+    assert list(flower.payload_to_records(payload)) == ["header"]
+
+
+def test_a_large_body_travels_as_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "INLINE_BYTES", 8)
+    payload = pack_payload({"kind": "visit"}, {"mean": torch.randn(7)})
+    records = flower.payload_to_records(payload)
+    assert len(records.array_records["body"]) == 1
+    assert np.array_equal(flower.payload_from_records(records).body, payload.body)
+
+
+def test_the_server_asks_again_soon_for_parts_of_a_reply_that_are_on_their_way() -> None:
+    from flwr.superlink.grid import http_grid
+
+    flower.shorten_object_backoff()
+    assert http_grid.pull_objects.keywords == {"initial_backoff": flower.OBJECT_BACKOFF}
+
+
+@pytest.mark.parametrize("text", ['data="rows.csv"', 'state="state"'])
+def test_a_site_needs_rows_and_a_state_folder(text: str) -> None:
+    from fedauc.federation.site_node import read_node_config
+
+    with pytest.raises(ValueError, match=r"node-config is .*; it must hold"):
+        read_node_config(text)
 
 
 def test_flowers_context_stores_payloads() -> None:

@@ -37,9 +37,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"participation": "cyclic"},
     "a-scaffold": {},
     "codasca": {"participation": "cyclic"},
+    "focus": {},
     "cycp-average-precision": {},
 }
-"""Scores in a pool; a stage's anchor; neither; client states of three kinds; a pool and client states."""
+"""Scores in a pool; a stage's anchor; neither; client states of four kinds; a pool and client states."""
 
 
 def run_federation(agreement: FederationAgreement, grid: MemoryGrid, out: Path) -> list[Round]:
@@ -151,7 +152,9 @@ def test_rounds_without_a_quorum_in_a_row_stop_the_run_and_it_can_be_resumed(tmp
     agreement = make_agreement("cycp-fedavg", {"evaluation": "none", "patience": 2})
     run = create_run(agreement, grid, tmp_path / "run")
     grid.offline = set(NAMES)
-    with pytest.raises(TrainingStopped, match="the quorum is 1, for 2 rounds in a row; bring sites online"):
+    with pytest.raises(
+        TrainingStopped, match=r"the quorum is 1, for 2 rounds in a row; site 'site-\d': .*; bring sites online"
+    ):
         run.train_to_end()
     assert "2 rounds in a row" in (tmp_path / "run" / "stopped.txt").read_text()
     grid.offline = set()

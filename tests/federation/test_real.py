@@ -5,6 +5,7 @@ Run with `make test-federation`. All tests together stay below eight minutes on 
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -19,7 +20,12 @@ from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
-from fedauc.federation.local_federation import SUPERLINK_NAME, LocalFederation, write_demo_sites
+from fedauc.federation.local_federation import (
+    SUPERLINK_NAME,
+    LocalFederation,
+    list_descendants,
+    write_demo_sites,
+)
 from fedauc.federation.server import summarize_run
 from fedauc.models.linear import Linear
 from fedauc.server_optimizers.momentum import Momentum
@@ -75,7 +81,7 @@ def wait_for_end(trial: LocalFederation) -> None:
 
 
 def count_received_messages(trial: LocalFederation, name: str) -> int:
-    return (trial.folder / "logs" / f"{name}.log").read_text().count("Received successfully")
+    return (trial.folder / "logs" / f"{name}.log").read_text().count("received message")
 
 
 def restart_until_accepted(trial: LocalFederation, name: str) -> None:
@@ -111,6 +117,65 @@ def test_a_node_killed_in_mid_round_returns_and_the_model_is_the_simulators(tmp_
     expected = simulate_weights(folder, "cycp-pairwise", cycles=1)
     np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
     assert summary["records"][-1]["auc"] > 0.9
+
+
+def find_worker(trial: LocalFederation, name: str) -> int:
+    """The process of a site's resident worker."""
+    (site,) = (pid for pid in trial.process_ids() if f"--key\0{trial.folder / 'keys' / name}\0" in read_command(pid))
+    (worker,) = (pid for pid, _ in list_descendants(site) if "site_worker" in read_command(pid))
+    return worker
+
+
+def read_command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_killed_workers_are_replaced_within_the_round_and_the_model_is_the_simulators(tmp_path: Path) -> None:
+    """One worker is killed between messages, one as soon as it has received one. Flower's own SuperNode takes part."""
+    folder = tmp_path / "trial"
+    with create_trial(folder) as trial:
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.resident_workers = name != "site-2"
+            trial.start_site(name)
+        trial.start_run('cycles=3 deadline=120.0 method="cycp-pairwise" evaluation="none"')
+        wait_until(trial, lambda: count_received_messages(trial, "site-1") == 1)
+        os.kill(find_worker(trial, "site-1"), signal.SIGKILL)
+        wait_until(trial, lambda: count_received_messages(trial, "site-3") >= 3)
+        os.kill(find_worker(trial, "site-3"), signal.SIGKILL)
+        wait_for_end(trial)
+        outcome = trial.read_run_outcome()
+    assert outcome.completed, outcome.reason
+    summary = summarize_run(folder / "run")
+    assert {name: counts["absent"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 0)
+    expected = simulate_weights(folder, "cycp-pairwise", cycles=3)
+    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+
+
+def test_a_failed_run_is_reported_with_the_site_and_the_reason(tmp_path: Path) -> None:
+    """The only site of group b has labels 1 and 2: `flwr run` ends with 0, and the outcome says why."""
+    folder = tmp_path / "trial"
+    with create_trial(folder) as trial:
+        labels = folder / "sites" / "site-1" / "rows" / "y.npy"
+        np.save(labels, np.load(labels) + 1)
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.start_site(name)
+        trial.start_run("cycles=1 deadline=60.0")
+        wait_until(trial, lambda: "raised an exception" in (trial.folder / "logs" / "run.log").read_text())
+        end = time.monotonic() + SECONDS
+        while trial.is_running("run"):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert trial.exit_code("run") == 0
+        outcome = trial.read_run_outcome()
+    assert not outcome.completed
+    assert "site 'site-1': the site reports: ValueError" in outcome.reason
 
 
 def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(tmp_path: Path) -> None:

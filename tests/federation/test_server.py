@@ -16,6 +16,7 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
 from fedauc.federation.server import FederatedRun, register_sites
 from fedauc.federation.site import SitePolicy
+from fedauc.federation.site_data import SiteData
 from fedauc.guards import TrainingStopped
 from fedauc.metrics import auc
 from fedauc.network import ModuleNetwork
@@ -178,8 +179,9 @@ def test_sites_with_other_features_are_named(tmp_path: Path) -> None:
     agreement = make_agreement("cycp-fedavg")
     grid = make_grid(tmp_path)
     wide = make_sites(small_federation(), tmp_path)["site-3"]
-    load = wide._load_data
-    wide._load_data = lambda: load()._replace(inputs=torch.zeros(4, 9))
+    data = wide._load_data()
+    assert isinstance(data, SiteData)
+    wide._load_data = lambda: data._replace(inputs=torch.zeros(4, 9))
     grid.sites["site-3"] = wide
     with pytest.raises(ValueError, match=r"site 'site-3' has rows float \(9,\), site 'site-0' has float \(4,\)"):
         register_sites(make_exchange(grid, agreement))

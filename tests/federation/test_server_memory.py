@@ -169,6 +169,7 @@ def test_no_update_of_a_site_is_in_the_servers_memory(tmp_path: Path, monkeypatc
     pipe, remote = context.Pipe()
     server = context.Process(target=run_servers, args=(remote, tmp_path), daemon=True)
     server.start()
+    remote.close()  # So that a server that has died ends the connection.
     try:
         secure = WatchedSites(make_grid(tmp_path / "secure-sites"), secret_updates, 2 * (3 + SITES))
         secure.serve(pipe, server.pid or 0)

@@ -51,10 +51,11 @@ def complete_from(names: Iterable[str], several: bool = False) -> Callable[[str]
 
 
 def sketch_group(name: str) -> typer.Typer:
-    """The commands of a group by their names, read from its source: importing the group would import torch."""
+    """The commands of a group by their names, read from its source files: importing the group would import torch."""
     group = typer.Typer()
-    tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    files = sorted(Path(__file__).parent.glob(f"{name}*.py"))
+    nodes = [node for path in files for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     for node in functions:
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "app.command":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fedauc.cli import federation_site
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
-from fedauc.federation.local_federation import LocalFederation, write_demo_sites
-from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, summarize_run
+from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
+from fedauc.federation.run_outcome import find_run_id, read_outcome
+from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
+from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, read_failure, summarize_run
 from fedauc.guards import TrainingStopped
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms across machines, on Flower.")
@@ -31,10 +37,19 @@ def init(
     folder: Folder,
     sites: Annotated[str, typer.Option("--sites", metavar="name=group,...", help="The sites and their groups.")],
     hosts: Annotated[str, typer.Option("--hosts", help="The server's names or addresses.")] = "localhost,127.0.0.1",
+    example: Annotated[
+        Path | None, typer.Option("--example", help="A table with the columns of the sites', to describe in a schema.")
+    ] = None,
+    label: Annotated[str, typer.Option("--label", metavar="COLUMN", help="The example's label column.")] = "y",
+    ignore: Annotated[
+        str, typer.Option("--ignore", metavar="a,b", help="Columns of the example that are not used.")
+    ] = "",
 ) -> None:
-    """Write a Flower app with certificates, keys and the server's site table.
+    """Write a Flower app with certificates, keys, the server's site table and the schema of the sites' tables.
 
-    Example: [bold]fedauc federation init hospitals --sites north=day,south=night --hosts fed.example.org[/bold]
+    The example may be made up. Its names, kinds and categories are copied; ranges are widened and quote no row.
+
+    Example: [bold]fedauc federation init hospitals --sites north=day,south=night --example rows.csv[/bold]
     """
     groups: dict[str, str] = {}
     for pair in _read_list("sites", sites):
@@ -42,8 +57,16 @@ def init(
         if name in groups:
             raise ValueError(f"sites lists {name!r} twice; list each once")
         groups[name] = group
-    create_app_folder(folder, groups, _read_list("hosts", hosts))
+    ignored = _read_list("ignore", ignore) if ignore else []
+    schema = None if example is None else make_schema(example, label, ignored)
+    create_app_folder(folder, groups, _read_list("hosts", hosts), schema)
     print(f"wrote {folder}: start with {folder / 'README.md'}")
+    if schema is None:
+        print("no schema: sites' columns will not be checked or reordered; give a table with --example")
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summarize_schema(schema).items())
+    print(f"{folder / SCHEMA_FILE}: {kinds}, label {schema.label!r} ({schema.positive!r} is positive)")
+    print("add units and correct its ranges with the sites, then send it to them")
 
 
 @app.command()
@@ -66,6 +89,59 @@ def local(
 
 
 @app.command()
+def run(
+    folder: Folder,
+    superlink: Annotated[str, typer.Argument(help="The SuperLink's name in Flower's config.toml.", show_default=False)],
+    run_config: Settings = "",
+) -> None:
+    """Start a run of the app and follow it: as `flwr run --stream`, but exit code 3 when the run fails.
+
+    Example: [bold]fedauc federation run . hospitals --run-config "cycles=20 quorum=1"[/bold]
+    """
+    options = ("--run-config", run_config) if run_config else ()
+    command = [str(find_program("flwr")), "run", str(folder), superlink, "--stream", *options]
+    lines = list[str]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+    run_id = find_run_id("".join(lines))
+    if not run_id:
+        raise TrainingStopped(f"`flwr run` started no run; it ended with exit code {process.returncode}")
+    outcome = read_outcome(run_flwr, superlink, run_id)
+    if not outcome.completed:
+        raise TrainingStopped(f"the run failed: {outcome.reason}")
+
+
+@app.command()
+def site(
+    superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The server's SuperLink.")],
+    root_certificates: Annotated[
+        Path, typer.Option("--root-certificates", help="The certificate of the authority that signed the server's.")
+    ],
+    key: Annotated[Path, typer.Option("--key", help="The site's private key, as ssh-keygen writes it.")],
+    node_config: Annotated[
+        str, typer.Option("--node-config", metavar="'k=v ...'", help="data, state and policy of the site.")
+    ],
+) -> None:
+    """Serve a site: connect to the SuperLink, and keep a worker with the rows and the model loaded.
+
+    Example: [bold]fedauc federation site --superlink fed.example.org:9092 --root-certificates ca.pem --key north
+    --node-config 'data="/data/rows.csv" state="/data/fedauc"'[/bold]
+    """
+    for option, path in (("root-certificates", root_certificates), ("key", key)):
+        if not path.is_file():
+            raise ValueError(
+                f"{option} is {str(path)!r}, but there is no such file: give the path of a file that exists"
+            )
+    paths = ("--root-certificates", str(root_certificates), "--key", str(key))
+    words = ("--superlink", superlink, *paths, "--node-config", node_config)
+    # This process has imported torch; the one that waits for messages needs none of it, and takes over its number.
+    os.execv(sys.executable, [sys.executable, "-m", "fedauc.federation.site_node", *words])
+
+
+@app.command()
 def resume(folder: Folder, run_config: Settings = "") -> None:
     """Go on with a local trial from its last finished round.
 
@@ -85,6 +161,8 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
 
     Example: [bold]fedauc federation show trial[/bold]
     """
+    if failure := read_failure(folder / "run") or read_failure(folder):
+        raise TrainingStopped(f"the run could not begin: {failure}")
     summary = summarize_run(folder / "run" if (folder / "run").is_dir() else folder)
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -94,8 +172,17 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(describe_record(record))
     if summary["privacy"] is not None:
         print(describe_spending(summary["privacy"], summary["records"]))
+    for warning in summary["warnings"]:
+        print(f"warning: {warning}")
     for name, counts in summary["attendance"].items():
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
+    missing = [f"{name} {status}" for name, status in summary["delivery"].items() if status != "delivered"]
+    if summary["delivery"]:
+        print(f"model delivered to {len(summary['delivery']) - len(missing)} of {len(summary['delivery'])} sites")
+    for line in missing:
+        print(f"not delivered: {line}")
+    if summary["status"] not in ("done", "unfinished"):
+        raise TrainingStopped(f"the run has stopped: {summary['status']}")
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
@@ -142,10 +229,9 @@ def _run_trial(folder: Path, names: list[str], settings: str) -> None:
             trial.start_site(name)
         trial.start_run(settings)
         print_progress(trial.folder / "run", lambda: trial.is_running("run"))
-    started = (folder / "run" / CENSUS_FILE).is_file()
-    status = summarize_run(folder / "run")["status"] if started else "not started"
-    if status != "done":
-        raise TrainingStopped(f"the run is {status}; see {folder / 'logs' / 'run.log'}, then resume")
+        outcome = trial.read_run_outcome()
+    if not outcome.completed:
+        raise TrainingStopped(f"the run failed: {outcome.reason}; see {folder / 'logs' / 'run.log'}")
     show(folder)
 
 
@@ -154,3 +240,6 @@ def _read_list(option: str, text: str) -> list[str]:
     if not items:
         raise ValueError(f"{option} is {text!r}; it must list at least 1")
     return items
+
+
+app.registered_commands += federation_site.app.registered_commands

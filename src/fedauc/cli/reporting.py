@@ -38,16 +38,18 @@ def report(
     """
     finish_imports()
 
-    from fedauc.files import write_atomically
+    from fedauc.files import naming_damage, write_atomically
     from fedauc.reports.figure_files import read_formats, write_figures
     from fedauc.reports.latex import write_latex_tables
     from fedauc.reports.page import render_page
     from fedauc.reports.report_runs import read_report_runs
 
     known_formats, path = read_formats(formats), out or folders[0] / "report.html"
-    runs = read_report_runs(folders)
+    with naming_damage(folders[0]):
+        runs = read_report_runs(folders)
+        page = render_page(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render_page(runs).encode())
+    write_atomically(path, page.encode())
     print(path)
     if known_formats:
         folder = path.with_name(f"{path.stem}_figures")

@@ -81,15 +81,13 @@ def threshold(
     rules = _list_rules(fpr, recall, (cost_fn, cost_fp), (alerts, rows))
     finish_imports()
 
-    from fedauc.scoring.model_card import update_model_card
     from fedauc.scoring.scorer import load
 
     scorer = load(folder)
     if rules:
         scorer = scorer.with_operating_point(rules[0](scorer.require_reference()))
     if rules and not dry_run:
-        scorer.save_decision(folder)
-        update_model_card(folder, scorer)
+        _store_decision(folder, scorer)
     _print_points(scorer, "not stored" if rules and dry_run else "in use")
 
 
@@ -109,13 +107,11 @@ def calibrate(
     finish_imports()
 
     from fedauc.scoring.calibration import measure_brier_score, measure_calibration_error
-    from fedauc.scoring.model_card import update_model_card
     from fedauc.scoring.scorer import load
 
     before = load(folder)
     after, rows = before.with_calibration(by), before.require_reference()
-    after.save_decision(folder)
-    update_model_card(folder, after)
+    _store_decision(folder, after)
     for scorer, name in ((before, "before"), (after, "now")):
         probabilities = scorer.calibration.probabilities(rows.scores)
         error, brier = (
@@ -150,6 +146,21 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export,
 }
 """The commands of this module, in the order in which help lists them."""
+
+
+def _store_decision(folder: Path, scorer: Scorer) -> None:
+    """Write the threshold and the calibration of a scorer into its folder, its model card and its manifest."""
+    from fedauc.experiments.manifest import check_manifest_entries, update_manifest
+    from fedauc.files import naming_damage
+    from fedauc.scoring.model_card import CARD_FILE, update_model_card
+    from fedauc.scoring.scorer import SCORER_FILE
+
+    # What was changed by somebody else must not get a new hash here.
+    check_manifest_entries(folder, (SCORER_FILE, CARD_FILE))
+    with naming_damage(folder):
+        scorer.save_decision(folder)
+        update_model_card(folder, scorer)
+    update_manifest(folder, (SCORER_FILE, CARD_FILE))
 
 
 def _list_rules(

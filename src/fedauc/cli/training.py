@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedauc.experiments.comparison import Comparison
     from fedauc.experiments.config import Config
     from fedauc.experiments.runner import Run
+
+Opened = TypeVar("Opened")
 
 SHORT_NAMES = {
     "participation.groups": ["--groups"],
@@ -255,15 +257,15 @@ def resume(folder: RunsFolder) -> None:
     if Tuning.is_tuning(folder):
         from fedauc.cli.tuning import train_tuning
 
-        train_tuning(lambda: Tuning(folder))
+        train_tuning(lambda: _open_folder(folder, Tuning))
         return
     with rank_folder(folder) as ranks_folder:
         if Comparison.is_comparison(ranks_folder):
-            _train_comparison(lambda: Comparison(ranks_folder))
+            _train_comparison(lambda: _open_folder(ranks_folder, Comparison))
         else:
             if RunFolder.open(ranks_folder).done:
                 logging.getLogger("fedauc").info("%s is finished already; nothing is left to train", folder)
-            _train_run(lambda: Run.resume(ranks_folder))
+            _train_run(lambda: _open_folder(ranks_folder, Run.resume))
 
 
 def show(
@@ -275,6 +277,14 @@ def show(
 
     Example: [bold]fedauc show runs/first --json[/bold]
     """
+    from fedauc.files import naming_damage
+
+    with naming_damage(folder):
+        _show_folder(folder, as_json, sites)
+
+
+def _show_folder(folder: Path, as_json: bool, sites: bool) -> None:
+    """Print what `show` prints."""
     from fedauc.experiments.comparison import Comparison
     from fedauc.experiments.folder import RunFolder
     from fedauc.experiments.tuning import Tuning
@@ -398,6 +408,14 @@ def name_bars(runs: list[str]) -> dict[str, str]:
     }
 
 
+def _open_folder(folder: Path, open_folder: Callable[[Path], Opened]) -> Opened:
+    """What a folder holds, ready to go on; a damaged file in it is a one-line error."""
+    from fedauc.files import naming_damage
+
+    with naming_damage(folder):
+        return open_folder(folder)
+
+
 def _train_run(open_run: Callable[[], Run], profile: bool = False) -> None:
     """Load a run and train it to its end under a progress bar, and print its result."""
     from rich.console import Console
@@ -420,7 +438,7 @@ def _train_run(open_run: Callable[[], Run], profile: bool = False) -> None:
                 ONE_THREAD.reset(token)
         else:
             run.train_to_end(observer)
-    print_run(RunFolder.open(run.folder.path))
+    _open_folder(run.folder.path, lambda path: print_run(RunFolder.open(path)))
     if shares is not None:
         Console().print(shares_table(shares))
 

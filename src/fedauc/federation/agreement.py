@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,8 @@ from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.config import from_plain, to_plain
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
+from fedauc.federation.schema import DataSchema
+from fedauc.federation.toml_files import read_toml_file
 from fedauc.fields import check_fields, option
 from fedauc.models.linear import Linear
 from fedauc.models.model import ModelConfig
@@ -50,6 +51,9 @@ class ServerPolicy:
     registration_deadline: float = option(86400.0, "Seconds to wait for the first answer of every site.", above=0)
     evaluation: Literal["none", "histograms", "scores"] = option("histograms", "What sites send to compute the AUC.")
     evaluate_every: int = option(1, "Cycles between two evaluations.", at_least=1)
+    on_site_failure: Literal["stop", "continue"] = option(
+        "stop", "Whether a run begins without a site that fails before the first round."
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,6 +68,7 @@ class FederationAgreement:
     model: ModelConfig = Linear()
     policy: ServerPolicy = ServerPolicy()
     callbacks: tuple[Callback, ...] = ()
+    schema: DataSchema | None = None
 
     def __post_init__(self) -> None:
         # The sites' held-out rows are test rows, and nothing is chosen by test rows.
@@ -105,12 +110,7 @@ class FederationAgreement:
 
 def read_sites(path: Path) -> tuple[SiteEntry, ...]:
     """Read the server's site table: a TOML file with a section `[NAME]` per site, which holds `group` and `key`."""
-    if not path.is_file():
-        raise ValueError(f"sites is {str(path)!r}; no such file: give the absolute path of the server's site table")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML ({error}); correct it") from error
+    table = read_toml_file(path, "sites", "give the absolute path of the server's site table")
     keys = [field.name for field in fields(SiteEntry) if field.name != "name"]
     for name, entry in table.items():
         if not isinstance(entry, dict) or set(entry) - set(keys):

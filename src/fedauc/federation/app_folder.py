@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedauc.federation.schema import SCHEMA_FILE, DataSchema
 from fedauc.files import write_atomically
 
 IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
@@ -25,7 +26,10 @@ CERTIFICATE_DAYS = 365
 
 
 def create_app_folder(
-    folder: Path, groups: Mapping[str, str], hosts: Sequence[str] = ("localhost", "127.0.0.1")
+    folder: Path,
+    groups: Mapping[str, str],
+    hosts: Sequence[str] = ("localhost", "127.0.0.1"),
+    schema: DataSchema | None = None,
 ) -> None:
     """Write an app for these sites (name to group), completely or not at all."""
     if find_spec("flwr") is None:
@@ -39,6 +43,7 @@ def create_app_folder(
     shutil.rmtree(part, ignore_errors=True)
     (part / "fedauc_app").mkdir(parents=True)
     paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
+    paths["@SCHEMA@"] = "" if schema is None else str(folder.absolute() / SCHEMA_FILE)
     for template in (resources.files("fedauc.federation") / "template").iterdir():
         text, name = template.read_text(encoding="utf-8"), template.name.removesuffix(".template")
         for placeholder, path in paths.items():
@@ -46,6 +51,8 @@ def create_app_folder(
         # Python files belong to the app's package; the others stand beside it.
         write_atomically((part / "fedauc_app" if name.endswith(".py") else part) / name, text.encode())
     write_atomically(part / ".gitignore", ("\n".join(IGNORED_BY_GIT) + "\n").encode())
+    if schema is not None:
+        write_atomically(part / SCHEMA_FILE, schema.to_toml().encode())
     create_certificates(part / "certificates", hosts)
     sections = [
         f'[{name}]\ngroup = "{group}"\nkey = "{create_key_pair(part / "keys" / name)}"\n'

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedauc.engines.loop import LoopEngine
-from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, read_answer
+from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, describe_missing_sites, read_answer
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
 from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensors
 from fedauc.federation.visit_messages import pack_visit
@@ -207,7 +207,10 @@ class FederatedEngine(Engine):
         self.last_attendance = self.last_attendance._replace(skipped=problem)
         if self._skipped_rounds >= policy.patience:
             remedy = "bring sites online and resume, or lower the quorum"
-            raise TrainingStopped(f"{problem}, for {self._skipped_rounds} rounds in a row; {remedy}")
+            missing = {**self.last_attendance.absent, **self.last_attendance.refused}
+            names = {self._exchange.sites[client].name: reason for client, reason in sorted(missing.items())}
+            reasons = describe_missing_sites(names)
+            raise TrainingStopped(f"{problem}, for {self._skipped_rounds} rounds in a row{reasons}; {remedy}")
         LOG.warning("%s; the round is skipped", problem)
         return Visits(Upload(), None, mark_all_absent(cohort))
 

@@ -230,13 +230,22 @@ class _AnswerCollection(Generic[Answer]):
         LOG.warning("site %r is marked absent: %s", self._exchange.sites[client].name, reason)
 
 
+def describe_missing_sites(reasons: Mapping[str, str]) -> str:
+    """The end of a sentence that names the sites that gave no answer, and why.
+
+    >>> describe_missing_sites({"north": "was not online before the deadline"})
+    "; site 'north': was not online before the deadline"
+    """
+    return "".join(f"; site {name!r}: {reason}" for name, reason in reasons.items())
+
+
 def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
     """The header of a site's answer of the expected kind; a site's refusal or missing state is raised."""
     header = payload.read_header()
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":
-        raise AnswerRefused(f"the site reports: {str(header.get('reason'))[:200]}")
+        raise AnswerRefused(f"the site reports: {str(header.get('reason'))[:300]}")
     if header.get("kind") != kind:
         raise AnswerRefused(f"it is of kind {header.get('kind')!r}; expected is {kind!r}")
     return header

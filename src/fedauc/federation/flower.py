@@ -7,8 +7,7 @@ pushes and pulls messages itself, because `send_and_receive` sleeps three second
 from __future__ import annotations
 
 import dataclasses
-import logging
-import sys
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -19,23 +18,38 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.options import build_config, list_options, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Node, Reply
+from fedauc.federation.in_process import AnsweringSite
+from fedauc.federation.schema import DataSchema
 from fedauc.federation.serialization import Payload
-from fedauc.federation.server import AGREEMENT_FILE, FederatedRun
-from fedauc.federation.site import DEFAULT_POLICY, ModelBuilder, Site, SitePolicy, refuse_after_error
+from fedauc.federation.server import AGREEMENT_FILE, FederatedRun, write_failure
+from fedauc.federation.site import ModelBuilder, Site, refuse_after_error
+from fedauc.federation.site_control import open_controlled_site, read_owner_policy
 from fedauc.federation.site_data import SiteData
-from fedauc.federation.site_state import FolderSiteState, SiteState
+from fedauc.federation.site_table import SiteTable
+from fedauc.federation.site_worker import log_to_stderr
+from fedauc.guards import TrainingStopped
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.serverapp import Grid as FlwrGrid
 
 HEADER_RECORD, BODY_RECORD = "header", "body"
-"""The two records of a message: a text, and one array."""
+"""The records of a message: a text with a small body, or a text and one array."""
+
+INLINE_BYTES = 1 << 20
+"""Largest body that travels beside its header. Every record and array is a request of its own to the SuperLink, which
+costs it several milliseconds; Flower sends an array in parts, which suits large bodies."""
+
+BODY_FORMAT = "fedauc.bytes"
+"""The serialization type of a large body, as Flower calls it."""
+
+OBJECT_BACKOFF = 0.05
+"""Seconds before a part of a reply that a site is still sending is asked for again; Flower waits a second."""
 
 LOCK_SECONDS = 60.0
 """How long a server waits for the run's folder: a ServerApp that has outlived its SuperLink ends within that time."""
 
-APP_KEYS = ("method", "out", "sites", "resume", "options")
+APP_KEYS = ("method", "out", "sites", "schema", "resume", "options")
 """Keys of the run configuration that are neither fields of the server's policy nor options of the command line."""
 
 
@@ -104,20 +118,38 @@ class ContextSiteState:
 
 
 def payload_to_records(payload: Payload) -> RecordDict:
-    """A payload as Flower records; the array is stored in numpy's format, without pickle."""
+    """A payload as Flower records; a large body is an array of bytes in a format of our own: the bytes."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     header = ConfigRecord({"text": payload.header_text})
-    return RecordDict({HEADER_RECORD: header, BODY_RECORD: ArrayRecord({"flat": Array(payload.body)})})
+    if payload.body.nbytes <= INLINE_BYTES:
+        header["body"] = payload.body.tobytes()
+        return RecordDict({HEADER_RECORD: header})
+    # Flower would write the array in numpy's format, with two more copies of it.
+    array = Array("uint8", (payload.body.nbytes,), BODY_FORMAT, payload.body.tobytes())
+    return RecordDict({HEADER_RECORD: header, BODY_RECORD: ArrayRecord({"flat": array})})
 
 
 def payload_from_records(records: RecordDict) -> Payload:
     """The payload in Flower records."""
-    text: Any = records[HEADER_RECORD]["text"]
-    flat: Any = records[BODY_RECORD]["flat"]
+    header: Any = records[HEADER_RECORD]
+    text: Any = header["text"]
     if not isinstance(text, str):
         raise ValueError(f"the header is a {type(text).__name__}; it must be text")
-    return Payload(text, flat.numpy())
+    if BODY_RECORD not in records:
+        return Payload(text, np.frombuffer(header["body"], np.uint8))
+    flat: Any = records[BODY_RECORD]["flat"]
+    if flat.stype != BODY_FORMAT:
+        raise ValueError(f"the body has the format {flat.stype!r}; it must be {BODY_FORMAT!r}")
+    return Payload(text, np.frombuffer(flat.data, np.uint8))
+
+
+def shorten_object_backoff() -> None:
+    """Let Flower's grid wait less for a reply whose parts are on their way: it takes the pause from no setting."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.grid import http_grid
+
+    http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=OBJECT_BACKOFF)
 
 
 def normalize_public_key(key: bytes | str) -> str:
@@ -137,7 +169,8 @@ def normalize_public_key(key: bytes | str) -> str:
 
 def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | None = None) -> None:
     """The main function of a ServerApp: start the run that the run configuration describes, or resume it."""
-    _log_to_stderr()
+    log_to_stderr()
+    shorten_object_backoff()
     config = dict(context.run_config)
     out = _read_absolute_path("out", config)
     agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
@@ -146,7 +179,11 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
         agreement = FederationAgreement.read_json(out / AGREEMENT_FILE)
     exchange = Exchange(FlowerGrid(grid), sites, agreement.policy)
     if not config.get("resume"):
-        FederatedRun.create(agreement, exchange, out, build_model)
+        try:
+            FederatedRun.create(agreement, exchange, out, build_model)
+        except (ValueError, TrainingStopped) as error:
+            write_failure(out, error)
+            raise
     folder = RunFolder(out)
     # The lock is taken before the state is read, so that no other server can write in between.
     with folder.lock(LOCK_SECONDS):
@@ -156,17 +193,17 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
 def answer_message(
     message: Message,
     context: Context,
-    load_data: Callable[[Mapping[str, Any]], SiteData],
+    load_data: Callable[[Mapping[str, Any]], SiteData | SiteTable],
     build_model: ModelBuilder | None = None,
 ) -> Message:
     """The handler of a ClientApp: one message in, one answer out.
 
-    The node's configuration holds the site's policy: `share` (nothing, histograms or scores) and `share-auc`; and
-    `state`, the folder in which the site keeps its state.
+    The node's configuration names the site's policy file, `policy`, or holds `share` (nothing, histograms or scores)
+    and `share-auc`; and `state`, the folder in which the site keeps its state and its audit log.
     """
     from flwr.app import Message
 
-    _log_to_stderr()
+    log_to_stderr()
     try:
         reply = _configure_site(context, load_data, build_model).answer_message(payload_from_records(message.content))
     except Exception as error:  # A handler that raises would end the SuperNode's service.
@@ -197,30 +234,33 @@ def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> 
         if option.name in texts and option.path[0] not in ("recipe", "model", "callbacks"):
             reason = "the sites prepare their data themselves, and the server measures the AUC"
             raise ValueError(f"{option.name} is {texts[option.name]!r}, but {reason}: leave it out")
+    schema = str(config.get("schema", ""))
     return FederationAgreement(
         recipe=built.recipe,
         sites=sites,
         model=built.model,
         policy=ServerPolicy(**policy),
         callbacks=built.callbacks,
+        schema=DataSchema.read_toml(_read_absolute_path("schema", config)) if schema else None,
     )
 
 
 def _configure_site(
-    context: Context, load_data: Callable[[Mapping[str, Any]], SiteData], build_model: ModelBuilder | None
-) -> Site:
+    context: Context, load_data: Callable[[Mapping[str, Any]], SiteData | SiteTable], build_model: ModelBuilder | None
+) -> AnsweringSite:
+    """The site that the node's configuration describes; without a folder for its state it keeps no audit log."""
     node_config = context.node_config
-
-    def open_state(run_id: str) -> SiteState:
-        if not run_id.isalnum():
-            raise ValueError(f"run is {run_id!r}; it must be letters and digits, because it names a folder")
-        if "state" not in node_config:
-            return ContextSiteState(context.state, run_id)
-        return FolderSiteState(Path(str(node_config["state"])) / run_id)
-
-    share: Any = str(node_config.get("share", DEFAULT_POLICY.shared_scores))
-    policy = SitePolicy(share, bool(node_config.get("share-auc", DEFAULT_POLICY.share_auc)))
-    return Site(lambda: load_data(node_config), open_state, policy, build_model)
+    if "state" in node_config:
+        return open_controlled_site(node_config, lambda: load_data(node_config), build_model)
+    policy = read_owner_policy(node_config)
+    if policy != read_owner_policy({key: node_config[key] for key in ("share", "share-auc") if key in node_config}):
+        raise ValueError("the site has a policy file, but no folder for its state; add state to --node-config")
+    return Site(
+        lambda: load_data(node_config),
+        lambda run_id: ContextSiteState(context.state, run_id),
+        policy.to_site_policy(),
+        build_model,
+    )
 
 
 def _read_absolute_path(name: str, config: Mapping[str, Any]) -> Path:
@@ -228,13 +268,3 @@ def _read_absolute_path(name: str, config: Mapping[str, Any]) -> Path:
     if not path.is_absolute():
         raise ValueError(f"{name} is {str(path)!r}; it must be an absolute path on the server: set it in --run-config")
     return path
-
-
-def _log_to_stderr() -> None:
-    """Write our log to standard error, where Flower collects it."""
-    logger = logging.getLogger("fedauc")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(levelname)s fedauc: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)

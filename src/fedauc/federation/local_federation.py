@@ -22,6 +22,7 @@ from typing import Self
 import numpy as np
 
 from fedauc.data.datasets.creditcard import CreditCard
+from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
 from fedauc.files import write_atomically
 from fedauc.plugins import VARIABLE
 
@@ -38,8 +39,8 @@ STOP_SECONDS = 10.0
 class LocalFederation:
     """The processes of an app's folder. Leaving the `with` block stops all of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+    def __init__(self, folder: Path, resident_workers: bool = True) -> None:
+        self.folder, self.resident_workers = folder.absolute(), resident_workers
         self.port = find_free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # Commands run in the logs folder: where a folder has the SuperLink's name, as after `--out trial`, Flower would
@@ -57,9 +58,11 @@ class LocalFederation:
             "FLWR_HOME": str(self.folder / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "OMP_NUM_THREADS": "1",
         }
+        if not resident_workers:
+            # How often a SuperNode looks for a message to start a process for.
+            self._environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
         if os.environ.get(VARIABLE):
             # The processes run in another folder, and must find the plug-ins that this one finds in its own.
             paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
@@ -104,19 +107,30 @@ class LocalFederation:
         self.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
 
     def start_supernode(self, name: str, node_config: Mapping[str, str]) -> None:
-        """Start a SuperNode with the key of that name."""
+        """Start a node with the key of that name: a site with a resident worker, or Flower's own SuperNode."""
         settings = " ".join(f'{key}="{value}"' for key, value in node_config.items())
-        self.start_process(
-            name,
-            *("flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(find_free_port())),
-            *("--root-certificates", str(self.folder / "certificates" / "ca.pem")),
-            *("--auth-supernode-private-key", str(self.folder / "keys" / name), "--node-config", settings),
-        )
+        key, link = str(self.folder / "keys" / name), ("--superlink", f"127.0.0.1:{self.port}")
+        trusted = ("--root-certificates", str(self.folder / "certificates" / "ca.pem"))
+        if self.resident_workers:
+            site = ("python", "-m", "fedauc.federation.site_node")
+            self.start_process(name, *site, *link, *trusted, "--key", key, "--node-config", settings)
+        else:
+            own_port, private_key = ("--port", str(find_free_port())), ("--auth-supernode-private-key", key)
+            self.start_process(
+                name, "flower-supernode", *link, *own_port, *trusted, *private_key, "--node-config", settings
+            )
 
     def start_run(self, run_config: str = "") -> None:
         """Start the run with these `name=value` settings of the app; the process ends when the run does."""
         options = ("--run-config", run_config) if run_config else ()
         self.start_process("run", "flwr", "run", str(self.folder), SUPERLINK_NAME, "--stream", *options)
+
+    def read_run_outcome(self) -> RunOutcome:
+        """How the run that was started last has ended."""
+        run_id = find_run_id((self.folder / "logs" / "run.log").read_text().rpartition("Using SuperLink")[2])
+        if not run_id:
+            return RunOutcome(False, f"`flwr run` started no run; see {self.folder / 'logs' / 'run.log'}")
+        return read_outcome(self.run_flwr, SUPERLINK_NAME, run_id)
 
     def is_running(self, name: str) -> bool:
         """Whether a process was started and has not ended."""
@@ -127,9 +141,10 @@ class LocalFederation:
         """The exit code of a process, or None while it runs."""
         return self._processes[name].poll()
 
-    def process_ids(self) -> set[int]:
-        """The ids of all processes of the federation, including those that they have started."""
-        return {pid for process in list(self._processes.values()) for pid, _ in list_descendants(process.pid)}
+    def process_ids(self, name: str = "") -> set[int]:
+        """The ids of all processes of the federation or of one name, including those that they have started."""
+        processes = [process for key, process in list(self._processes.items()) if name in ("", key)]
+        return {pid for process in processes for pid, _ in list_descendants(process.pid)}
 
     def start_process(self, name: str, program: str, *arguments: str) -> None:
         """Start a program of this Python environment, which logs to its own file; stop an earlier one of that name."""
@@ -137,7 +152,7 @@ class LocalFederation:
             self.stop_process(name)
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(_find_program(program)), *arguments],
+                [str(find_program(program)), *arguments],
                 cwd=self._working_folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -165,12 +180,7 @@ class LocalFederation:
 
     def run_flwr(self, *arguments: str) -> str:
         """Run a `flwr` command and return its output."""
-        command, folder = [str(_find_program("flwr")), *arguments], self._working_folder
-        done = subprocess.run(command, cwd=folder, env=self._environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            output = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise ValueError(f"`flwr {' '.join(arguments[:2])}` ended with exit code {done.returncode}: {output}")
-        return done.stdout
+        return run_flwr(*arguments, folder=self._working_folder, environment=self._environment)
 
     def _superlink_answers(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.pem"))
@@ -180,6 +190,16 @@ class LocalFederation:
                 return int(response.status) == 200
         except (OSError, http.client.HTTPException):
             return False
+
+
+def run_flwr(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Run a `flwr` command of this Python environment and return its output."""
+    command = [str(find_program("flwr")), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise ValueError(f"`flwr {' '.join(arguments[:2])}` ended with exit code {done.returncode}: {output}")
+    return done.stdout
 
 
 def write_demo_sites(folder: Path, names: list[str]) -> None:
@@ -220,7 +240,7 @@ def _read_process(pid: int) -> tuple[int, str]:
     return int(fields[1]), fields[19]
 
 
-def _find_program(program: str) -> Path:
+def find_program(program: str) -> Path:
     """A program of the Python environment that we run in."""
     path = Path(sys.executable).parent / program
     if not path.is_file():

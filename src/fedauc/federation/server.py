@@ -13,7 +13,9 @@ timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states; one is written after every round, before the next round is sent
 noise.key          the secret from which a private run draws noise and clients; never share it
 stopped.txt        why training had to be stopped
+(beside the folder, where a run could not begin: OUT-failed.txt says why)
 result.json, model.npz   when the run is done
+delivery.json      which sites have received the model, and its hash
 """
 
 from __future__ import annotations
@@ -47,16 +49,22 @@ from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
+from fedauc.federation.data_agreement import AgreedData, agree_on_data, agreement_header, report_failures
+from fedauc.federation.delivery import DELIVERY_FILE, deliver_model, hash_tensors
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
-from fedauc.federation.exchange import LOG, Exchange, read_answer
+from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
+from fedauc.federation.run_plan import describe_plan
+from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.site_data import ROW_TYPES
 from fedauc.federation.visit_messages import describe_totals
+from fedauc.files import write_atomically
 from fedauc.guards import TrainingStopped
-from fedauc.interfaces import Census, UploadTransform
+from fedauc.interfaces import Census, Model, UploadTransform
+from fedauc.network import ModuleNetwork
 from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
 from fedauc.privacy.ciphers import KEY_BYTES
@@ -82,13 +90,18 @@ class RegisteredSites(NamedTuple):
     dtype: str
     public_keys: Mapping[int, str] = MappingProxyType({})
     """With secure sums, the key of every client, as hexadecimal text."""
+    agreed: AgreedData | None = None
+    """How rows are prepared, where the federation has a schema."""
+    missing: Mapping[str, str] = MappingProxyType({})
+    """The sites that take no part because they have not registered, and why; known when the run begins."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for census.json."""
         counts = {"positives": self.census.positives.tolist(), "negatives": self.census.negatives.tolist()}
         keys = {"public_keys": {str(client): key for client, key in self.public_keys.items()}}
         rows = {"shape": list(self.shape), "dtype": self.dtype}
-        return {"run": self.run_id, **counts, **rows, **(keys if self.public_keys else {})}
+        agreed = {} if self.agreed is None else {"preparation": self.agreed.to_json()}
+        return {"run": self.run_id, **counts, **rows, **(keys if self.public_keys else {}), **agreed}
 
     @staticmethod
     def read_json(folder: Path) -> RegisteredSites:
@@ -96,7 +109,8 @@ class RegisteredSites(NamedTuple):
         stored = json.loads((folder / CENSUS_FILE).read_text())
         census = Census(np.array(stored["positives"]), np.array(stored["negatives"]))
         public_keys = {int(client): key for client, key in stored.get("public_keys", {}).items()}
-        return RegisteredSites(stored["run"], census, tuple(stored["shape"]), stored["dtype"], public_keys)
+        agreed = AgreedData.from_json(stored["preparation"]) if "preparation" in stored else None
+        return RegisteredSites(stored["run"], census, tuple(stored["shape"]), stored["dtype"], public_keys, agreed)
 
     def placeholder_clients(self, census: Census, groups: np.ndarray | None = None) -> Clients:
         """Clients with these class counts and two rows of zeros, a positive and a negative, to try the model on."""
@@ -106,23 +120,40 @@ class RegisteredSites(NamedTuple):
         return Clients(inputs, torch.tensor([1.0, 0.0]), np.arange(2), offsets, census, names, groups)
 
 
-def register_sites(exchange: Exchange, recipe: Recipe | None = None) -> RegisteredSites:
+def register_sites(
+    exchange: Exchange,
+    recipe: Recipe | None = None,
+    schema: DataSchema | None = None,
+    plan: Mapping[str, Any] | None = None,
+) -> RegisteredSites:
     """Ask every site for its class counts; a site that does not answer counts as one without rows in this run.
 
-    For secure sums, sites also send their keys of the run. Where clients add the noise, they hide their class counts: a
-    site with rows then counts as one with a row of each class.
+    `plan` is what a site's owner approves. With a schema, every site first checks its table, and the preparation of
+    rows is agreed on. For secure sums, sites also send their keys of the run. Where clients add the noise, they hide
+    their class counts: a site with rows then counts as one with a row of each class.
     """
     run_id, asks_key = secrets.token_hex(8), recipe is not None and find_secure_sum(recipe) is not None
     hides_counts = recipe is not None and has_client_noise(recipe)
-    header = {"kind": "register", "run": run_id, "secure_sum": asks_key, "hides_counts": hides_counts}
-    messages = {client: lambda: pack_payload(header) for client in range(len(exchange.sites))}
     seconds, names = exchange.policy.registration_deadline, [site.name for site in exchange.sites]
+    proposal: dict[str, Any] = {"run": run_id} if plan is None else {"run": run_id, "plan": plan}
+    header = {**proposal, "kind": "register", "secure_sum": asks_key, "hides_counts": hides_counts}
+    agreed, failed = None, set[int]()
+    if schema is not None:
+        is_private = recipe is not None and recipe.is_private
+        agreed, failed = agree_on_data(exchange, schema, proposal | agreement_header(schema, None), is_private)
+        header |= agreement_header(schema, agreed)
+    messages = {
+        client: lambda name=name: pack_payload({**header, "site": name})
+        for client, name in enumerate(names)
+        if client not in failed
+    }
     result = exchange.ask_sites(
         messages, lambda client, payload: _read_registration(payload, asks_key, hides_counts), seconds=seconds
     )
+    report_failures(exchange, result)
+    missing = {names[client]: reason for client, reason in sorted({**result.absent, **result.refused}.items())}
     if not result.answers:
-        reasons = {names[client]: reason for client, reason in {**result.absent, **result.refused}.items()}
-        raise TrainingStopped(f"no site has answered within {seconds:g} s: {reasons}; start some sites")
+        raise TrainingStopped(f"no site has answered within {seconds:g} s{describe_missing_sites(missing)}")
     first = min(result.answers)
     _, first_shape, first_dtype, _ = result.answers[first]
     counts = np.zeros((2, len(names)), dtype=np.int64)
@@ -132,9 +163,10 @@ def register_sites(exchange: Exchange, recipe: Recipe | None = None) -> Register
             raise ValueError(f"site {names[client]!r} {shapes}; give all sites the same features")
         counts[:, client] = class_counts
     if not counts.sum(axis=1).all():
-        raise ValueError(f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed")
+        held = f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed"
+        raise ValueError(f"{held}{describe_missing_sites(missing)}")
     public_keys = {client: key for client, (*_, key) in sorted(result.answers.items()) if key}
-    return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys)
+    return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys, agreed, missing)
 
 
 class Registration(NamedTuple):
@@ -206,8 +238,12 @@ class FederatedRun:
             raise ValueError(f"{out} exists already; choose another out, or resume the run in it")
         secret = make_secret() if find_client_dp(agreement.recipe) is not None else None
         _check_private_policy(agreement)
-        registered = register_sites(exchange, agreement.recipe)
-        assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
+        registered = register_sites(exchange, agreement.recipe, agreement.schema, describe_plan(agreement))
+        try:
+            assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
+        except ValueError as error:
+            # A group may have lost its only site, which the error cannot know.
+            raise ValueError(f"{error}{describe_missing_sites(registered.missing)}") from error
         rounds = assembly.training.plan.total_rounds
         census = {**registered.to_json(), "rounds": rounds, **describe_environment()}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
@@ -215,7 +251,11 @@ class FederatedRun:
         if (guarantee := describe_guarantee(agreement.recipe, assembly.training, releases, True)) is not None:
             files[PRIVACY_FILE] = encode_json(guarantee)
             LOG.info("%s", summarize_guarantee(guarantee))
-        first = first_checkpoint(assembly.start)
+        ledger = assembly.training.ledger
+        if registered.agreed is not None:
+            _, floats_up, floats_down, bytes_up, bytes_down = registered.agreed.traffic
+            ledger.record_preparation(floats_down, floats_up, bytes_down, bytes_up)
+        first = first_checkpoint(assembly.start, ledger)
         folder = RunFolder.create(out, files, first, secret)
         LOG.info("the folder of run %s is %s", registered.run_id, out)
         return FederatedRun(agreement, exchange, assembly, folder, first)
@@ -244,6 +284,7 @@ class FederatedRun:
     def train_to_end(self, observer: Observer = lambda progress: None) -> dict[str, Any]:
         """Train the remaining rounds and return the result."""
         if self.folder.done:
+            self._send_model_again()
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
         self.loop.train_to_end(observer)
@@ -252,10 +293,38 @@ class FederatedRun:
         # numpy has no bfloat16, and its files need no pickle.
         arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
         self.folder.write_arrays("model.npz", arrays)
+        self._deliver(end.model, {})
         attendance = count_attendance(self.folder, [site.name for site in self.agreement.sites])
         result = {"final": end.record, **end.notes, "attendance": attendance}
         self.folder.write_result(result)
         return result
+
+    def _send_model_again(self) -> None:
+        """Send the model of a finished run to the sites that were offline when it ended."""
+        path = self.folder.path / DELIVERY_FILE
+        stored = json.loads(path.read_text())["sites"] if path.is_file() else {}
+        if not stored or all(status == "delivered" for status in stored.values()):
+            return
+        with np.load(self.folder.path / "model.npz", allow_pickle=False) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        network = self._assembly.network
+        module = network.build_module(network.initial_model())
+        module.load_state_dict(tensors)
+        self._deliver(ModuleNetwork(module, network.dtype).initial_model(), stored)
+
+    def _deliver(self, model: Model, delivered: Mapping[str, str]) -> None:
+        """Send the model to every site that is online, unless it scores nothing by itself; write down who has it."""
+        algorithm = self._assembly.training.algorithm
+        if algorithm.has_personal_models or algorithm.objective.takes_embeddings:
+            LOG.info("the model is not sent to the sites, because it scores no rows by itself")
+            return
+        digest = hash_tensors(self._assembly.network.build_module(model).state_dict())
+        records = self.folder.read_records()
+        final = records[-1] if records else {}
+        header = {**self._engine.header, "round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
+        status = deliver_model(self._exchange, header, model, digest, delivered)
+        content = encode_json({"sha256": digest, "sites": status})
+        write_atomically(self.folder.path / DELIVERY_FILE, content.encode())
 
     def _evaluate_round(self, run: RunView) -> dict[str, Any]:
         header = {**self._engine.header, "round": run.round.phase.round}
@@ -295,19 +364,37 @@ def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str,
     return {name: {status: sum(name in line[status] for line in lines) for status in statuses} for name in names}
 
 
+def write_failure(out: Path, error: Exception) -> None:
+    """Say beside a run's folder why the run could not begin; `flwr run` itself ends with exit code 0."""
+    write_atomically(_failure_file(out), f"{error}\n".encode())
+
+
+def read_failure(out: Path) -> str:
+    """Why the last run into that folder could not begin; empty if it has begun."""
+    path = _failure_file(out)
+    return path.read_text(encoding="utf-8").strip() if path.is_file() and not out.exists() else ""
+
+
+def _failure_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}-failed.txt")
+
+
 def summarize_run(path: Path) -> dict[str, Any]:
     """The status, rounds, records, attendance and guarantee of a run, finished or not."""
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
-    folder, stopped = RunFolder(path), path / "stopped.txt"
+    folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
     names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    census = json.loads((path / CENSUS_FILE).read_text())
     return {
         "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
         "done": len(folder.read_lines(ATTENDANCE_FILE)),
-        "rounds": json.loads((path / CENSUS_FILE).read_text())["rounds"],
+        "rounds": census["rounds"],
         "records": folder.read_records(),
         "attendance": count_attendance(folder, names),
         "privacy": folder.read_privacy(),
+        "delivery": json.loads(delivery.read_text())["sites"] if delivery.is_file() else {},
+        "warnings": census.get("preparation", {}).get("warnings", []),
     }
 
 
@@ -361,6 +448,8 @@ def _assemble_federation(
         **describe_totals(training.setting, find_client_dp(agreement.recipe) is not None),
         "cycle_length": training.setting.cycle_length,
     }
+    if agreement.schema is not None:
+        header |= agreement_header(agreement.schema, registered.agreed)
     secure, last = None, (training.uploads.transforms or (None,))[-1]
     if isinstance(last, PreparedSecureSum):
         LOG.info("uploads are summed securely: the server sees no single one, and cannot check their norms")

@@ -7,21 +7,27 @@ and nothing else unless the site's policy allows it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from fedauc.data.checks import as_inputs
+from fedauc.data.features import FeatureEncoder
 from fedauc.discovery import UnknownName
 from fedauc.engines.loop import LoopEngine
 from fedauc.experiments.assembly import DTYPES
 from fedauc.experiments.config import from_plain
 from fedauc.experiments.private_training import has_client_noise
 from fedauc.experiments.recipe import Recipe
+from fedauc.federation.column_sums import pack_sums
+from fedauc.federation.delivery import DeliveredModel, store_model
 from fedauc.federation.evaluation import count_score_bins
+from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_site import (
     answer_unmasking,
     create_record,
@@ -31,7 +37,8 @@ from fedauc.federation.secure_site import (
     replace_secure_sum,
 )
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.federation.site_data import SiteData, SiteDataLoader, describe_row_type
+from fedauc.federation.site_data import SiteData, describe_row_type
+from fedauc.federation.site_report import SiteReport
 from fedauc.federation.site_state import (
     MissingSiteState,
     SiteRefusal,
@@ -39,6 +46,7 @@ from fedauc.federation.site_state import (
     load_client_state,
     save_client_state,
 )
+from fedauc.federation.site_table import SiteTable
 from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
@@ -54,6 +62,9 @@ LOG = logging.getLogger("fedauc.site")
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a federation's own model for rows of that shape, initialised by that seed."""
 
+SiteLoader = Callable[[], SiteData | SiteTable]
+"""How a site reads its data; called once per message."""
+
 NOISED_ANSWER = "noised-answer"
 """The name of the last answer of a site that protects its rows with noise of its own."""
 
@@ -62,10 +73,14 @@ SHARING_LEVELS = ("nothing", "histograms", "scores")
 
 
 class SitePolicy(NamedTuple):
-    """What the site's owner allows: what may be sent about held-out scores, and whether the site's own AUC may be."""
+    """What the site's owner allows: what may be sent about held-out scores, whether the site's own AUC may be, and
+    whether sums of columns may be. `minimum_rows` is the least number of rows that a sum or a class must have.
+    """
 
     shared_scores: Literal["nothing", "histograms", "scores"] = "histograms"
     share_auc: bool = False
+    share_sums: bool = True
+    minimum_rows: int = 0
 
 
 DEFAULT_POLICY = SitePolicy()
@@ -81,31 +96,36 @@ def draw_noise_secret() -> bytes:
 class Site:
     """Answers the server's messages with data that never leaves the site. `open_state` opens the state of a run.
 
-    `draw_secret` is called once per visit: the noise that the site adds in a secure sum comes from it.
+    `draw_secret` is called once per visit: the noise that the site adds in a secure sum comes from it. `report` keeps
+    the site's own AUC and thresholds at the site, and `model_folder` holds the models of finished runs.
     """
 
     def __init__(
         self,
-        load_data: SiteDataLoader,
+        load_data: SiteLoader,
         open_state: Callable[[str], SiteState],
         policy: SitePolicy = DEFAULT_POLICY,
         build_model: ModelBuilder | None = None,
         draw_secret: Callable[[], bytes] = draw_noise_secret,
+        report: SiteReport | None = None,
+        model_folder: Path | None = None,
     ) -> None:
         if policy.shared_scores not in SHARING_LEVELS:
             raise ValueError(f"share is {policy.shared_scores!r}; use {', '.join(map(repr, SHARING_LEVELS))}")
         self._load_data, self._open_state, self._policy, self._build_model = load_data, open_state, policy, build_model
-        self._draw_secret = draw_secret
+        self._draw_secret, self._report, self._model_folder = draw_secret, report, model_folder
 
     def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
         try:
             header = payload.read_header()
             handlers = {
+                "summarize": self._summarize_columns,
                 "register": self._register,
                 "visit": self._train_visit,
                 "unmask": self._unmask_sum,
                 "evaluate": self._evaluate_model,
+                "deliver": self._receive_model,
             }
             if header.get("kind") not in handlers:
                 raise SiteRefusal(
@@ -120,9 +140,41 @@ class Site:
         except Exception as error:
             return refuse_after_error(error)
 
-    def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
+    def _summarize_columns(self, header: dict[str, Any], payload: Payload) -> Payload:
+        """Check the table against the schema, and send the sums of its columns where the site's policy allows it."""
+        table, schema, site = self._load_table(), DataSchema.from_header(header["schema"]), str(header["site"])
+        if header.get("needed") and not self._policy.share_sums:
+            reason = "this site shares no sums of columns; the schema must give a center and a scale, or categories, to"
+            raise SiteRefusal(f"site {site!r}: {reason} {', '.join(map(repr, header['needed'][:3]))}")
+        sums = table.sum_training_rows(schema, site, max(1, self._policy.minimum_rows))
+        if not self._policy.share_sums or not header.get("asks_sums"):
+            return pack_payload({"kind": "summarize", "has_sums": False})
+        fields, tensors = pack_sums(sums)
+        return pack_payload({"kind": "summarize", "has_sums": True, **fields}, tensors)
+
+    def _load_table(self) -> SiteTable:
+        table = self._load_data()
+        if not isinstance(table, SiteTable):
+            raise SiteRefusal("the run has a schema, but this site's load_data returns arrays: return a SiteTable")
+        return table
+
+    def _prepare_data(self, header: dict[str, Any]) -> SiteData:
+        """The rows that the site trains on: as they are, or as the schema and the preparation of the run say."""
+        if "schema" in header:
+            encoder = FeatureEncoder.from_document(header["encoder"])
+            return self._load_table().prepare_rows(
+                DataSchema.from_header(header["schema"]), encoder, str(header.get("site", "this site"))
+            )
         data = self._load_data()
+        return data.read_without_schema() if isinstance(data, SiteTable) else data
+
+    def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
+        data = self._prepare_data(header)
         as_inputs(data.inputs)
+        for count, name in zip(data.class_counts, ("positives", "negatives"), strict=True):
+            if 0 < count < self._policy.minimum_rows:
+                least = self._policy.minimum_rows
+                raise SiteRefusal(f"this site has {name}, but fewer than the {least} that its policy asks for")
         dtype = describe_row_type(data.inputs.dtype)
         answer = {"kind": "register", "shape": list(data.inputs.shape[1:]), "dtype": dtype}
         # Where clients add the noise, the server may know that a site has rows, but not how many of which class.
@@ -132,7 +184,7 @@ class Site:
         return pack_payload({**answer, **counts})
 
     def _train_visit(self, header: dict[str, Any], payload: Payload) -> Payload:
-        data, recipe, client = self._load_data(), _decode_recipe(header), header["client"]
+        data, recipe, client = self._prepare_data(header), _decode_recipe(header), header["client"]
         network = self._build_network(header, data)
         buffers = network.buffer_names
         algorithm = wrap_algorithm(recipe.algorithm, recipe.wrappers, network.parameter_lengths, buffers)
@@ -184,7 +236,7 @@ class Site:
         return answer_unmasking(header, payload, self._open_state(header["run"]))
 
     def _evaluate_model(self, header: dict[str, Any], payload: Payload) -> Payload:
-        requested, data = header["requested"], self._load_data()
+        requested, data = header["requested"], self._prepare_data(header)
         if SHARING_LEVELS.index(requested) > SHARING_LEVELS.index(self._policy.shared_scores):
             raise SiteRefusal(f"the server asks for {requested}; this site shares {self._policy.shared_scores}")
         if data.test is None:
@@ -194,17 +246,43 @@ class Site:
         scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
         site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
         LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)
+        if self._report is not None:
+            self._report.add_evaluation(header["run"], header["round"], labels.numpy(), scores.numpy())
         answer = {"kind": "evaluate", "round": header["round"]}
         if self._policy.share_auc:
             answer["auc"] = site_auc
         tensors = (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
         return pack_payload(answer, {requested: tensors})
 
+    def _receive_model(self, header: dict[str, Any], payload: Payload) -> Payload:
+        """Store the model of a finished run, and answer with its hash."""
+        if self._model_folder is None:
+            raise SiteRefusal("this site keeps no models; give it a folder for its state")
+        data, recipe = self._prepare_data(header), _decode_recipe(header)
+        network = self._build_network(header, data)
+        model = rebuild_tree(unpack_tensors(payload)["model"], network.initial_model(), "model")
+        config: ModelConfig = _decode_value(ModelConfig, header["model"], "model")
+        delivered = DeliveredModel(network, model, recipe, None if self._build_model else config, header)
+        folder = self._model_folder / str(header["run"])
+        stored = store_model(delivered, data, folder)
+        LOG.info("the model of run %s is in %s", header["run"], folder)
+        return pack_payload({"kind": "deliver", "sha256": stored})
+
     def _build_network(self, header: dict[str, Any], data: SiteData) -> ModuleNetwork:
         recipe = _decode_recipe(header)
         config: ModelConfig = _decode_value(ModelConfig, header["model"], "model")
-        module = (self._build_model or config.build)(tuple(data.inputs.shape[1:]), recipe.seed)
-        return ModuleNetwork(module, DTYPES[recipe.dtype], Compute(mixed=recipe.precision == "mixed"))
+        shape = tuple(data.inputs.shape[1:])
+        return _build_network(config, self._build_model, shape, (recipe.seed, recipe.dtype, recipe.precision))
+
+
+@functools.lru_cache(maxsize=1)
+def _build_network(
+    config: ModelConfig, build_model: ModelBuilder | None, shape: tuple[int, ...], numerics: tuple[int, str, str]
+) -> ModuleNetwork:
+    """The network of a run. A resident worker keeps it, because a visit sets all of its weights and buffers anyway."""
+    seed, dtype, precision = numerics
+    module = (build_model or config.build)(shape, seed)
+    return ModuleNetwork(module, DTYPES[dtype], Compute(mixed=precision == "mixed"))
 
 
 def _describe_counts(data: SiteData) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,16 +96,9 @@ class SiteData(NamedTuple):
         stamp = hashlib.blake2b(repr(version).encode(), digest_size=8).hexdigest()
         if not (folder / stamp).is_file():
             rows, _ = read_table(str(file), Columns(label, ""))
-            train, test = (rows.take(indices) for indices in _split_rows(rows.labels, test_fraction))
-            # The cache is written completely or not at all; the empty file `stamp` says which version was read.
-            part = folder.with_name(f".{folder.name}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            for name, array in zip(ARRAY_NAMES, (train.inputs, train.labels, test.inputs, test.labels), strict=True):
-                np.save(part / f"{name}.npy", np.asarray(array))
-            (part / stamp).touch()
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
+            train, test = (rows.take(indices) for indices in split_rows(rows.labels, test_fraction))
+            arrays = (train.inputs, train.labels, test.inputs, test.labels)
+            write_arrays(folder, dict(zip(ARRAY_NAMES, map(np.asarray, arrays), strict=True)), stamp)
         return SiteData.from_folder(folder)
 
     def as_only_client(self, client: int, clients: int) -> Clients:
@@ -116,16 +110,25 @@ class SiteData(NamedTuple):
         return Clients(self.inputs, label_tensor(self.labels, self.inputs), rows, offsets, census, numbers)
 
 
-SiteDataLoader = Callable[[], SiteData]
-"""How a site reads its data; called once per message."""
-
-
 def _map_inputs(array: np.ndarray) -> Tensor:
     # Checking for NaN would read the whole file for every message; `Site` does it once, when it registers.
     return torch.from_numpy(make_writable(array)) if array.dtype in MAPPED_DTYPES else as_inputs(array)
 
 
-def _split_rows(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray], stamp: str = "") -> None:
+    """Write a folder of arrays, completely or not at all; the empty file `stamp` says which version was read."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(part / f"{name}.npy", array)
+    if stamp:
+        (part / stamp).touch()
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+
+
+def split_rows(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Training rows and a keyed fraction of each class, rounded to whole rows; a class may be small or missing."""
     is_test = np.zeros(len(labels), dtype=bool)
     for label in (0, 1):

@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.class_totals import ClassTotalsEstimate
+from fedauc.experiments.memory_needs import check_draw_memory
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
 from fedauc.federation.site_state import SiteState, load_anchor, save_anchor
 from fedauc.interfaces import Algorithm, BatchSize, Census, Cohort, Download, Phase, Setting
 from fedauc.network import ModuleNetwork
+from fedauc.stages import MAX_LOCAL_STEPS
 from fedauc.trees import Tree, is_empty, tree_at, tree_leaves
 from fedauc.uploads import UploadPipeline
+
+MAX_SITES = 10_000_000
+"""More sites than this in a message are taken for damage."""
 
 
 class ClassTotals(NamedTuple):
@@ -121,6 +126,7 @@ def describe_totals(setting: Setting, is_private: bool) -> dict[str, Any]:
 def build_setting(header: dict[str, Any], recipe: Recipe, class_counts: tuple[int, int]) -> Setting:
     """The run's setting, as far as a site may know it."""
     client, totals = header["client"], None
+    _check_client_count(header["class_totals"][0], client)
     if "released_totals" in header:
         clients, holders, rows, max_rows = header["released_totals"]
         totals = ClassTotalsEstimate(clients, holders and tuple(holders), rows and tuple(rows), max_rows)
@@ -130,6 +136,14 @@ def build_setting(header: dict[str, Any], recipe: Recipe, class_counts: tuple[in
         census = ClassTotals(*header["class_totals"]).equivalent_census(client, class_counts)
     setting = Setting(recipe.seed, header["cycle_length"], recipe.batch, census, recipe.weighting, recipe.augment)
     return replace(setting, totals=totals)
+
+
+def _check_client_count(clients: Any, client: Any) -> None:
+    """Refuse numbers of clients that no federation has, before a column of that length is made."""
+    if type(clients) is not int or not 1 <= clients <= MAX_SITES:
+        raise ValueError(f"the message speaks of {clients!r} sites; there may be 1 to {MAX_SITES}")
+    if type(client) is not int or not 0 <= client < clients:
+        raise ValueError(f"the message numbers this site {client!r}; it must be below {clients}")
 
 
 def _hidden_census(clients: int, nonempty: int, client: int, class_counts: tuple[int, int]) -> Census:
@@ -149,5 +163,11 @@ def phase_to_json(phase: Phase) -> dict[str, Any]:
 
 
 def phase_from_json(values: dict[str, Any]) -> Phase:
-    """The phase that `phase_to_json` wrote."""
-    return Phase(**{**values, "batch": BatchSize(*values["batch"])})
+    """The phase that `phase_to_json` wrote; one that needs more memory than this machine has is refused."""
+    phase = Phase(**{**values, "batch": BatchSize(*values["batch"])})
+    numbers = {"local_steps": phase.local_steps, "positives": phase.batch.positives, "negatives": phase.batch.negatives}
+    for name, number in numbers.items():
+        if type(number) is not int or number < 0 or (name == "local_steps" and number > MAX_LOCAL_STEPS):
+            raise ValueError(f"the message asks for {number!r} as {name}; it must be a count of a possible size")
+    check_draw_memory(1, phase.local_steps, phase.batch)
+    return phase

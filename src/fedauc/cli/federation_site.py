@@ -1,0 +1,200 @@
+"""The commands of `fedauc federation` for a site's operator: check, policy, plan, approve, audit and report."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedauc.federation.agreement import read_sites
+from fedauc.federation.audit_log import read_entries, verify_log
+from fedauc.federation.delivery import MODEL_FOLDER, verify_model
+from fedauc.federation.flower import read_run_config
+from fedauc.federation.owner_policy import EXAMPLE_POLICY
+from fedauc.federation.run_plan import describe_plan, hash_plan
+from fedauc.federation.site_check import SiteSetup, check_site
+from fedauc.federation.site_control import SiteHome
+from fedauc.federation.site_report import describe_report, list_reports
+from fedauc.files import write_atomically
+
+app = typer.Typer()
+
+State = Annotated[Path, typer.Argument(metavar="STATE", help="The site's state folder.", show_default=False)]
+
+WIDTH = 80
+
+
+@app.command()
+def check(
+    data: Annotated[Path, typer.Option("--data", help="The site's table.", show_default=False)],
+    state: Annotated[Path, typer.Option("--state", help="The site's state folder.", show_default=False)],
+    schema: Annotated[Path | None, typer.Option("--schema", help="The federation's schema.toml.")] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", help="The site's policy file.")] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="The authority's ca.pem.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The site's private key.")] = None,
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The server, to try its clock.")] = "",
+) -> None:
+    """Dry run at a site: table, policy, versions, disk, certificate, key, clock, and a test round. Nothing is sent.
+
+    Example: [bold]fedauc federation check --data rows.csv --state /data/fedauc --schema schema.toml[/bold]
+    """
+    results = check_site(SiteSetup(data, state, schema, policy, certificate, key, server))
+    if schema is None:
+        print("no --schema: the table is not checked, and no round is tried")
+    for part, is_ok, text in results:
+        beginning = f"{'ok  ' if is_ok else 'FAIL'}  {part:<12}"
+        print(textwrap.fill(text, WIDTH, initial_indent=beginning, subsequent_indent=" " * len(beginning)))
+    failed = [part for part, is_ok, _ in results if not is_ok]
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(results)} checks failed ({', '.join(dict.fromkeys(failed))})")
+    print("ready")
+
+
+@app.command()
+def policy(path: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)]) -> None:
+    """Write a policy file for a site, with every setting and its meaning.
+
+    Example: [bold]fedauc federation policy policy.toml[/bold]
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists already; choose another name")
+    write_atomically(path, EXAMPLE_POLICY.encode(), is_private=True)
+    print(f"wrote {path}: edit it, then name it in the site's --node-config")
+
+
+@app.command()
+def plan(
+    folder: Annotated[Path, typer.Argument(help="The app's folder.", show_default=False)],
+    run_config: Annotated[
+        str, typer.Option("--run-config", metavar="'k=v ...'", help="Settings that differ from pyproject.toml.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="A JSON file for the plan.")] = None,
+) -> None:
+    """Print the hash of what a run is going to do, which sites list in their policy or approve.
+
+    Example: [bold]fedauc federation plan hospitals --run-config "cycles=20"[/bold]
+    """
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        raise ValueError(f"{folder} is no app: it has no pyproject.toml; give the folder that `init` made")
+    config: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    try:
+        config |= tomllib.loads("\n".join(_split_settings(run_config)))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
+    described = describe_plan(read_run_config(config, read_sites(Path(config["sites"]))))
+    print(hash_plan(described))
+    if out is not None:
+        write_atomically(out, f"{json.dumps(described, indent=2)}\n".encode())
+
+
+@app.command()
+def approve(
+    state: State,
+    plan: Annotated[
+        str, typer.Argument(help="The plan's hash, or its beginning; unless given, plans are listed.")
+    ] = "",
+    refuse: Annotated[bool, typer.Option("--refuse", help="Refuse the plan, also while it runs.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the plan, and decide nothing.")] = False,
+) -> None:
+    """List the plans that servers have proposed to a site, and approve or refuse one.
+
+    Example: [bold]fedauc federation approve /data/fedauc 3f9a1c[/bold]
+    """
+    home = _open_home(state)
+    if not plan:
+        decisions = home.read_decisions()
+        plans = home.list_plans()
+        for digest, proposed in plans.items():
+            decision = decisions.get(digest, {"decision": "undecided"})["decision"]
+            recipe = proposed["recipe"]
+            budget = "no guarantee" if recipe.get("epsilon") is None else f"epsilon {recipe['epsilon']:g}"
+            print(f"{digest[:12]}  {decision:<9}  {recipe['method']}, {recipe['cycles']} cycles, {budget}")
+        print("" if plans else "no server has proposed a plan yet", end="" if plans else "\n")
+        return
+    digest = home.find_plan(plan)
+    if show:
+        print(json.dumps(home.list_plans()[digest], indent=2))
+        return
+    decision = "refused" if refuse else "approved"
+    home.decide(digest, decision, getpass.getuser())
+    print(f"{decision} plan {digest}")
+
+
+@app.command()
+def audit(
+    state: State,
+    head: Annotated[str, typer.Option("--head", help="A hash that was noted earlier; the log must contain it.")] = "",
+    lines: Annotated[int, typer.Option("--lines", min=0, help="How many of the last lines to print.")] = 10,
+) -> None:
+    """Verify a site's audit log: every line, their order, and that none is missing. Print its last lines and its head.
+
+    Note the head somewhere else: who can write all files of the site could also rewrite its whole log.
+
+    Example: [bold]fedauc federation audit /data/fedauc[/bold]
+    """
+    report = verify_log(_open_home(state).folder, head)
+    if report.problem:
+        raise ValueError(f"{state} has a damaged audit log: {report.problem}")
+    entries = read_entries(state)
+    for entry in entries[len(entries) - min(lines, len(entries)) :]:
+        print(describe_entry(entry))
+    sent = sum(entry.get("bytes_sent", 0) for entry in entries)
+    print(f"{report.head.entries} lines, {sent:,} bytes sent, intact")
+    print(f"head {report.head.hash}")
+
+
+@app.command()
+def report(
+    state: State, run: Annotated[str, typer.Option("--run", help="The run's id; the last unless given.")] = ""
+) -> None:
+    """Print a site's own AUC and thresholds, which never leave the site.
+
+    Example: [bold]fedauc federation report /data/fedauc[/bold]
+    """
+    runs = list_reports(_open_home(state).folder)
+    if not runs or (run and run not in runs):
+        known = ", ".join(runs) or "none"
+        raise ValueError(f"{state} has no report{f' of run {run!r}' if run else ''}; runs with one: {known}")
+    for line in describe_report(state, run or runs[-1]):
+        print(line)
+    folder = state / MODEL_FOLDER / (run or runs[-1])
+    if folder.is_dir():
+        changed = verify_model(folder)
+        since = f"; changed since: {', '.join(changed)}" if changed else ""
+        print(f"model: {folder} is the delivered one, by its hash{since}")
+
+
+def describe_entry(entry: dict[str, Any]) -> str:
+    """A line of the audit log in words."""
+    time = str(entry["time"]).replace("+00:00", "Z")
+    if entry["event"] != "message":
+        return f"{time} {entry['event']} {str(entry.get('plan', ''))[:12]}".rstrip()
+    round = "" if entry["round"] is None else f" of round {entry['round'] + 1}"
+    what = f"{entry['asked']}{round}: {entry['sent']}, {entry['bytes_sent']:,} bytes"
+    return f"{time} {what} ({entry['rule']})"
+
+
+def _open_home(state: Path) -> SiteHome:
+    if not state.is_dir():
+        raise ValueError(f"{state} is no folder; give the site's state folder, as in --node-config")
+    return SiteHome(state)
+
+
+def _split_settings(text: str) -> list[str]:
+    """The pairs of a run configuration, `a=1 b="two words"`, as lines of TOML."""
+    pairs, quote, current = [], "", ""
+    for letter in text:
+        if letter in "'\"" and quote in ("", letter):
+            quote = "" if quote else letter
+        if letter == " " and not quote:
+            pairs.append(current)
+            current = ""
+        else:
+            current += letter
+    return [pair for pair in (*pairs, current) if pair]

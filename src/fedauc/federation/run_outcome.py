@@ -1,0 +1,37 @@
+"""How a run of a Flower app ended: `flwr run` itself ends with exit code 0 whether the run has failed or not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+COMPLETED = "finished:completed"
+
+FAILURE_PREFIX = "ServerApp failed with exception: "
+"""What Flower writes before the text of an error."""
+
+
+class RunOutcome(NamedTuple):
+    """Whether the server's app has run to its end, and if not, why."""
+
+    completed: bool
+    reason: str
+
+
+def find_run_id(output: str) -> str:
+    """The id in what `flwr run` prints; empty if it started no run.
+
+    >>> find_run_id("Using SuperLink: trial\\nSuccessfully started run 11065229443608135573\\n")
+    '11065229443608135573'
+    """
+    started = re.search(r"started run (\d+)", output)
+    return started[1] if started else ""
+
+
+def read_outcome(run_flwr: Callable[..., str], superlink: str, run_id: str) -> RunOutcome:
+    """Ask the SuperLink how a run ended."""
+    listed = json.loads(run_flwr("list", superlink, "--run-id", run_id, "--format", "json"))["runs"][0]
+    reason = str(listed["status-details"]).removeprefix(FAILURE_PREFIX) or f"its status is {listed['status']!r}"
+    return RunOutcome(listed["status"] == COMPLETED, reason)

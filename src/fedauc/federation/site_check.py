@@ -1,0 +1,217 @@
+"""A dry run at a site, before anything is sent: table, policy, versions, disk, certificate, key, clock, test round."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import http.client
+import importlib.metadata
+import os
+import shutil
+import ssl
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedauc.experiments.recipe import Recipe
+from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
+from fedauc.federation.exchange import Exchange
+from fedauc.federation.in_process import InProcessGrid
+from fedauc.federation.owner_policy import OwnerPolicy
+from fedauc.federation.schema import DataSchema, describe_problems
+from fedauc.federation.server import FederatedRun
+from fedauc.federation.site import Site
+from fedauc.federation.site_state import FolderSiteState
+from fedauc.federation.site_table import SiteTable
+from fedauc.files import check_writable
+from fedauc.guards import TrainingStopped
+from fedauc.version import VERSION
+
+LEAST_FREE_BYTES = 1 << 30
+
+MAX_CLOCK_SECONDS = 60.0
+"""A clock that is further from the server's is reported: hours of operation and certificates depend on it."""
+
+EXPIRY_DAYS = 30
+"""A certificate that expires sooner is reported."""
+
+CONNECT_SECONDS = 10.0
+
+
+class CheckResult(NamedTuple):
+    """One part of the dry run: whether it is all right, and a line about it."""
+
+    part: str
+    is_ok: bool
+    text: str
+
+
+class SiteSetup(NamedTuple):
+    """What a site is started with; parts that are None are not checked."""
+
+    data: Path
+    state: Path
+    schema: Path | None = None
+    policy: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    server: str = ""
+
+
+def check_site(setup: SiteSetup) -> list[CheckResult]:
+    """Every part of the dry run; none of them changes the site's state, and nothing leaves the site."""
+    schema = (
+        None if setup.schema is None else _read_or_report("schema", lambda: DataSchema.read_toml(_need(setup.schema)))
+    )
+    policy = (
+        None if setup.policy is None else _read_or_report("policy", lambda: OwnerPolicy.read_toml(_need(setup.policy)))
+    )
+    results = [result for result in (schema, policy) if isinstance(result, CheckResult)]
+    agreed = schema if isinstance(schema, DataSchema) else None
+    rules = policy if isinstance(policy, OwnerPolicy) else OwnerPolicy()
+    if isinstance(policy, OwnerPolicy):
+        results.append(CheckResult("policy", True, f"{setup.policy}; runs: approval {rules.runs.approval}"))
+    if agreed is not None:
+        results += _check_table(setup, agreed, rules)
+    results.append(_check_versions(agreed))
+    results.append(_check_disk(setup))
+    if setup.certificate is not None:
+        results.append(_check_certificate(setup.certificate))
+    if setup.key is not None:
+        results.append(_check_key(setup.key))
+    if setup.server and setup.certificate is not None:
+        results += _check_server(setup.server, setup.certificate)
+    if agreed is not None and all(result.is_ok for result in results if result.part in ("schema", "rows")):
+        results.append(_try_round(setup, agreed, rules))
+    return results
+
+
+def _need(path: Path | None) -> Path:
+    assert path is not None
+    return path
+
+
+def _read_or_report(part: str, read: Callable[[], DataSchema | OwnerPolicy]) -> DataSchema | OwnerPolicy | CheckResult:
+    try:
+        return read()
+    except ValueError as error:
+        return CheckResult(part, False, str(error))
+
+
+def _check_table(setup: SiteSetup, schema: DataSchema, policy: OwnerPolicy) -> list[CheckResult]:
+    """The table against the schema, and its class counts against the policy."""
+    table, problems = SiteTable.from_file(setup.data, setup.state).find_problems(schema)
+    if table is None:
+        return [CheckResult("schema", False, line) for line in describe_problems(problems, is_private=True)]
+    positives = int((table.labels == 1).sum())
+    negatives, least = len(table.labels) - positives, policy.rows.minimum_per_class
+    names = f"{len(table.columns)} columns and the label {schema.label!r} fit the schema"
+    is_enough = all(count == 0 or count >= least for count in (positives, negatives)) and bool(positives + negatives)
+    bound = "" if is_enough else f"; the policy asks for {least} of a class"
+    rows = f"{positives} positives, {negatives} negatives{bound}"
+    return [CheckResult("schema", True, names), CheckResult("rows", is_enough, rows)]
+
+
+def _check_versions(schema: DataSchema | None) -> CheckResult:
+    try:
+        flower = importlib.metadata.version("flwr")
+    except importlib.metadata.PackageNotFoundError:
+        flower = "not installed"
+    text = f"fedauc {VERSION}, flwr {flower}"
+    if schema is not None and schema.fedauc.split(".")[:2] != VERSION.split(".")[:2]:
+        return CheckResult("versions", False, f"{text}; the schema was made with fedauc {schema.fedauc}: install that")
+    if not flower.startswith("1.41"):
+        return CheckResult("versions", False, f"{text}; a site needs flwr 1.41: pip install 'flwr>=1.41,<1.42'")
+    return CheckResult("versions", True, text)
+
+
+def _check_disk(setup: SiteSetup) -> CheckResult:
+    try:
+        check_writable(setup.state / "probe")
+    except ValueError as error:
+        return CheckResult("disk", False, str(error))
+    folder = next(path for path in (setup.state.absolute(), *setup.state.absolute().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    size = setup.data.stat().st_size if setup.data.is_file() else 0
+    needed = max(LEAST_FREE_BYTES, 4 * size)
+    text = f"{free / 1e9:.1f} GB free for {setup.state}"
+    return CheckResult("disk", free >= needed, text if free >= needed else f"{text}; {needed / 1e9:.1f} are needed")
+
+
+def _check_certificate(path: Path) -> CheckResult:
+    """The authority's certificate: readable, and valid today and for a while."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return CheckResult("certificate", False, f"{path} cannot be read ({error}); get ca.pem from the server")
+    now = datetime.datetime.now(datetime.UTC)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin:
+        return CheckResult("certificate", False, f"{path} is valid from {begin:%Y-%m-%d %H:%M} on; is the clock right?")
+    days = (end - now).days
+    text = f"{path} is valid until {end:%Y-%m-%d}"
+    return CheckResult("certificate", days >= EXPIRY_DAYS, text if days >= EXPIRY_DAYS else f"{text}; renew it")
+
+
+def _check_key(path: Path) -> CheckResult:
+    """The site's private key: readable for its owner, and for nobody else."""
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        serialization.load_ssh_private_key(path.read_bytes(), password=None)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, ValueError) as error:
+        return CheckResult("key", False, f"{path} cannot be read ({error}); create it with ssh-keygen -t ecdsa -b 384")
+    if os.name == "posix" and mode & 0o077:
+        return CheckResult("key", False, f"{path} can be read by others (mode {mode:o}); run chmod 600 {path}")
+    return CheckResult("key", True, f"{path} is a private key that only its owner can read")
+
+
+def _check_server(server: str, certificate: Path) -> list[CheckResult]:
+    """Whether the server can be reached with that certificate, and how far its clock is from ours."""
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal():
+        return [CheckResult("server", False, f"server is {server!r}; write HOST:PORT")]
+    try:
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection(host, int(port), timeout=CONNECT_SECONDS, context=trusted)
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        received, date = time.time(), response.getheader("Date")
+        connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        return [CheckResult("server", False, f"{server} cannot be reached: {error}")]
+    results = [CheckResult("server", True, f"{server} answers, and its certificate is trusted")]
+    if date is None:
+        return [*results, CheckResult("clock", True, "the server does not tell its time; the certificate is valid now")]
+    apart = received - email.utils.parsedate_to_datetime(date).timestamp()
+    text = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the server's"
+    return [*results, CheckResult("clock", abs(apart) <= MAX_CLOCK_SECONDS, text)]
+
+
+def _try_round(setup: SiteSetup, schema: DataSchema, policy: OwnerPolicy) -> CheckResult:
+    """A cycle of training with this site alone, in this process and in a temporary folder."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        table = SiteTable.from_file(setup.data, Path(folder) / "cache")
+        site = Site(lambda: table, lambda run: FolderSiteState(Path(folder) / run), policy.to_site_policy())
+        evaluation = "none" if policy.disclosure.scores == "nothing" else "histograms"
+        agreement = FederationAgreement(
+            recipe=Recipe.of("cycp-minimax", cycles=1),
+            sites=(SiteEntry("this-site"),),
+            policy=ServerPolicy(poll_interval=0.001, evaluation=evaluation),  # type: ignore[arg-type]
+            schema=schema,
+        )
+        exchange = Exchange(InProcessGrid({"this-site": site}), agreement.sites, agreement.policy)
+        try:
+            result = FederatedRun.create(agreement, exchange, Path(folder) / "run").train_to_end()
+        except (ValueError, TrainingStopped) as error:
+            return CheckResult("test round", False, str(error).replace("site 'this-site': ", ""))
+    seconds, final = time.monotonic() - started, result["final"]["auc"]
+    quality = "" if final is None else f"; held-out AUC {final:.3f} after one cycle, which stays here"
+    return CheckResult("test round", True, f"prepared and trained in {seconds:.1f} s{quality}")

@@ -1,0 +1,227 @@
+"""Sites check their tables before the first round, and sums alone prepare the rows: as a simulation prepares them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedauc.data.clients import Clients
+from fedauc.data.feature_fitting import FeatureSettings, fit_features
+from fedauc.experiments.assembly import assemble_training
+from fedauc.federation.column_sums import SUM_FIELDS, pack_sums, read_sums, sum_columns
+from fedauc.federation.data_agreement import warn_of_units
+from fedauc.federation.schema import DataSchema, SchemaColumn, check_table
+from fedauc.federation.serialization import pack_payload
+from fedauc.federation.server import FederatedRun, summarize_run
+from fedauc.federation.site import SitePolicy
+from fedauc.federation.site_data import split_rows
+from fedauc.guards import TrainingStopped
+from fedauc.models.linear import Linear
+from federation.hospital_tables import (
+    HOSPITALS,
+    SCHEMA,
+    make_hospital,
+    make_hospital_agreement,
+    make_hospital_sites,
+    make_hospitals,
+    start_hospital_run,
+)
+
+
+def read_weights(run: FederatedRun) -> np.ndarray:
+    run.train_to_end()
+    with np.load(run.folder.path / "model.npz") as arrays:
+        return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
+
+
+def simulate_hospitals(tables: dict[str, pd.DataFrame]) -> tuple[Any, np.ndarray]:
+    """The same rows in one place: features fitted over all training rows with their sites, then the loop engine."""
+    frame = pd.concat(tables.values(), ignore_index=True)
+    checked, _ = check_table(frame, SCHEMA)
+    assert checked is not None
+    ends = np.cumsum([len(table) for table in tables.values()])
+    train = np.concatenate([split_rows(checked.labels[end - 120 : end], 0.3)[0] + end - 120 for end in ends.tolist()])
+    site = np.searchsorted(ends, train, side="right")
+    columns = [column._replace(values=column.values[train]) for column in checked.columns]
+    # An agreed vocabulary takes every category, however rare.
+    fitted = fit_features(columns, FeatureSettings(), site, len(tables))
+    inputs, names = fitted.encoder.encode(frame), np.array(list(HOSPITALS))
+    groups = np.array(list(HOSPITALS.values()))
+    clients = Clients.from_arrays(inputs[train], checked.labels[train], names[site], groups[site])
+    recipe = make_hospital_agreement().recipe
+    training, _, state = assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients)
+    *_, last = training.rounds(state)
+    return fitted, np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
+
+
+def test_the_preparation_and_the_model_are_the_simulators(tmp_path: Path) -> None:
+    tables = make_hospitals()
+    run = start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run")
+    weights = read_weights(run)
+    fitted, expected = simulate_hospitals(tables)
+    stored = json.loads((tmp_path / "run" / "census.json").read_text())["preparation"]
+    assert stored["encoder"] == json.loads(json.dumps(fitted.encoder.to_document()))
+    assert np.array_equal(weights, expected)
+
+
+def test_permuted_columns_give_the_same_bits(tmp_path: Path) -> None:
+    tables = make_hospitals()
+    run = start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run")
+    tables["south"] = tables["south"][["died", "ward", "temperature", "sex", "age"]]
+    permuted = start_hospital_run(make_hospital_sites(tables, tmp_path / "permuted"), tmp_path / "again")
+    assert np.array_equal(read_weights(run), read_weights(permuted))
+
+
+def test_the_ledger_counts_the_sums(tmp_path: Path) -> None:
+    """Each of three sites sends four numbers of age and temperature, and of ward three and the counts of a, b and c.
+
+    It receives two numbers per column, and the vocabulary with a byte between two values.
+    """
+    run = start_hospital_run(make_hospital_sites(make_hospitals(), tmp_path / "sites"), tmp_path / "run")
+    traffic = run.folder.rewind_to_checkpoint("cpu").ledger.traffic
+    assert traffic.floats_up == 3 * (2 * SUM_FIELDS + 3 + 3)
+    assert traffic.bytes_up == 8 * traffic.floats_up + 3 * len("abc")
+    assert traffic.floats_down == 3 * 2 * 4
+    assert traffic.bytes_down == 8 * traffic.floats_down + 3 * len("f m a b c ")
+    run.train_to_end()
+    resumed = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])
+    assert resumed["bytes_up"] > traffic.bytes_up
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (
+            lambda table: table.rename(columns={"age": "years"}),
+            "column 'age' is missing, and there is a column 'years'",
+        ),
+        (lambda table: table.assign(died=np.where(table["died"] == "yes", 2, 1)), "label column 'died' holds values"),
+        (lambda table: table.assign(age=table["age"] + 100), "column 'age' holds values outside 0 to 120 years"),
+    ],
+)
+def test_a_site_that_differs_is_named_and_the_run_stops_or_goes_on(
+    change: Any, rule: str, policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = make_hospitals()
+    tables["west"] = change(tables["west"])
+    sites = make_hospital_sites(tables, tmp_path / "sites")
+    agreement = make_hospital_agreement(on_site_failure=policy)
+    if policy == "stop":
+        with pytest.raises(TrainingStopped, match=f"^site 'west': {rule}.*on-site-failure") as caught:
+            start_hospital_run(sites, tmp_path / "run", agreement)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "run").exists()
+        return
+    run = start_hospital_run(sites, tmp_path / "run", agreement)
+    assert f"site 'west': {rule}" in caplog.text
+    result = run.train_to_end()
+    assert result["attendance"]["west"]["answered"] == 0
+    assert result["attendance"]["north"]["answered"] > 0
+
+
+def test_a_column_in_other_units_is_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tables = make_hospitals()
+    tables["south"] = tables["south"].assign(temperature=tables["south"]["temperature"] * 1.8 + 32)
+    start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run")
+    (warning,) = summarize_run(tmp_path / "run")["warnings"]
+    assert warning.startswith("column 'temperature' has mean 98.")
+    assert "at site 'south'" in warning
+    assert warning.endswith("are both in C?")
+    assert warning in caplog.text
+
+
+def test_two_sites_are_compared_with_each_other(tmp_path: Path) -> None:
+    """Pounds for kilograms: with two sites nobody knows whose units are wrong, so that both are named."""
+    schema = DataSchema(columns=(SchemaColumn("weight", unit="kg"),))
+    random = np.random.default_rng(0)
+    weights = {"north": 70 + 15 * random.normal(size=200), "south": (70 + 15 * random.normal(size=200)) * 2.2046}
+    sums = {}
+    for name, values in weights.items():
+        checked, _ = check_table(pd.DataFrame({"weight": values, "y": [0, 1] * 100}), schema)
+        assert checked is not None
+        sums[name] = sum_columns(checked.columns, schema, 1).numbers
+    (warning,) = warn_of_units(schema, sums)
+    assert "at site 'north' and" in warning
+    assert "at site 'south'" in warning
+    sums["south"] = sums["north"]
+    assert warn_of_units(schema, sums) == []
+
+
+def test_a_site_that_shares_no_sums_takes_part_where_the_schema_has_all_numbers(tmp_path: Path) -> None:
+    closed = SitePolicy(share_sums=False)
+    sites = make_hospital_sites(make_hospitals(), tmp_path / "sites", closed)
+    with pytest.raises(TrainingStopped, match=r"^site 'north': this site shares no sums of columns; .*'age'"):
+        start_hospital_run(sites, tmp_path / "run")
+    columns = [
+        replace(column, categories=column.categories or ("a", "b", "c"))
+        if column.kind == "category"
+        else replace(column, center=40.0, scale=10.0)
+        for column in SCHEMA.columns
+    ]
+    agreed = make_hospital_agreement(replace(SCHEMA, columns=tuple(columns)))
+    run = start_hospital_run(sites, tmp_path / "run", agreed)
+    assert run.train_to_end()["final"]["auc"] > 0.8
+    assert json.loads((tmp_path / "run" / "census.json").read_text())["preparation"]["traffic"][1] == 0
+
+
+def test_nothing_is_reported_of_fewer_rows_than_the_policy_asks_for() -> None:
+    table = make_hospital(3, 40)
+    table.loc[5:, "temperature"] = np.nan
+    table["ward"] = ["rare", *["common"] * 39]
+    checked, _ = check_table(table, SCHEMA)
+    assert checked is not None
+    sums = sum_columns(checked.columns, SCHEMA, 10)
+    header, tensors = pack_sums(sums)
+    read = read_sums(pack_payload(header, tensors), SCHEMA)
+    assert read.numbers["temperature"].counts[0] == 0
+    assert read.numbers["age"].counts[0] == 40
+    assert "rare" not in json.dumps(header)
+    assert read.categories["ward"].counts.tolist() == [39]
+    # Neither the smallest nor the largest age is sent.
+    sent = set(torch.cat([tensors["sums"].reshape(-1)]).tolist())
+    assert not sent & {float(table["age"].min()), float(table["age"].max())}
+
+
+def test_a_column_of_equal_values_is_left_out_at_every_site(tmp_path: Path) -> None:
+    """Its mean over many rows is not exactly 0.1, and must not look like a tiny deviation."""
+    schema = replace(SCHEMA, columns=(*SCHEMA.columns, SchemaColumn("dose")))
+    tables = {
+        name: table.assign(dose=0.1)[: 120 - 7 * index] for index, (name, table) in enumerate(make_hospitals().items())
+    }
+    sites = make_hospital_sites(tables, tmp_path / "sites")
+    start_hospital_run(sites, tmp_path / "run", make_hospital_agreement(schema))
+    assert summarize_run(tmp_path / "run")["warnings"] == [
+        "column 'dose' is left out: all training rows have the same value, 0.1"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["nan", "negative", "names"])
+def test_sums_that_cannot_be_are_refused(kind: str) -> None:
+    checked, _ = check_table(make_hospital(4), SCHEMA)
+    assert checked is not None
+    header, tensors = pack_sums(sum_columns(checked.columns, SCHEMA, 1))
+    if kind == "names":
+        header["numbers"] = ["temperature", "age"]
+    else:
+        tensors["sums"][0, 0] = torch.nan if kind == "nan" else -1.0
+    with pytest.raises(ValueError, match="its sums are not"):
+        read_sums(pack_payload(header, tensors), SCHEMA)
+
+
+def test_a_changed_file_is_prepared_again(tmp_path: Path) -> None:
+    """The site's cache belongs to the version of the file that it was made from."""
+    tables = make_hospitals()
+    sites = make_hospital_sites(tables, tmp_path / "sites")
+    run = start_hospital_run(sites, tmp_path / "run")
+    tables["west"][:60].to_csv(tmp_path / "sites" / "west" / "rows.csv", index=False)
+    result = run.train_to_end()
+    assert result["attendance"]["west"]["refused"] > 0
+    assert result["attendance"]["west"]["answered"] == 0

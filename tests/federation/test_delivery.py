@@ -1,0 +1,125 @@
+"""Every site ends with the run's model, its preparation, thresholds of its own and a card; hashes say it is the one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedauc as package
+from cli_helpers import fedauc
+from fedauc.experiments.folder import RunFolder
+from fedauc.federation.delivery import hash_tensors, verify_model
+from fedauc.federation.exchange import Exchange
+from fedauc.federation.in_process import AnsweringSite, InProcessGrid
+from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
+from fedauc.federation.server import FederatedRun, summarize_run
+from fedauc.federation.site_control import ControlledSite
+from federation.hospital_tables import HOSPITALS, make_hospital, make_hospital_agreement, start_hospital_run
+from federation.test_site_control import make_controlled_sites
+
+
+def find_model(folder: Path, name: str) -> Path:
+    (model,) = (folder / name / "state" / "models").iterdir()
+    return model
+
+
+def test_every_site_has_the_model_and_scores_raw_rows_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run").train_to_end()
+    delivery = json.loads((tmp_path / "run" / "delivery.json").read_text())
+    assert delivery["sites"] == dict.fromkeys(HOSPITALS, "delivered")
+    rows = make_hospital(9)
+    rows[["sex", "died", "age", "ward", "temperature"]].to_csv(tmp_path / "new.csv", index=False)
+    with np.load(tmp_path / "run" / "model.npz") as arrays:
+        server = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    assert hash_tensors(server) == delivery["sha256"]
+    scores = []
+    for name in HOSPITALS:
+        folder = find_model(tmp_path / "sites", name)
+        assert verify_model(folder) == []
+        card = (folder / "MODEL_CARD.md").read_text()
+        assert "AUC, this site's held-out rows" in card
+        assert "simulated" not in card
+        out = tmp_path / f"{name}.csv"
+        done = fedauc(capsys, "predict", str(folder), str(tmp_path / "new.csv"), "--label", "died", "--out", str(out))
+        assert done.code == 0, done.err
+        scores.append(pd.read_csv(out)["score"].to_numpy())
+    # The model is the same everywhere; thresholds and calibration are each site's own.
+    assert np.array_equal(scores[0], scores[1])
+    assert np.array_equal(scores[0], scores[2])
+    thresholds = {package.load(find_model(tmp_path / "sites", name)).operating_point.threshold for name in HOSPITALS}
+    assert len(thresholds) > 1
+    shown = fedauc(capsys, "federation", "show", str(tmp_path / "run"))
+    assert "model delivered to 3 of 3 sites" in shown.out
+
+
+def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> None:
+    sites = make_controlled_sites(tmp_path / "sites")
+    agreement = make_hospital_agreement(deadline=0.05, registration_deadline=30.0)
+    run = start_hospital_run(sites, tmp_path / "run", agreement)
+    without_west = {name: site for name, site in sites.items() if name != "west"}
+    exchange = Exchange(InProcessGrid(without_west), agreement.sites, agreement.policy)
+    FederatedRun.resume(exchange, RunFolder(tmp_path / "run")).train_to_end()
+    assert summarize_run(tmp_path / "run")["delivery"]["west"] == "is offline"
+    exchange = Exchange(InProcessGrid(sites), agreement.sites, agreement.policy)
+    FederatedRun.resume(exchange, run.folder).train_to_end()
+    assert summarize_run(tmp_path / "run")["delivery"] == dict.fromkeys(HOSPITALS, "delivered")
+    north, west = (find_model(tmp_path / "sites", name) for name in ("north", "west"))
+    hashes = {json.loads((folder / "delivery.json").read_text())["sha256"] for folder in (north, west)}
+    assert len(hashes) == 1
+
+
+class TamperedSite:
+    """A network that changes one weight of the delivered model on its way."""
+
+    def __init__(self, site: ControlledSite) -> None:
+        self._site = site
+
+    def answer_message(self, payload: Payload) -> Payload:
+        header = payload.read_header()
+        if header["kind"] == "deliver":
+            weights, *rest = unpack_tensors(payload)["model"]
+            weights[0] += 1
+            header.pop("layouts")
+            payload = pack_payload(header, {"model": (weights, *rest)})
+        return self._site.answer_message(payload)
+
+
+def test_a_model_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> None:
+    sites = make_controlled_sites(tmp_path / "sites")
+    changed: dict[str, AnsweringSite] = {**sites, "south": TamperedSite(sites["south"])}
+    start_hospital_run(changed, tmp_path / "run").train_to_end()
+    status = summarize_run(tmp_path / "run")["delivery"]
+    assert "the model has the hash" in status["south"]
+    assert status["north"] == "delivered"
+    assert not (tmp_path / "sites" / "south" / "state" / "models").exists()
+
+
+def test_a_file_that_was_changed_at_the_site_is_named(tmp_path: Path) -> None:
+    start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run").train_to_end()
+    folder = find_model(tmp_path / "sites", "north")
+    with (folder / "MODEL_CARD.md").open("a") as file:
+        file.write("perfect")
+    assert verify_model(folder) == ["MODEL_CARD.md"]
+    (folder / "model.pt").write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"model\.pt is not the file"):
+        verify_model(folder)
+
+
+def test_the_hash_depends_on_names_types_shapes_and_bytes() -> None:
+    tensors = {"a": torch.arange(4.0), "b": torch.zeros(0)}
+    same = {"b": torch.zeros(0), "a": torch.arange(4.0)}
+    assert hash_tensors(tensors) == hash_tensors(same)
+    for changed in (
+        {**tensors, "a": torch.arange(4.0).reshape(2, 2)},
+        {**tensors, "a": torch.arange(4.0).double()},
+        {**tensors, "a": torch.arange(4.0) + 1e-7},
+        {"c": tensors["a"], "b": tensors["b"]},
+    ):
+        assert hash_tensors(changed) != hash_tensors(tensors)
