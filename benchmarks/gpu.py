@@ -96,6 +96,7 @@ def _make_recipe(seed: int, **changes: Any) -> Recipe:
         "negatives": BATCH // 2,
         "learning_rate": 0.01,
         "weight_decay": 1e-4,
+        "weighting": "clients",
         "augment": "crop-flip",
         "precision": "mixed",
         "device": "cuda",

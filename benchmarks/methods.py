@@ -35,6 +35,7 @@ import torch
 import fedauc
 from fedauc.algorithms import find_methods
 from fedauc.experiments.recipe import Recipe
+from fedauc.objectives.logistic import Logistic
 from fedauc.server_optimizers.adaptive import Adam
 from problems import Split, list_problems, load_problem
 
@@ -87,6 +88,14 @@ CONTENDERS = {
     "cycp-pairwise + momentum": Contender("cycp-pairwise", {"server_optimizer": "momentum"}),
 }
 
+CANDIDATES = {
+    "a-scaffold + balanced": Contender("a-scaffold", {"objective": Logistic(draw="classes")}),
+    "focus": Contender("focus"),
+}
+"""Ideas beyond the paper with the same budget, in tables of their own (`methods_tried.py`); they run when named."""
+
+EVERYONE = CONTENDERS | CANDIDATES
+
 
 class Run(NamedTuple):
     """One training."""
@@ -136,7 +145,7 @@ def measure_run(run: Run) -> dict[str, Any]:
         with warnings.catch_warnings():
             # A setting that trains badly stays a setting; the validation rows judge it.
             warnings.simplefilter("ignore")
-            fitted = train_model(split, model, CONTENDERS[run.contender], run.setting, run.split)
+            fitted = train_model(split, model, EVERYONE[run.contender], run.setting, run.split)
     except fedauc.TrainingStopped:
         positives = float(split.test.labels.mean())
         measured: dict[str, Any] = {"validation": 0.5, "auc": 0.5, "ap": positives, "pauc": 0.5, "stopped": True}
@@ -159,7 +168,7 @@ def measure_run(run: Run) -> dict[str, Any]:
 
 def choose_setting(records: dict[str, dict[str, Any]], problem: str, contender: str) -> dict[str, Any] | None:
     """The setting with the highest mean validation AUC on the tuning splits; None until all have run there."""
-    settings = CONTENDERS[contender].list_settings()
+    settings = EVERYONE[contender].list_settings()
     keys = [[Run(problem, contender, setting, split).key for split in TUNING_SPLITS] for setting in settings]
     if any(key not in records for row in keys for key in row):
         return None
@@ -171,7 +180,7 @@ def choose_common_setting(
     records: dict[str, dict[str, Any]], problems: list[str], contender: str
 ) -> dict[str, Any] | None:
     """The setting with the highest mean validation AUC over all problems; None until all have run there."""
-    settings = CONTENDERS[contender].list_settings()
+    settings = EVERYONE[contender].list_settings()
     keys = [
         [Run(p, contender, setting, split).key for p in problems for split in TUNING_SPLITS] for setting in settings
     ]
@@ -198,7 +207,7 @@ def list_due_runs(
         for split in splits:
             for contender in contenders:
                 chosen = choose_setting(records, problem, contender)
-                settings = CONTENDERS[contender].list_settings() if split in TUNING_SPLITS else [chosen]
+                settings = EVERYONE[contender].list_settings() if split in TUNING_SPLITS else [chosen]
                 runs = (Run(problem, contender, setting, split) for setting in settings if setting is not None)
                 yield from (run for run in runs if run.key not in records)
 
@@ -231,7 +240,7 @@ def run_all(problems: list[str], contenders: list[str], splits: tuple[int, ...],
 def list_known_contenders(names: list[str]) -> list[str]:
     """Those whose method this version of fedauc has; the others are named."""
     methods = find_methods()
-    absent = [name for name in names if CONTENDERS[name].method not in methods]
+    absent = [name for name in names if EVERYONE[name].method not in methods]
     if absent:
         print(f"left out, since their methods do not exist here: {', '.join(absent)}", flush=True)
     return [name for name in names if name not in absent]

@@ -28,13 +28,17 @@ Runs = Mapping[tuple[str, str], Sequence[Record]]
 
 
 def collect_chosen_runs(records: Sequence[Record]) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
-    """The runs of chosen settings, and the contenders of problems that are not complete, with what they lack."""
-    from methods import CONTENDERS, SPLITS, Run, choose_setting, index_records
+    """The runs of chosen settings, and the contenders of problems that are not complete, with what they lack.
+
+    Candidates count where they have runs; nothing is missing where they have none.
+    """
+    from methods import CANDIDATES, CONTENDERS, SPLITS, Run, choose_setting, index_records
     from problems import list_problems
 
     by_key, runs, missing = index_records(list(records)), {}, []
+    candidates = [name for name in CANDIDATES if any(record["contender"] == name for record in records)]
     for problem in list_problems():
-        for contender in CONTENDERS:
+        for contender in (*CONTENDERS, *candidates):
             chosen = choose_setting(by_key, problem, contender)
             found = [by_key.get(Run(problem, contender, chosen or {}, split).key) for split in SPLITS]
             if chosen is None or any(record is None for record in found):

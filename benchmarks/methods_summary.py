@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
@@ -290,8 +290,13 @@ def make_blocks(record: Record) -> dict[str, str]:
 
 
 def update_page(text: str, record: Record) -> str:
-    """The page with the generated parts between its markers replaced by those of the record."""
-    for name, block in make_blocks(record).items():
+    """The page with the generated parts of the record."""
+    return replace_blocks(text, make_blocks(record))
+
+
+def replace_blocks(text: str, blocks: Mapping[str, str]) -> str:
+    """The page with the generated parts between its markers replaced by others of the same names."""
+    for name, block in blocks.items():
         pattern = rf"<!-- begin {re.escape(name)} -->\n.*?<!-- end -->"
         before, after = f"<!-- begin {name} -->\n", "<!-- end -->"
         text = re.sub(pattern, lambda _, part=f"{before}\n{block}\n\n{after}": part, text, flags=re.DOTALL)
@@ -347,9 +352,11 @@ def main() -> None:
     """Write the record, or the page and its figure."""
     source, target = map(Path, sys.argv[1:3])
     if target.is_dir():
+        from methods import CONTENDERS
         from problems import describe_problem
 
-        runs = drop_curves([json.loads(line) for line in source.read_text().splitlines()])
+        measured = [json.loads(line) for line in source.read_text().splitlines()]
+        runs = drop_curves([run for run in measured if run["contender"] in CONTENDERS])
         lines = [json.dumps(run, separators=(",", ":")) + "\n" for run in runs]
         (target / "methods.jsonl").write_text("".join(lines))
         (target / "methods.json").write_text(json.dumps(make_record(runs, describe_problem), indent=1) + "\n")

@@ -77,7 +77,12 @@ def make_studies(folder: str) -> dict[str, Study]:
     ten_thousand = CyclicPoisson(rate=0.1, groups=10, assignment="random")
     return {
         "fraud": Study(
-            CreditCardFull(folder=folder, validation_fraction=0.3), Cyclic(), 1e-3, (2.0, 8.0, 32.0, 128.0), 30
+            CreditCardFull(folder=folder, validation_fraction=0.3),
+            Cyclic(),
+            1e-3,
+            (2.0, 8.0, 32.0, 128.0),
+            30,
+            settings={"weighting": "clients"},
         ),
         "insurance": Study(
             SyntheticMedicare(),

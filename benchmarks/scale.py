@@ -66,7 +66,8 @@ def time_many_clients(method: str, count: int) -> dict[str, Any]:
     inputs = draw.standard_normal((len(client), FEATURES), dtype=np.float32)
     start = time.perf_counter()
     clients = Clients.from_arrays(inputs, labels, client)
-    recipe = Recipe.of(method, groups=CYCLE_ROUNDS, per_round=10, cycles=CYCLES, assignment="random")
+    schedule = {"groups": CYCLE_ROUNDS, "per_round": 10, "cycles": CYCLES, "assignment": "random"}
+    recipe = Recipe.of(method, weighting="clients", **schedule)
     training, _, state = assemble_training(recipe, nn.Linear(FEATURES, 1), clients)
     ready = time.perf_counter()
     times = _time_rounds(training, state)
@@ -96,7 +97,14 @@ def time_large_table(folder: str, source: str) -> dict[str, Any]:
     built = time.perf_counter() - start
     peak = _peak_memory()
     recipe = Recipe.of(
-        "cycp-pairwise", groups=CYCLE_ROUNDS, cycles=2, local_steps=32, positives=512, negatives=512, learning_rate=0.01
+        "cycp-pairwise",
+        groups=CYCLE_ROUNDS,
+        cycles=2,
+        local_steps=32,
+        positives=512,
+        negatives=512,
+        weighting="clients",
+        learning_rate=0.01,
     )
     training, _, state = assemble_training(recipe, nn.Linear(COLUMNS, 1), clients)
     times = _time_rounds(training, state, skip=0)

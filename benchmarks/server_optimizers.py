@@ -55,7 +55,13 @@ def run_setting(
     for seed in seeds:
         rate = factor * Recipe.of(method).learning_rate
         recipe = Recipe.of(
-            method, learning_rate=rate, cycles=cycles, seed=seed, stages="constant", server_optimizer=optimizer
+            method,
+            learning_rate=rate,
+            cycles=cycles,
+            seed=seed,
+            stages="constant",
+            weighting="clients",
+            server_optimizer=optimizer,
         )
         config = Config(recipe=recipe, data=CreditCard(validation_fraction=0.3))
         with tempfile.TemporaryDirectory() as folder:

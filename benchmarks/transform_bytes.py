@@ -61,7 +61,14 @@ def main() -> None:
         for case, settings in CASES.items():
             runs = [
                 fit(
-                    model, CreditCard(), "cycp-pairwise", cycles=30, seed=seed, metrics="auc", verbose=False, **settings
+                    model,
+                    CreditCard(),
+                    "cycp-pairwise",
+                    cycles=30,
+                    seed=seed,
+                    metrics="auc",
+                    verbose=False,
+                    **{"weighting": "clients", **settings},
                 )
                 for seed in seeds
             ]

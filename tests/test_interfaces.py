@@ -16,6 +16,7 @@ from fedauc.objectives.compositional import CompositionalObjective
 from fedauc.objectives.kinds import GapObjective, PairObjective, PointObjective, mean_last
 from fedauc.objectives.logistic import Logistic
 from fedauc.objectives.minimax import Minimax
+from fedauc.objectives.one_vs_rest import OneVsRestLoss
 from fedauc.trees import (
     Tree,
     find_only_node,
@@ -136,8 +137,8 @@ def test_bad_weight_decay_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(find_algorithms()))
 def test_an_objective_of_another_kind_is_refused(name: str) -> None:
     kind = find_algorithms()[name]
-    # Each algorithm takes one of the four kinds of objective: that of its default.
-    families = (PointObjective, PairObjective, CompositionalObjective, Minimax)
+    # Each algorithm takes one of the five kinds of objective: that of its default.
+    families = (PointObjective, PairObjective, CompositionalObjective, Minimax, OneVsRestLoss)
     (family,) = (choice for choice in families if isinstance(kind().objective, choice))  # type: ignore[call-arg]
     for objective in (member() for member in find_objectives().values()):
         if isinstance(objective, family):

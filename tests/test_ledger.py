@@ -28,6 +28,7 @@ FLOATS: dict[str, tuple[int, int]] = {
     "scaffold": (2 * D, 2 * D),
     "a-scaffold": (2 * D, 2 * D),
     "codasca": (2 * (D + 3), 2 * (D + 3)),
+    "focus": (D, D),
 }
 """Floats down and up per visit that learns, from the specification."""
 

@@ -25,6 +25,7 @@ def make_recipe(workload: str, rounds: int, engine: str) -> Recipe:
         local_steps=shape.local_steps,
         positives=shape.batch // 2,
         negatives=shape.batch - shape.batch // 2,
+        weighting="clients",
         engine=engine,
     )
 

@@ -19,7 +19,6 @@ from torch import nn
 from fedauc.data.clients import Clients, examples
 from fedauc.data.columns import is_table, list_column_names, read_columns
 from fedauc.data.dataset import Rows
-from fedauc.data.datasets.table import Table
 from fedauc.data.feature_fitting import FeatureSettings, RawColumn, RawEncoder, fit_features
 from fedauc.data.names import as_names
 from fedauc.data.raw_tables import convert_column
@@ -68,7 +67,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     bins : bins of the piecewise-linear encoding of each column of numbers, which suits the model "tabular"; 0 for none.
     random_state : the seed, or a generator to draw it from.
     settings : other fields of the recipe, the algorithm or the schedule, as `fedauc.fit` takes them, such as
-        `{"local_steps": 8, "objective": "squared-hinge"}`; as for all tables, `weighting` is "pooled" unless given.
+        `{"local_steps": 8, "objective": "squared-hinge"}`.
     verbose : whether lines on standard error say how far training is.
 
     After `fit`: `classes_`, `n_features_in_`, `feature_names_in_` for tables with names, `module_` (the trained
@@ -193,7 +192,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 parameter = "random_state" if name == "seed" else name
                 raise ValueError(f"settings holds {name!r}; use the parameter {parameter} of FederatedAUCClassifier")
         chosen = {name: value for name, value in optional.items() if value is not None}
-        return Recipe.of(self.method, **fixed, **chosen, **{**Table.recommended, **given})
+        return Recipe.of(self.method, **fixed, **chosen, **given)
 
     def _check_validation_fraction(self) -> float:
         fraction = self.validation_fraction

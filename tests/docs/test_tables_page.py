@@ -46,7 +46,7 @@ def test_the_claims_about_boosting_hold() -> None:
 
 
 @pytest.mark.parametrize("method", summary.DEFAULT_RATES)
-def test_pooled_weighting_is_better_than_the_default_of_the_methods(method: str) -> None:
+def test_pooled_weighting_is_better_than_counting_all_sites_alike(method: str) -> None:
     entries = {
         entry["setting"]["weighting"]: entry["difference"]
         for entry in RECORD["settings"]

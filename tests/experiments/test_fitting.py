@@ -203,14 +203,32 @@ def test_fit_reports_progress_where_somebody_reads_it(
         assert lines[-1].startswith("cycp-pairwise: done, round 6 of 6, AUC ")
 
 
-def test_a_table_recommends_pooled_weighting_unless_the_caller_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("weighting", "largest", "said"), [("pooled", 2000, 1), ("pooled", 40, 0), ("clients", 2000, 0)]
+)
+def test_a_run_says_that_one_site_has_most_of_the_rows(
+    weighting: str, largest: int, said: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = np.repeat(np.arange(40), [largest, *[20] * 39])
+    x, y = np.random.default_rng(0).normal(size=(len(sites), 2)), np.arange(len(sites)) % 4 == 0
+    clients = Clients.from_arrays(x, y, client=sites)
+    fit("linear", clients, "cycp-fedavg", cycles=1, groups=2, weighting=weighting, verbose=True)
+    # 40 sites, of which one has 2000 of the 2780 rows: 40 * 2000 / 2780.
+    assert capsys.readouterr().err.count("one site has 29 times the rows of a class") == said
+
+
+def test_pooled_weighting_is_the_default_and_every_engine_trains_the_same_model_with_it() -> None:
     rng = np.random.default_rng(0)
     y = np.arange(120) % 3 == 0
-    rows = {"x": rng.normal(size=120) + y, "y": y.astype(int), "client": np.arange(120) // 10 % 4}
-    table = Table(rows)
-    fitted = fit("linear", table, "cycp-fedavg", cycles=1, groups=2, verbose=True)
-    assert fitted.recipe.weighting == "pooled"
-    assert "the dataset 'table' recommends weighting pooled, which this run uses" in capsys.readouterr().err
-    chosen = fit("linear", table, "cycp-fedavg", cycles=1, groups=2, weighting="clients", verbose=True)
-    assert chosen.recipe.weighting == "clients"
-    assert "recommends" not in capsys.readouterr().err
+    # Four sites of very different sizes, so that the weighting decides the model.
+    sites = np.searchsorted([10, 25, 50], np.arange(120), side="right")
+    table = Table({"x": rng.normal(size=120) + y, "y": y.astype(int), "client": sites})
+    for method in ("cycp-fedavg", "cycp-minimax", "cycp-pairwise"):
+        models = {}
+        for engine, weighting in (("loop", None), ("batched", None), ("loop", "clients")):
+            settings: dict[str, Any] = {} if weighting is None else {"weighting": weighting}
+            fitted = fit("linear", table, method, cycles=2, groups=2, engine=engine, dtype="float64", **settings)
+            assert fitted.recipe.weighting == (weighting or "pooled")
+            models[engine, weighting] = fitted.scores(np.linspace(-2, 2, 9)[:, None])
+        np.testing.assert_allclose(models["loop", None], models["batched", None], rtol=1e-9)
+        assert np.abs(models["loop", None] - models["loop", "clients"]).max() > 1e-3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fedauc.algorithms import find_methods
 from fedauc.experiments.config import Config
-from fedauc.experiments.decisions import describe_recommended
 from fedauc.experiments.options import InapplicableOption, build_config, list_options
 from fedauc.experiments.recipe import Recipe
 from fedauc.wrappers import find_wrappers
@@ -70,20 +70,33 @@ def test_a_recipe_takes_names_members_and_one_text() -> None:
         Recipe.of("fedavg", wrappers=[3])
 
 
-def test_a_table_recommends_pooled_weighting_unless_the_user_chooses() -> None:
-    table = {"data": "table", "data.path": "claims.csv"}
-    config = build_config("cycp-fedavg", None, table)
-    assert config.recipe == Recipe.of("cycp-fedavg", weighting="pooled")
+@pytest.mark.parametrize("method", sorted(find_methods()))
+def test_every_method_has_pooled_weighting_unless_the_user_chooses(method: str) -> None:
+    config = build_config(method, None, {})
+    assert config.recipe.weighting == Recipe.of(method).weighting == "pooled"
+    assert Config.from_json(f'{{"recipe": {{"method": "{method}"}}}}').recipe.weighting == "pooled"
     # It is stored like any other setting, so that a later default does not change the run.
     assert '"weighting": "pooled"' in config.to_json()
-    assert build_config("cycp-fedavg", None, {**table, "weighting": "clients"}).recipe == Recipe.of("cycp-fedavg")
-    assert build_config("cycp-fedavg", None, {"data": "creditcard"}).recipe == Recipe.of("cycp-fedavg")
+    chosen = build_config(method, None, {"weighting": "clients"})
+    assert chosen.recipe == Recipe.of(method, weighting="clients")
     # A configuration file has a value for every field, and these values stay.
-    assert build_config(None, build_config("cycp-fedavg", None, {}), table).recipe == Recipe.of("cycp-fedavg")
+    assert build_config(None, chosen, {"cycles": "3"}).recipe.weighting == "clients"
 
 
-def test_a_run_says_which_recommended_settings_it_uses() -> None:
-    config = build_config("cycp-fedavg", None, {"data": "table", "data.path": "claims.csv"})
-    sentence = "the dataset 'table' recommends weighting pooled, which this run uses"
-    assert describe_recommended(config.data, config.recipe) == [sentence]
-    assert describe_recommended(config.data, Recipe.of("cycp-fedavg")) == []
+@pytest.mark.parametrize(
+    "options",
+    [{"epsilon": "8"}, {"wrappers": "example-dp", "epsilon": "8"}],
+    ids=["client-dp", "example-dp"],
+)
+def test_a_private_run_counts_all_clients_alike_unless_the_user_chooses(options: dict[str, str]) -> None:
+    assert build_config("cycp-fedavg", None, options).recipe.weighting == "clients"
+    assert build_config("cycp-fedavg", None, {**options, "weighting": "pooled"}).recipe.weighting == "pooled"
+    assert build_config("cycp-fedavg", None, {**options, "preset": "as-printed"}).recipe.weighting == "paper"
+    settings = {name: float(text) if name == "epsilon" else text for name, text in options.items()}
+    assert Recipe.of("cycp-fedavg", **settings).weighting == "clients"
+    assert Recipe.of("cycp-fedavg", weighting="pooled", **settings).weighting == "pooled"
+    text = '{"recipe": {"method": "cycp-fedavg", "epsilon": 8}}'
+    assert Config.from_json(text).recipe.weighting == "clients"
+    assert Config.from_json(text.replace("8", '8, "weighting": "pooled"')).recipe.weighting == "pooled"
+    # An infinite budget protects nobody: the run is the plain one.
+    assert build_config("cycp-fedavg", None, {**options, "epsilon": "inf"}).recipe.weighting == "pooled"

@@ -72,7 +72,7 @@ def test_options_win_over_the_preset_and_the_preset_over_the_dataset() -> None:
     assert name_preset("cycp-minimax", recipe) is None
     replaced = build_config("cycp-minimax", None, {**OPTIONS, "stages": "milestones"}).recipe
     assert (replaced.stages, replaced.stage_output) == (Milestones(), "round_mean")
-    # A table recommends pooled weights, which the preset replaces.
+    # Pooled weights are the default, which the preset replaces.
     table = {"data": "table", "data.path": "x.csv", "data.label": "y", "data.client": "site"}
     assert build_config("cycp-pairwise", None, table).recipe.weighting == "pooled"
     assert build_config("cycp-pairwise", None, {**table, **OPTIONS}).recipe.weighting == "paper"

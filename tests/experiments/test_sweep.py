@@ -50,11 +50,11 @@ def ignore_progress(name: str) -> Observer:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Every file of a run but its seconds."""
+    """Every file of a run but its seconds, and the manifest, which has their hash."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "timing.jsonl"
+        if path.is_file() and path.name not in ("timing.jsonl", "manifest.json")
     }
 
 
@@ -377,7 +377,7 @@ def test_without_a_validation_part_a_sweep_says_that_it_sorts_by_test_auc(
 
 
 def test_a_sweep_says_which_runs_could_not_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    chosen = ("--method", "cycp-minimax", "--score", "identity", "--vary", "lr=0.3,0.01")
+    chosen = ("--method", "cycp-minimax", "--score", "identity", "--weighting", "clients", "--vary", "lr=0.3,0.01")
     ran = fedauc(capsys, "sweep", *TYPED, *chosen, "--out", str(tmp_path / "sweep"))
     assert ran.code == 3
     assert "cycp-minimax/learning-rate=0.3/seed-0: stopped in round 3" in ran.err

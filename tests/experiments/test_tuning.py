@@ -134,13 +134,14 @@ def test_options_of_a_member_are_searched_where_the_trial_has_it(tmp_path: Path)
     [
         ({}, ["learning-rate", "local-steps", "weighting", "objective.scale"]),
         ({"local_steps": "4"}, ["learning-rate", "weighting", "objective.scale"]),
+        ({"preset": "as-printed"}, ["learning-rate", "local-steps", "objective.scale"]),
         ({"model": "mlp", "objective": "square"}, ["learning-rate", "local-steps", "weighting", "model.hidden"]),
         (
             {"model": "tabular"},
             ["learning-rate", "local-steps", "weighting", "objective.scale", "model.width", "model.hidden"],
         ),
     ],
-    ids=["linear", "fixed", "mlp", "tabular"],
+    ids=["linear", "fixed", "preset", "mlp", "tabular"],
 )
 def test_the_default_search_has_what_method_and_model_have(changes: dict[str, str], options: list[str]) -> None:
     assert [dimension.option for dimension in make_space((), **changes).dimensions] == options

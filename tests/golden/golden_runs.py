@@ -49,6 +49,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Options beyond the methods' defaults."""
 
+RECORDED: dict[str, Any] = {"weighting": "clients"}
+"""What was every method's default when the runs were recorded, and no longer is."""
+
 
 def settings(name: str) -> dict[str, Any]:
     """The recipe's settings of a named run: a method with its defaults, or a variant."""
@@ -61,7 +64,7 @@ def settings(name: str) -> dict[str, Any]:
         from fedauc.objectives import find_objectives
 
         chosen["objective"] = find_objectives()[chosen["objective"]]()
-    return {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3, **chosen}
+    return {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3, **RECORDED, **chosen}
 
 
 def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any) -> dict[str, Digest]:
@@ -85,7 +88,7 @@ def federate(names: list[str]) -> dict[str, Digest]:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            agreement = make_agreement(name, {"evaluation": "histograms"}, participation="cyclic")
+            agreement = make_agreement(name, {"evaluation": "histograms"}, participation="cyclic", **RECORDED)
             grid = make_grid(Path(folder) / "sites", test=held_out())
             create_run(agreement, grid, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
@@ -111,7 +114,8 @@ def run_rank(path: str, names: list[str]) -> None:
     dist.init_process_group("gloo")
     digests = {}
     for name in names:
-        recipe = Recipe.of(name, cycles=2, local_steps=3, positives=3, negatives=3, dtype="float64", engine="batched")
+        rows = {"positives": 3, "negatives": 3, **RECORDED}
+        recipe = Recipe.of(name, cycles=2, local_steps=3, dtype="float64", engine="batched", **rows)
         assembly = assemble_training(recipe, linear_scorer(), small_federation())
         rounds = list(assembly.training.rounds(assembly.start))
         lines = [{"value": done.loss_value, **done.traffic._asdict()} for done in rounds]

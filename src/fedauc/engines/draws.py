@@ -9,6 +9,7 @@ import numpy as np
 
 from fedauc import keys
 from fedauc.data.augmentation import draw_crops
+from fedauc.data.classes import ClassCensus, divide_batch, list_counts
 from fedauc.data.clients import Clients
 from fedauc.data.io.memory import WORDS_PER_BLOCK, row_blocks
 from fedauc.data.weighting import class_scales, row_scales
@@ -60,7 +61,10 @@ class Draws:
 
     def draw_cohort(self, clients: Sequence[int], phase: Phase) -> CohortDraws:
         """The batches of every client; no client's batches depend on who else takes part."""
-        draw_rows = self._draw_by_class if self._draw == "classes" else self._draw_any_class
+        draw_rows = self._draw_any_class
+        if self._draw == "classes":
+            is_binary = not isinstance(self._clients.census, ClassCensus)
+            draw_rows = self._draw_by_class if is_binary else self._draw_every_class
         numbers = np.asarray(clients)
         positions, weights = draw_rows(numbers, phase)
         draws = CohortDraws(self._clients.rows.take(positions), weights, None)
@@ -85,21 +89,36 @@ class Draws:
         start, end = self._clients.offsets[clients], self._clients.offsets[clients + 1]
         middle = start + self._clients.census.positives[clients]
         # Rows of a class that the client lacks come from the other class with weight zero: BatchNorm still sees them.
-        positives = self._draw_side(start, np.where(middle > start, middle, end), clients, phase, 0)
-        negatives = self._draw_side(np.where(end > middle, middle, start), end, clients, phase, 1)
+        size = phase.batch
+        positives = self._draw_side(start, np.where(middle > start, middle, end), clients, phase, 0, size.positives)
+        negatives = self._draw_side(np.where(end > middle, middle, start), end, clients, phase, 1, size.negatives)
         weights = np.repeat(self._scales[clients] / np.maximum(phase.batch, 1), phase.batch, axis=1)
         return np.concatenate([positives, negatives], axis=2), weights
 
+    def _draw_every_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of several classes, in their order."""
+        start, end = self._clients.offsets[clients], self._clients.offsets[clients + 1]
+        counts = np.stack(list_counts(self._clients.census))[:, clients]
+        edges, sizes, parts = start + np.cumsum(counts, axis=0), divide_batch(self._clients.census, phase.batch), []
+        for number, size in enumerate(sizes):
+            held, last = counts[number] > 0, edges[number]
+            # Rows of a class that the client lacks are any of its rows, with weight zero.
+            first, last = np.where(held, last - counts[number], start), np.where(held, last, end)
+            parts.append(self._draw_side(first, last, clients, phase, 3 + number, size))
+        return np.concatenate(parts, axis=2), np.repeat(self._scales[clients] / np.array(sizes), sizes, axis=1)
+
     def _draw_any_class(self, clients: np.ndarray, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         size, offsets = phase.batch.total_rows, self._clients.offsets
-        positions = self._draw_side(offsets[clients], offsets[clients + 1], clients, phase, 2)
+        positions = self._draw_side(offsets[clients], offsets[clients + 1], clients, phase, 2, size)
         return positions, np.repeat(self._scales[clients, None] / size, size, axis=1)
 
     def _draw_side(
-        self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int
+        self, start: np.ndarray, end: np.ndarray, clients: np.ndarray, phase: Phase, side: int, size: int
     ) -> np.ndarray:
-        """Positions `[M, I, B]` in each client's range `start` to `end`; sides are positives 0, negatives 1, any 2."""
-        size = phase.batch.total_rows if side == 2 else phase.batch[side]
+        """Positions `[M, I, B]` in each client's range `start` to `end`.
+
+        Sides are positives 0, negatives 1, any 2, and 3 + c for class c of several.
+        """
         sizes, count, key = end - start, phase.local_steps * size, (self._setting.seed, "batch", phase.round, side)
         parts = []
         for block in row_blocks((len(clients), max(count, self._largest)), WORDS_PER_BLOCK):

@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fedauc.data.classes import ClassCensus
 from fedauc.data.clients import Clients
 from fedauc.data.preparation import Split
 from fedauc.engines import EngineParts, make_engine
 from fedauc.engines.cuda.engine import GraphedEngine
 from fedauc.engines.distributed import DistributedEngine
+from fedauc.experiments.class_training import check_class_outputs, check_class_training
 from fedauc.experiments.memory_needs import check_draw_memory
 from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import prepare_example_privacy, prepare_privacy, refuse_personal_models
@@ -63,6 +65,7 @@ def assemble_training(
         secret = make_secret()
     # Amplification by sampling needs draws that nobody can predict.
     schedule_seed = recipe.seed if secret is None else random_integer(secret.hex(), "schedule")
+    check_class_training(recipe, clients.census)
     schedule = recipe.participation.bind(clients.roster, schedule_seed)
     shape = tuple(clients.inputs.shape[1:])
     if recipe.augment != "none" and len(shape) != 3:
@@ -72,9 +75,9 @@ def assemble_training(
     )
     # Whom a random draw has chosen must not decide anything, so the size that is expected counts.
     per_round = max(1, round(schedule.cohort(0).divisor))
-    check_draw_memory(per_round, recipe.local_steps, recipe.batch)
     budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
     stages, algorithm = recipe.stages.divide_budget(budget), _complete_algorithm(recipe, clients.census)
+    check_draw_memory(per_round, max(stage.local_steps for stage in stages), recipe.batch)
     outputs_mean = recipe.stage_output != "last"
     scoring = [algorithm.scoring_pass and (index == 0 or outputs_mean) for index in range(len(stages))]
     plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
@@ -170,8 +173,10 @@ def _check_model(algorithm: Algorithm, network: ModuleNetwork, clients: Clients)
         raise ValueError(
             f"the model does not accept rows of shape {shape} and type {tried_rows.dtype}: {reason}"
         ) from error
-    if (outputs.ndim == 2) != objective.takes_embeddings:
-        numbers_per_row = outputs.shape[1] if outputs.ndim == 2 else 1
+    numbers_per_row = outputs.shape[1] if outputs.ndim == 2 else 1
+    if isinstance(clients.census, ClassCensus):
+        check_class_outputs(objective.name, numbers_per_row, len(clients.census.counts))
+    elif (outputs.ndim == 2) != objective.takes_embeddings:
         needs = "at least 2 (an embedding)" if objective.takes_embeddings else "1 (a score), or objective 'contrastive'"
         raise ValueError(
             f"the model gives {numbers_per_row} numbers per row; objective {objective.name!r} needs {needs}"

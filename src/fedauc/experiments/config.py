@@ -6,6 +6,7 @@ A component, such as a dataset or an objective, is written with its `name` and f
 from __future__ import annotations
 
 import json
+import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass, replace
@@ -21,7 +22,7 @@ from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.callbacks import Callback, find_callbacks
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
-from fedauc.experiments.recipe import Recipe
+from fedauc.experiments.recipe import Recipe, list_decided
 from fedauc.fields import check_fields, describe, list_fields, option, unwrap_optional
 from fedauc.interfaces import Algorithm, Mean, Objective, Participation, ServerOptimizer, UploadTransform, Wrapper
 from fedauc.metrics import DEFAULT_METRICS, parse_metrics
@@ -105,6 +106,8 @@ class Config:
             raise ValueError(f"{where}.recipe is {recipe!r}; {needs}")
         with import_used_plugins(data, where):
             config: Config = from_plain(Config, data, where, Config(recipe=Recipe.of(recipe["method"])))
+        if not {*recipe, *list_decided(config.recipe.method, None)} & {"weighting"}:
+            config = replace(config, recipe=config.recipe.with_default_weighting())
         return config
 
     @staticmethod
@@ -280,7 +283,8 @@ def convert_value(kind: Any, data: Any, where: str) -> Any:
             raise ValueError(f"{where} is {data!r}; it must have {len(kinds)} entries")
         return tuple(from_plain(inner, value, where) for inner, value in zip(kinds, data, strict=True))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        # A whole number beyond the largest float stays as it is: the check of the field refuses it.
+        return float(data) if abs(data) <= sys.float_info.max else data
     if isinstance(kind, type) and isinstance(data, kind) and isinstance(data, bool) == (kind is bool):
         return data
     raise ValueError(f"{where} is {data!r}; it must be {getattr(kind, '__name__', kind)}")

@@ -8,15 +8,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedauc.data.dataset import Dataset
+from fedauc.data.weighting import class_scales
 from fedauc.engines import explain_engine
 from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.guarantee import summarize_guarantee
 from fedauc.experiments.recipe import Recipe
-from fedauc.interfaces import Roster
+from fedauc.interfaces import Roster, Setting
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
 from fedauc.wrappers import unwrap_algorithm
+
+UNEVEN_SCALE = 20.0
+"""Sites are called uneven where one has this many times the rows of the mean site."""
 
 
 def describe_decisions(
@@ -40,12 +43,29 @@ def describe_decisions(
     objective = unwrap_algorithm(training.algorithm).objective
     if isinstance(objective, Minimax) and objective.prior_from_data:
         sentences.append(f"the class prior is {objective.prior:.4g}, the share of positives in the training data")
+    sentences += _describe_uneven_sites(recipe, training.setting)
     if guarantee is not None:
         sentences.append(summarize_guarantee(guarantee))
     if recipe.epsilon == math.inf:
         sentences.append("epsilon is infinite, so that nothing is clipped and no noise is added: nobody is protected")
     engine = explain_engine(recipe.engine, training.engine, training.plan.local_steps)
     return [*sentences, engine] if engine else sentences
+
+
+def _describe_uneven_sites(recipe: Recipe, setting: Setting) -> list[str]:
+    """How much longer the steps of the largest site are than those of the mean site, where that can matter.
+
+    A private run says nothing: the rows of its largest site are no public number.
+    """
+    if recipe.weighting != "pooled" or recipe.is_private:
+        return []
+    longest = float(class_scales(setting.census, recipe.weighting).max())
+    if longest < UNEVEN_SCALE:
+        return []
+    return [
+        f"one site has {longest:.0f} times the rows of a class that the mean site has, and under the weighting "
+        "'pooled' its steps are as much longer: if it diverges, lower the learning rate or use weighting 'clients'"
+    ]
 
 
 def describe_private_runs(recipes: Sequence[Recipe]) -> list[str]:
@@ -64,12 +84,6 @@ def describe_private_runs(recipes: Sequence[Recipe]) -> list[str]:
             "use --noise-source secret"
         )
     return [sentence]
-
-
-def describe_recommended(data: Dataset, recipe: Recipe) -> list[str]:
-    """Which of the settings that the dataset recommends are used."""
-    used = [f"{name} {value}" for name, value in data.recommended.items() if getattr(recipe, name) == value]
-    return [f"the dataset {data.name!r} recommends {', '.join(used)}, which this run uses"] if used else []
 
 
 @functools.lru_cache(maxsize=256)

@@ -105,6 +105,11 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         objective = self.algorithm.objective
+        if objective.takes_classes:
+            for metric in self.metrics:
+                if not metric.takes_classes:
+                    needs = f"needs one score per row, and objective {objective.name!r} has a score for every class"
+                    raise ValueError(f"metric {metric.text!r} {needs}; use metric 'ovr-auc', or 'class-auc@0'")
         if objective.takes_embeddings and tuple(metric.text for metric in self.metrics) != DEFAULT_METRICS:
             for metric in self.metrics:
                 if not metric.takes_embeddings:
@@ -125,7 +130,7 @@ class Evaluator:
         if test is not None:
             labels, scores = self._score_examples(model, test, phase)
             for metric in self.metrics:
-                quality |= _measure_columns(metric, labels, scores)
+                quality |= measure_columns(metric, labels, scores)
         if validation is not None:
             labels, scores = self._score_examples(model, validation, phase)
             measured = _measure_ranking(self.metrics[0], labels, scores)
@@ -180,9 +185,9 @@ def score_rows(network: ModuleNetwork, model: Model, inputs: Tensor) -> np.ndarr
     return _to_array(network.predict(model, inputs))
 
 
-def _measure_columns(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
+def measure_columns(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
     """A metric's columns; they are empty where the metric is not defined for embeddings."""
-    if scores.ndim == 2 and not metric.takes_embeddings:
+    if scores.ndim == 2 and not (metric.takes_embeddings or metric.takes_classes):
         return dict.fromkeys(metric.columns)
     return dict(zip(metric.columns, _measure_ranking(metric, labels, scores), strict=False))
 

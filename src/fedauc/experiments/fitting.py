@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedauc.data.checks import as_inputs, check_classes, naming_source
+from fedauc.data.classes import ClassCensus
 from fedauc.data.clients import Clients, Examples, examples
 from fedauc.data.columns import select_features
 from fedauc.data.dataset import Dataset
@@ -23,11 +24,11 @@ from fedauc.discovery import lookup, read_members
 from fedauc.experiments.assembly import Assembly, assemble_training, make_secret, record_preparation
 from fedauc.experiments.callbacks import Callback, choose_callbacks, find_callbacks
 from fedauc.experiments.callbacks.evaluation import Evaluation
-from fedauc.experiments.decisions import describe_decisions, describe_recommended
+from fedauc.experiments.class_training import read_class_examples
+from fedauc.experiments.decisions import describe_decisions
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns, score_rows
 from fedauc.experiments.guarantee import describe_guarantee
 from fedauc.experiments.parameters import flatten_parameters
-from fedauc.experiments.presets import drop_decided
 from fedauc.experiments.private_evaluation import NoisedEvaluation, PlannedReleases, check_private_evaluation
 from fedauc.experiments.private_standardization import has_private_standardization, standardize_privately
 from fedauc.experiments.progress_lines import ProgressLines, is_watched
@@ -36,7 +37,7 @@ from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.saved_model import FitEvidence, gather_evidence, save_fitted, withhold_evidence
 from fedauc.ledger import Traffic
-from fedauc.metrics import DEFAULT_METRICS, Metric, parse_metrics
+from fedauc.metrics import DEFAULT_METRICS, Metric, list_class_metrics, parse_metrics
 from fedauc.models import find_models
 from fedauc.models.model import ModelConfig
 from fedauc.network import ModuleNetwork
@@ -108,7 +109,7 @@ def fit(
 
     `module` is a network, or a model such as `"linear"` or `MLP(...)`, which is built for the inputs. In the place of
     clients a dataset will do, such as `fedauc.Table("claims.csv", ...)`: its test and validation rows are held out as
-    in `fedauc run`, by the setting `data_seed` (0), and the settings that it recommends are used unless given.
+    in `fedauc run`, by the setting `data_seed` (0).
 
     The sites are simulated: their rows are in this process, and `fedauc federation` runs the same rounds across
     machines. With `verbose`, a handful of lines on standard error say what was decided, how far the run is and how
@@ -118,14 +119,15 @@ def fit(
     measured on the test rows, and the first one on the validation rows too. `callbacks` are instances, or names of
     those that `fedauc list callbacks` shows. Both may be one, several, or a text with commas. `settings` are fields of
     the recipe, the algorithm or the schedule, such as `cycles`, `learning_rate`, `objective`, `groups`, `seed`,
-    `keep="best"` or `patience`; `preset="as-printed"` has the settings of the paper, over which others win and which
-    replace what a dataset recommends. The module itself is left as it was; the trained one is in the result.
+    `keep="best"` or `patience`; `preset="as-printed"` has the settings of the paper, over which others win.
+
+    Clients with labels of several classes (`Clients.from_classes`) need a module with an output per class, and
+    `algorithm=OneVsRestPairwise()`, or "cycp-fedavg" with `objective="softmax"`.
+
+    The module itself is left as it was; the trained one is in the result.
     """
     data_seed = settings.pop("data_seed", 0)
-    recommended = clients.recommended if isinstance(clients, Dataset) else {}
-    if not isinstance(method, Recipe):
-        recommended = drop_decided(recommended, settings.get("preset"), method)
-    recipe = method if isinstance(method, Recipe) else Recipe.of(method, **{**recommended, **settings})
+    recipe = method if isinstance(method, Recipe) else Recipe.of(method, **settings)
     if isinstance(method, Recipe) and settings:
         raise ValueError(f"settings {sorted(settings)} come with a whole recipe; use dataclasses.replace(recipe, ...)")
     data = _read_data(clients, test, validation, data_seed)
@@ -135,6 +137,8 @@ def fit(
         data = data.of_split(standardize_privately(data.split, recipe, secret))
     given_callbacks = read_members("callbacks", callbacks, Callback, _make_callback)
     chosen_metrics = parse_metrics(metrics)
+    if isinstance(data.clients.census, ClassCensus) and metrics == DEFAULT_METRICS:
+        chosen_metrics = parse_metrics(list_class_metrics(len(data.clients.census.counts)))
     if not isinstance(module, nn.Module):
         model = _read_model(module)
         data, module = data._replace(model=model), _build_module(model, data.clients, recipe.seed)
@@ -153,7 +157,6 @@ def fit(
     verbose = is_watched(sys.stderr) if verbose is None else verbose
     with ProgressLines(quiet=not verbose) as lines:
         notes = list_data_notes(data.split) if data.split is not None else []
-        notes += describe_recommended(clients, recipe) if isinstance(clients, Dataset) else []
         for sentence in (*notes, *describe_decisions(recipe, data.clients.roster, assembly, guarantee)):
             lines.print_line(sentence)
         fitted = _train_model(recipe, data, assembly, evaluator, given_callbacks, lines.add_bar(recipe.method))
@@ -264,7 +267,7 @@ def _build_module(model: ModelConfig, clients: Clients, seed: int) -> nn.Module:
 
 
 def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
-    """The rows of one part, checked: both classes, and the shape of the training rows."""
+    """The rows of one part, checked: all classes, and the shape of the training rows."""
     if rows is None:
         return None
     is_given_as_arrays = isinstance(rows, (tuple, list)) and len(rows) in (2, 3)
@@ -273,8 +276,11 @@ def _read_part(name: str, rows: Any, clients: Clients) -> Examples | None:
     with naming_source(name):
         if not isinstance(rows, Examples):
             rows = (select_features(rows[0], clients.feature_names), *rows[1:])
-        part = rows if isinstance(rows, Examples) else examples(*rows)
-        check_classes(part.labels.cpu().numpy())
+        if isinstance(clients.census, ClassCensus):
+            part = read_class_examples(rows, len(clients.census.counts))
+        else:
+            part = rows if isinstance(rows, Examples) else examples(*rows)
+            check_classes(part.labels.cpu().numpy())
     shape, expected = tuple(part.inputs.shape[1:]), tuple(clients.inputs.shape[1:])
     if shape != expected:
         raise ValueError(f"{name} has rows of shape {shape}, the training rows {expected}; give both the same features")

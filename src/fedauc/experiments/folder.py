@@ -12,6 +12,7 @@ noise.key          the secret from which a private run draws its noise, where th
 stopped.txt        why training had to be stopped
 result.json, model.pt, scores.npz   when the run is done; also
 scorer.json, reference_scores.npz, MODEL_CARD.md   what `fedauc.load` and `fedauc predict` need, and the model card
+manifest.json      the SHA-256 of every file; manifest.sig is its signature, where `fedauc sign` has made one
 
 A federated run has other descriptions and results (see `federation/server.py`), and one more file of lines. Every line
 of a `.jsonl` file names its round, so that a resumed run can cut off what came after its checkpoint.
@@ -34,6 +35,7 @@ import torch
 
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.config import Config
+from fedauc.experiments.manifest import write_manifest
 from fedauc.files import check_writable, naming_path, write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
@@ -145,8 +147,7 @@ class RunFolder:
         return self._read_json(PRIVACY_FILE) if (self.path / PRIVACY_FILE).is_file() else None
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text())
-        return content
+        return read_json_object(self.path / name)
 
     def read_records(self) -> list[dict[str, Any]]:
         """The records so far."""
@@ -175,8 +176,8 @@ class RunFolder:
         content = path.read_bytes() if path.is_file() else b""
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
-                lines.append(json.loads(line))
-            except ValueError as error:
+                lines.append(_check_line(json.loads(line)))
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path} is damaged in line {number}: {error}; delete that line and resume") from error
         return lines
 
@@ -217,8 +218,10 @@ class RunFolder:
         write_atomically(self.path / "model.pt", buffer.getbuffer())
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Write the result, which marks the run as done: everything else must be there already."""
-        write_atomically(self.path / "result.json", encode_json(result).encode())
+        """Write the hashes of all files, then the result, which marks the run as done; the rest must be there."""
+        content = encode_json(result).encode()
+        write_manifest(self.path, {"result.json": content})
+        write_atomically(self.path / "result.json", content)
 
     @property
     def has_scores(self) -> bool:
@@ -227,8 +230,27 @@ class RunFolder:
 
     def read_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels and raw scores of the test rows, from a finished run."""
-        stored = np.load(self.path / "scores.npz", allow_pickle=False)
-        return stored["labels"], stored["scores"]
+        with (self.path / "scores.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            return stored["labels"], stored["scores"]
+
+
+def _check_line(line: Any) -> dict[str, Any]:
+    """A line of a `.jsonl` file, if it is an object that names its round."""
+    if not isinstance(line, dict) or type(line.get("round")) is not int:
+        raise ValueError("it must be an object with the number of its round")
+    return line
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds; a damaged file is a `ValueError` that names it."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again, or start the run again") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ValueError(f"{path} is damaged: it holds a {kind}, not an object; copy it again, or start the run again")
+    return content
 
 
 def check_new_folder(path: Path) -> None:

@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from fedauc.data import find_datasets
 from fedauc.data.preparation import Preparation
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config, Family, convert_value, find_family, list_families
-from fedauc.experiments.presets import PRESETS, drop_decided
-from fedauc.experiments.recipe import Recipe
+from fedauc.experiments.presets import PRESETS
+from fedauc.experiments.recipe import Recipe, list_decided
 from fedauc.fields import FieldInfo, list_choices, list_fields, unwrap_optional
 from fedauc.plugins import cache_until_registration
 
@@ -133,8 +132,7 @@ def list_parameters(owner: type) -> list[FieldInfo]:
 def build_config(method: str | None, base: Config | None, texts: Mapping[str, str]) -> Config:
     """The configuration that options describe, on top of `base` or of the method's defaults.
 
-    Without `base`, the settings that the dataset recommends replace the method's defaults, and those of the `preset`
-    replace both.
+    Without `base`, the settings of the `preset` replace the method's defaults.
     """
     texts = dict(texts)
     preset = None if (named := texts.pop("preset", "none")) == "none" else named
@@ -142,7 +140,7 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
         raise ValueError(
             f"preset is {preset!r}, but a configuration to start from has all settings already; leave one of them out"
         )
-    config = base or _start_config(method or DEFAULT_METHOD, preset, texts.get("data"))
+    config = base or Config(recipe=Recipe.of(method or DEFAULT_METHOD, preset=preset))
     if base is not None and method is not None:
         # Only what differs between the two methods' defaults changes; the rest stays as the file has it.
         old, new = Recipe.of(base.recipe.method), Recipe.of(method)
@@ -172,18 +170,9 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
     for owner_path, values in plain.items():
         owner: Any = functools.reduce(getattr, owner_path, config)
         config = _replace_at(config, owner_path, replace(owner, **values))
+    if base is None and not {*texts, *list_decided(config.recipe.method, preset)} & {"weighting"}:
+        config = replace(config, recipe=config.recipe.with_default_weighting())
     return config
-
-
-def _start_config(method: str, preset: str | None, data: str | None) -> Config:
-    """The method's defaults, what the dataset recommends, and the preset, of which the later ones win."""
-    recommended = drop_decided(_find_recommended(data), preset, method)
-    return Config(recipe=Recipe.of(method, preset=preset, **recommended))
-
-
-def _find_recommended(name: str | None) -> Mapping[str, Any]:
-    """The settings that the dataset of a name recommends, as fields of the recipe."""
-    return {} if name is None else lookup("data", name, find_datasets()).recommended
 
 
 def parse_value(kind: Any, text: str, where: str) -> Any:

@@ -1,7 +1,7 @@
 """Presets: named sets of recipe settings, one set per method. A configuration holds the settings, not the name.
 
 A preset is data: fields of the recipe, the algorithm or the schedule, as `Recipe.of` takes them. It replaces a method's
-defaults and what a dataset recommends; settings that are given explicitly win over it.
+defaults; settings that are given explicitly win over it.
 
 >>> find_settings("as-printed", "cycp-fedavg")["stage_output"]
 'last'
@@ -71,12 +71,6 @@ def find_settings(preset: str, method: str) -> Mapping[str, Any]:
             f"preset is {preset!r}, which has no settings for method {method!r}; it has: {', '.join(settings)}"
         )
     return settings[method]
-
-
-def drop_decided(recommended: Mapping[str, Any], preset: str | None, method: str) -> dict[str, Any]:
-    """The settings that a dataset recommends, without those that the preset decides."""
-    decided = {} if preset is None else find_settings(preset, method)
-    return {name: value for name, value in recommended.items() if name not in decided}
 
 
 def name_preset(method: str, recipe: Any) -> str | None:

@@ -28,6 +28,9 @@ class ProgressLines:
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._activities = ExitStack()
+        self._reminder: threading.Thread | None = None
+        self._is_closed = threading.Event()
+        self._under_way, self._said_at = "", 0.0
 
     def __enter__(self) -> Self:
         if not self._quiet:
@@ -35,7 +38,25 @@ class ProgressLines:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._is_closed.set()
         self._activities.close()
+
+    def _remind_while_silent(self) -> None:
+        """Say what is under way if nothing was said for a while, and again after twice as long."""
+        said_at, pause = self._said_at, SECONDS_BETWEEN_LINES
+        while not self._is_closed.wait(max(0.05, said_at + pause - time.monotonic())):
+            if said_at != self._said_at:
+                said_at, pause = self._said_at, SECONDS_BETWEEN_LINES
+            elif self._under_way:
+                self.print_line(f"{self._under_way}, for {format_seconds(time.monotonic() - said_at)} so far")
+                pause *= 2
+
+    def _report_under_way(self, text: str) -> None:
+        """What a reminder will say; the thread that reminds is started by the first report."""
+        self._under_way, self._said_at = text, time.monotonic()
+        if self._reminder is None and not self._quiet:
+            self._reminder = threading.Thread(target=self._remind_while_silent, name="progress", daemon=True)
+            self._reminder.start()
 
     def add_bar(self, name: str) -> Observer:
         """Lines for a new run, as an observer of it."""
@@ -44,6 +65,8 @@ class ProgressLines:
 
         def observe(progress: Progress) -> None:
             nonlocal first_round, last_part, last_time
+            is_over = progress.stopped or progress.phase == "done"
+            self._report_under_way("" if is_over else f"{name}: in round {progress.done + 1} of {progress.rounds}")
             now, part = time.monotonic(), LINES_PER_RUN * progress.done // max(1, progress.rounds)
             if first_round < 0:
                 first_round, last_part = progress.done, part

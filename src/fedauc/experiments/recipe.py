@@ -21,7 +21,7 @@ from fedauc.objectives import find_objectives
 from fedauc.participation import find_participations
 from fedauc.server_optimizers import find_server_optimizers
 from fedauc.server_optimizers.plain import Plain
-from fedauc.stages import MAX_LOCAL_STEPS, Milestones, StageOutput, StageRule, find_stage_rules
+from fedauc.stages import MAX_CYCLES, MAX_LOCAL_STEPS, Milestones, StageOutput, StageRule, find_stage_rules
 from fedauc.transforms import find_means, find_transforms
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.secure_sum import SecureSum
@@ -39,6 +39,14 @@ ENGINES = {
 
 MOST_EPSILON = 1e4
 """The largest budget that noise is calibrated for."""
+
+DEFAULT_WEIGHTING = "pooled"
+"""Every row of a class counts the same, whichever client holds it; docs/methods.md has the measurements."""
+
+PRIVATE_WEIGHTING = "clients"
+"""The default of a private run. Its class totals are noised: for `pooled` by as much as `max_rows` rows, which can be
+many times the positives that there are, and a total that is far too low multiplies every step. With `example-dp`, each
+step's noise is the same for all clients, and `pooled` would bury the gradients of small ones in it."""
 
 DEFAULT_EMA_DECAY = 0.9
 """Share of the moving average that stays from round to round."""
@@ -75,12 +83,16 @@ class Recipe:
     )
     mean: Mean = option(WeightedMean(), "How the uploads of a round become one.")
     server_optimizer: ServerOptimizer = option(Plain(), "How the server moves the model by the mean change.")
-    cycles: int = option(30, "How often each group of clients is visited.", at_least=1)
+    cycles: int = option(30, "How often each group of clients is visited.", at_least=1, at_most=MAX_CYCLES)
     learning_rate: float = option(0.1, "Learning rate of the clients' local steps; the method has its own.", above=0)
     local_steps: int = option(16, "Local steps of a visit.", at_least=1, at_most=MAX_LOCAL_STEPS)
     positives: int = option(16, "Positive rows of a local step.", at_least=1)
     negatives: int = option(16, "Negative rows of a local step.", at_least=1)
-    weighting: str = option("clients", "How much a client counts in the loss.", choices=WEIGHTINGS)
+    weighting: str = option(
+        DEFAULT_WEIGHTING,
+        f"How much a client counts in the loss; {PRIVATE_WEIGHTING} in a private run unless given.",
+        choices=WEIGHTINGS,
+    )
     augment: str = option("none", "How training images are augmented.", choices=AUGMENTS)
     patience: int | None = option(None, "Evaluations without a better validation metric before stopping.", at_least=1)
     keep: Literal["last", "best"] = option("last", "Which model a run ends with: the last, or the best on validation.")
@@ -220,8 +232,7 @@ class Recipe:
         The setting `preset`, as `fedauc list presets` shows them, replaces the defaults; other settings win over it.
         """
         defaults = lookup("method", method, find_methods())
-        if (preset := settings.pop("preset", None)) is not None:
-            settings = {**find_settings(preset, method), **settings}
+        settings = {**_preset_settings(settings.pop("preset", None), method), **settings}
         for name, value in settings.items():
             refuse_class(name, value)
         recipe_fields = _field_names(Recipe)
@@ -237,9 +248,15 @@ class Recipe:
             known = recipe_fields | _field_names(algorithm) | _field_names(participation)
             lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known))
         learning_rate = recipe.pop("learning_rate", defaults.learning_rate)
-        return Recipe(
+        built = Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
         )
+        return built if "weighting" in recipe else built.with_default_weighting()
+
+    def with_default_weighting(self) -> Recipe:
+        """The recipe with the weighting that it has where none is chosen; an infinite budget protects nobody."""
+        weighting = PRIVATE_WEIGHTING if self.is_private and self.epsilon != math.inf else DEFAULT_WEIGHTING
+        return self if self.weighting == weighting else dataclasses.replace(self, weighting=weighting)
 
     @property
     def is_private(self) -> bool:
@@ -261,6 +278,15 @@ class Recipe:
     def batch(self) -> BatchSize:
         """Active rows per local step."""
         return BatchSize(self.positives, self.negatives)
+
+
+def list_decided(method: str, preset: str | None) -> set[str]:
+    """The settings that a method or a preset decides for itself; the others have the recipe's defaults."""
+    return {*dict(lookup("method", method, find_methods()).settings), *_preset_settings(preset, method)}
+
+
+def _preset_settings(preset: str | None, method: str) -> Mapping[str, Any]:
+    return {} if preset is None else find_settings(preset, method)
 
 
 def check_device(device: str) -> None:

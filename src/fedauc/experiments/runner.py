@@ -20,7 +20,7 @@ from fedauc.experiments.callbacks.evaluation import Evaluation
 from fedauc.experiments.callbacks.record_writer import RecordWriter
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.config import Config, resolve_data_paths
-from fedauc.experiments.decisions import describe_decisions, describe_recommended, log_once
+from fedauc.experiments.decisions import describe_decisions, log_once
 from fedauc.experiments.evaluation import Evaluator, PersonalModels, Quality, RecordColumns
 from fedauc.experiments.folder import (
     DATA_FILE,
@@ -40,6 +40,7 @@ from fedauc.experiments.roster import ROSTER_FILE, describe_roster
 from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.saved_model import make_run_scorer, write_run_card
+from fedauc.experiments.time_needs import describe_long_rounds
 from fedauc.metrics import group_auc, parse_metrics
 from fedauc.progress import report_activity
 
@@ -64,7 +65,6 @@ class Run:
         environment = {**describe_environment(), **describe_used_plugins(config)}
         guarantee = describe_guarantee(config.recipe, assembly.training, plan_releases(config, data.split))
         decisions = describe_decisions(config.recipe, data.split.train.roster, assembly, guarantee)
-        decisions += describe_recommended(config.data, config.recipe)
         environment |= {"data": data.fingerprint, "note": data.split.note, "decisions": decisions}
         environment |= {"scoring_rounds": assembly.training.plan.scoring_rounds}
         roster = describe_roster(data.split.train, assembly.training)
@@ -77,7 +77,8 @@ class Run:
         if guarantee is not None:
             files[PRIVACY_FILE] = encode_json(guarantee)
         first = first_checkpoint(assembly.start, assembly.training.ledger)
-        for sentence in (*list_data_notes(data.split), *decisions):
+        long_rounds = describe_long_rounds(assembly, data.training_clients(config.recipe))
+        for sentence in (*list_data_notes(data.split), *decisions, *long_rounds):
             log_once(sentence)
         return Run._make_run(config, RunFolder.create(path, files, first, secret), data, assembly, first)
 
@@ -138,7 +139,12 @@ class Run:
         """
         config, network, split = self.config, self.assembly.network, self.data.split
         _, test = self.data.held_out_examples(config.recipe.device)
-        model, _, final, notes = self.loop.finish()
+        model, last_round, final, notes = self.loop.finish()
+        if final is None:
+            raise ValueError(
+                f"{self.folder.path / 'records.jsonl'} has lost the record of round {last_round}, which the last "
+                "checkpoint is after; put it back, or delete that checkpoint to resume from the one before it"
+            )
         guarantee = describe_guarantee(config.recipe, self.assembly.training, plan_releases(config, split))
         withheld = list_withheld(config.recipe, guarantee is not None, split.validation is not None)
         result = {"data": split.note, "final": final, **notes}

@@ -171,7 +171,10 @@ def save_fitted(
         reason = evidence.withheld.partition(";")[0]
         raise ValueError(f"the model cannot be saved: {reason}; use torch.save(fitted.module.state_dict())")
     if evidence is None or evidence.reference is None:
-        raise ValueError("the model gives embeddings, not scores; save it with torch.save(fitted.module.state_dict())")
+        raise ValueError(
+            "the model gives several numbers per row, not one score; save it with "
+            "torch.save(fitted.module.state_dict())"
+        )
     scorer = make_scorer(
         copy.deepcopy(module),
         evidence.model,

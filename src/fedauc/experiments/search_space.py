@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from fedauc.experiments.options import InapplicableOption, build_config, list_options
+from fedauc.experiments.recipe import list_decided
 from fedauc.experiments.sweep import read_list
 from fedauc.fields import unwrap_optional
 
@@ -112,10 +113,16 @@ class SearchSpace(NamedTuple):
     def of(
         base: Config, search: Sequence[str] = (), fixed: Mapping[str, str] = {}, short: Mapping[str, str] = {}
     ) -> SearchSpace:
-        """The space that texts describe, or the default one without the options that are fixed or do not apply."""
+        """The space that texts describe, or the default one without options that are fixed or do not apply.
+
+        `fixed` are options with their values; a `preset` among them fixes what it sets.
+        """
         dimensions = [Dimension.parse(text, short) for text in search or DEFAULT_SEARCH]
         if not search:
-            dimensions = [dimension for dimension in dimensions if dimension.option not in fixed]
+            preset = None if (named := fixed.get("preset", "none")) == "none" else named
+            decided = {name.replace("_", "-") for name in list_decided(base.recipe.method, preset)}
+            dimensions = [part for part in dimensions if not {part.option, part.option.split(".")[0]} & decided]
+            dimensions = [part for part in dimensions if part.option not in fixed]
         for number, dimension in enumerate(dimensions):
             if dimension.option in fixed:
                 raise ValueError(f"{dimension.option} is {fixed[dimension.option]} and searched too; give it once")

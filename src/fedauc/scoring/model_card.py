@@ -60,7 +60,7 @@ class CardFacts:
     `data` and `model` describe them in one line each, `settings` are the numbers of the run by name, `client_auc` holds
     the test AUC of every site (None where a site lacks a class), `test` the labels and scores of the test rows, and
     `limits` are sentences to add to the standing ones. `privacy` are sentences on the guarantee of a private training,
-    and `test_note` says how the metrics were measured.
+    and `test_note` says how the metrics were measured. `is_simulated` is false where sites kept their rows.
     """
 
     data: str
@@ -76,6 +76,7 @@ class CardFacts:
     environment: Mapping[str, Any] = field(default_factory=dict)
     gives_embeddings: bool = False
     privacy: Sequence[str] = ()
+    is_simulated: bool = True
     test_note: str = "Measured on the test rows, which neither training nor the choice of a threshold has used."
 
 
@@ -109,7 +110,7 @@ def update_model_card(folder: Path, scorer: Scorer) -> None:
         return
     tested = None
     if scores.is_file():
-        with np.load(scores, allow_pickle=False) as stored:
+        with scores.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             tested = stored["labels"], stored["scores"]
     renewed = {"Calibration": _describe_calibration(scorer, tested), "Operating points": _describe_points(scorer)}
     sections = path.read_text(encoding="utf-8").split("\n\n## ")
@@ -236,9 +237,12 @@ def _describe_guarantee(facts: CardFacts) -> str:
 
 
 def _describe_limits(scorer: Scorer | None, facts: CardFacts) -> str:
-    limits = [
+    simulated = (
         "The federation was simulated: all sites' rows were read in one place. What a real federation would have sent "
-        "is counted, but nothing was kept apart.",
+        "is counted, but nothing was kept apart."
+    )
+    limits = [
+        *([simulated] if facts.is_simulated else []),
         *(
             []
             if facts.privacy

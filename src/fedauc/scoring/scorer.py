@@ -24,7 +24,7 @@ from fedauc.data.checks import as_inputs
 from fedauc.data.columns import is_missing, select_features, to_text
 from fedauc.data.features import FeatureEncoder
 from fedauc.discovery import lookup
-from fedauc.files import write_atomically
+from fedauc.files import naming_damage, write_atomically
 from fedauc.metrics.ranks import to_numpy
 from fedauc.models import find_models
 from fedauc.models.model import ModelConfig
@@ -226,13 +226,14 @@ def make_scorer(
 def load(folder: str | Path) -> Scorer:
     """The scorer of a finished run, or of `Fitted.save`, from its folder alone."""
     path = Path(folder)
-    try:
-        return _read_scorer(path, _read_document(path))
-    except KeyError as error:
-        remedy = "save the model again with this version"
-        raise ValueError(
-            f"{path / SCORER_FILE} lacks {error}, so it is damaged or of another version: {remedy}"
-        ) from error
+    with naming_damage(path):
+        try:
+            return _read_scorer(path, _read_document(path))
+        except KeyError as error:
+            remedy = "save the model again with this version"
+            raise ValueError(
+                f"{path / SCORER_FILE} lacks {error}, so it is damaged or of another version: {remedy}"
+            ) from error
 
 
 def _read_scorer(path: Path, document: Mapping[str, Any]) -> Scorer:
@@ -336,7 +337,7 @@ def _encode_reference(rows: ReferenceRows) -> bytes:
 def _read_reference(path: Path, part: Part) -> ReferenceRows | None:
     if not path.is_file():
         return None
-    with np.load(path, allow_pickle=False) as stored:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
         clients = stored.get("clients")
         return ReferenceRows(part, stored["labels"], stored["scores"], clients)
 
