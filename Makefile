@@ -32,7 +32,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --timeout 600
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
 	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
