@@ -50,10 +50,12 @@ from fedauc.experiments.run_view import RunView
 from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.data_agreement import AgreedData, agree_on_data, agreement_header, report_failures
+from fedauc.federation.deadlines import check_enough
 from fedauc.federation.delivery import DELIVERY_FILE, deliver_model, hash_tensors
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
+from fedauc.federation.late_answers import check_late_policy
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
@@ -351,17 +353,25 @@ class AttendanceWriter(Callback):
         absent = {names[client]: "is unavailable according to the schedule" for client in finished.cohort.absent}
         absent |= {names[client]: reason for client, reason in attendance.absent.items()}
         # Below the quorum the cohort counts sites as absent that did answer.
-        absent = {name: reason for name, reason in absent.items() if name not in refused and name not in answered}
+        present = {*refused, *answered, *(names[client] for client in attendance.late)}
+        absent = {name: reason for name, reason in absent.items() if name not in present}
         line = {"round": attendance.round, "answered": answered, "absent": absent, "refused": refused}
+        if attendance.late:
+            line["late"] = {names[client]: answer._asdict() for client, answer in attendance.late.items()}
+        if attendance.dropped:
+            line["dropped"] = {names[client]: reason for client, reason in attendance.dropped.items()}
         if attendance.skipped:
             line["skipped"] = attendance.skipped
         self.folder.append_line(ATTENDANCE_FILE, line)
 
 
 def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str, int]]:
-    """For each site, the number of rounds in which it answered, was absent, and was refused."""
-    lines, statuses = folder.read_lines(ATTENDANCE_FILE), ("answered", "absent", "refused")
-    return {name: {status: sum(name in line[status] for line in lines) for status in statuses} for name in names}
+    """For each site, the number of rounds in which it answered, was absent, was refused, or (if ever) came late."""
+    lines, statuses = folder.read_lines(ATTENDANCE_FILE), ["answered", "absent", "refused"]
+    statuses += [status for status in ("late", "dropped") if any(status in line for line in lines)]
+    return {
+        name: {status: sum(name in line.get(status, ()) for line in lines) for status in statuses} for name in names
+    }
 
 
 def write_failure(out: Path, error: Exception) -> None:
@@ -435,6 +445,9 @@ def _assemble_federation(
     if assembly.training.algorithm.has_personal_models and agreement.policy.evaluation != "none":
         reason = "parts of the model stay at the sites, so the server has none to evaluate"
         raise ValueError(f"evaluation is {agreement.policy.evaluation!r}; {reason}: use 'none'")
+    check_late_policy(agreement.policy, recipe, assembly.training, assembly.network)
+    has_single_uploads = not recipe.is_private and find_secure_sum(recipe) is None
+    check_enough(agreement.policy.enough, assembly.training.schedule.groups, has_single_uploads)
     training, one_client = assembly.training, Census(np.array([1]), np.array([1]))
     template_setting = dataclasses.replace(training.setting, census=one_client)
     template_clients = registered.placeholder_clients(one_client)
