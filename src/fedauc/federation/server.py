@@ -12,7 +12,8 @@ attendance.jsonl   which sites answered in each round, which were absent or refu
 timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states; one is written after every round, before the next round is sent
 noise.key          the secret from which a private run draws noise and clients; never share it
-stopped.txt        why training had to be stopped
+stopped.txt        why training had to be stopped, or that the operator has paused it
+pause-requested.json   the operator wants a pause; the server takes it away when the run is resumed
 (beside the folder, where a run could not begin: OUT-failed.txt says why)
 result.json, model.npz   when the run is done
 delivery.json      which sites have received the model, and its hash
@@ -45,7 +46,7 @@ from fedauc.experiments.guarantee import describe_guarantee, summarize_guarantee
 from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import find_client_dp, has_client_noise
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
+from fedauc.experiments.run_loop import Observer, Progress, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
@@ -56,6 +57,7 @@ from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
 from fedauc.federation.late_answers import check_late_policy
+from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause_due, withdraw_pause
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
@@ -289,7 +291,21 @@ class FederatedRun:
             self._send_model_again()
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
-        self.loop.train_to_end(observer)
+        withdraw_pause(self.folder.path)
+
+        def observe_and_pause(progress: Progress) -> None:
+            observer(progress)
+            finished = self.loop.last_round
+            if finished is not None and not self.loop.is_over and is_pause_due(self.folder.path, finished.phase):
+                raise PausedByOperator(describe_pause(progress.done, progress.rounds))
+
+        try:
+            self.loop.train_to_end(observe_and_pause)
+        except PausedByOperator as pause:
+            self.folder.write_stop_reason(str(pause))
+            LOG.info("the run is %s", pause)
+            raise TrainingStopped(str(pause)) from pause
+        withdraw_pause(self.folder.path)
         end = self.loop.finish()
         tensors = self._assembly.network.build_module(end.model).state_dict()
         # numpy has no bfloat16, and its files need no pickle.
