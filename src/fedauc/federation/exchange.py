@@ -111,13 +111,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The message service, the site table, and the server's policy."""
+    """The message service, the site table, and the server's policy. Clients that have `left` get no messages."""
 
     grid: Grid
     sites: tuple[SiteEntry, ...]
     policy: ServerPolicy
     clock: Clock = Clock()
     logged_warnings: set[str] = field(default_factory=set)
+    left: frozenset[int] = frozenset()
 
     def online_sites(self) -> dict[int, Node]:
         """The nodes of the sites that are online, by client; nodes with an unknown name or a wrong key are ignored."""
@@ -127,6 +128,8 @@ class Exchange:
             client = clients.get(node.name)
             if client is None:
                 self._warn_once(f"node {node.name!r} is registered but not in the site table; it is ignored")
+            elif client in self.left:
+                self._warn_once(f"site {node.name!r} has left the run; it is ignored")
             elif self.sites[client].key not in ("", node.key):
                 self._warn_once(f"site {node.name!r} has another key than the one in the site table; it is ignored")
             elif client not in online or node.online_since >= online[client].online_since:

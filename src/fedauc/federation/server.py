@@ -7,6 +7,7 @@ the same counts. The files of a run's folder are:
 federation.json    the agreement
 census.json        what the sites registered, the run's id, and where the server ran
 privacy.json       what a private run promises
+membership.json    which sites have joined or left, and from which round on, where some have
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
 timing.jsonl       seconds so far, per evaluated round
@@ -57,6 +58,16 @@ from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
 from fedauc.federation.late_answers import check_late_policy
+from fedauc.federation.membership import (
+    Members,
+    TableChange,
+    check_change,
+    check_same_plan,
+    compare_table,
+    list_member_names,
+    read_members,
+    write_members,
+)
 from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause_due, withdraw_pause
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
@@ -173,6 +184,32 @@ def register_sites(
     return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys, agreed, missing)
 
 
+def _register_joining(
+    exchange: Exchange, agreement: FederationAgreement, registered: RegisteredSites, change: TableChange
+) -> dict[int, list[int]]:
+    """The class counts of the sites that join a run; one that does not answer within a round's deadline may do so when
+    the run is resumed again.
+    """
+    header: dict[str, Any] = {"run": registered.run_id, "plan": describe_plan(agreement), "kind": "register"}
+    header |= {"secure_sum": False, "hides_counts": False}
+    if agreement.schema is not None:
+        header |= agreement_header(agreement.schema, registered.agreed)
+    exchange = dataclasses.replace(exchange, sites=change.members.sites)
+    names = change.members.names
+    result = exchange.ask_sites(
+        {client: lambda name=names[client]: pack_payload({**header, "site": name}) for client in change.joining},  # type: ignore[misc]
+        lambda client, payload: _read_registration(payload, False, False),
+    )
+    report_failures(exchange, result)
+    for client, (_, shape, dtype, _) in result.answers.items():
+        if (shape, dtype) != (registered.shape, registered.dtype):
+            expected = f"the run has {registered.dtype} {registered.shape}"
+            raise ValueError(f"site {names[client]!r} has rows {dtype} {shape}, {expected}; give it the same features")
+    for client, reason in result.absent.items():
+        LOG.warning("site %r has not joined: it %s; resume the run again when it is online", names[client], reason)
+    return {client: answer.class_counts for client, answer in result.answers.items()}
+
+
 class Registration(NamedTuple):
     """A site's number of rows of each class, the shape of a row, the type of rows, and its key in hexadecimal."""
 
@@ -266,21 +303,32 @@ class FederatedRun:
 
     @staticmethod
     def resume(exchange: Exchange, folder: RunFolder, build_model: ModelBuilder | None = None) -> FederatedRun:
-        """Continue from the last finished round of a folder."""
+        """Continue from the last finished round of a folder; sites join and leave as the site table says."""
         out = folder.path
         if not (out / AGREEMENT_FILE).is_file():
             raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the run's folder")
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
-        # A site's number is its row in the site table, so the names and their order must not change; keys may.
-        agreed_names, names = ([site.name for site in sites] for sites in (agreement.sites, exchange.sites))
-        if agreed_names != names:
-            changed = sorted(set(agreed_names) ^ set(names)) or "their order"
-            raise ValueError(
-                f"the site table has changed since the run began ({changed}); restore it, or start a new run"
-            )
         secret = folder.read_secret() if find_client_dp(agreement.recipe) is not None else None
-        assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
         checkpoint = folder.rewind_to_checkpoint("cpu")
+        members = read_members(out, agreement.sites, registered.census, checkpoint.state.round)
+        change = compare_table(members, exchange.sites)
+
+        def assemble(settled: Members) -> tuple[FederationAgreement, Exchange, Assembly]:
+            changed = dataclasses.replace(agreement, sites=settled.sites)
+            used = dataclasses.replace(exchange, sites=settled.sites, left=settled.left)
+            known = registered._replace(census=settled.census)
+            return changed, used, _assemble_federation(changed, used, known, build_model, secret)
+
+        agreement_now, exchange_now, assembly = assemble(change.unchanged_members)
+        # Those who have taken part in a finished run still get its model.
+        if (change.joining or change.leaving) and not folder.done:
+            plan, round = assembly.training.plan, checkpoint.state.round
+            check_change(change, agreement.recipe, plan, round)
+            settled = change.settle(round, _register_joining(exchange, agreement, registered, change))
+            agreement_now, exchange_now, assembly = assemble(settled)
+            check_same_plan(plan, assembly.training.plan)
+            write_members(out, settled)
+        agreement, exchange = agreement_now, exchange_now
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
         return FederatedRun(agreement, exchange, assembly, folder, checkpoint)
@@ -410,7 +458,8 @@ def summarize_run(path: Path) -> dict[str, Any]:
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
-    names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    began_with = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    names = list_member_names(path, began_with)
     census = json.loads((path / CENSUS_FILE).read_text())
     return {
         "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
