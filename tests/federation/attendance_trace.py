@@ -6,6 +6,7 @@ computed with the download of its own round, and the mean is written out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import NamedTuple, final
 
 import torch
 
+from fedauc.data.clients import Clients
 from fedauc.engines.loop import LoopEngine
+from fedauc.experiments.assembly import Assembly
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.interfaces import Cohort, Download, Engine, Upload, UploadSize, Visits
@@ -31,12 +34,12 @@ class RoundTrace(NamedTuple):
     late: tuple[tuple[int, int], ...] = ()
 
 
-def read_trace(folder: Path) -> list[RoundTrace]:
-    """The attendance in a run's folder; a skipped round holds no answers."""
+def read_trace(folder: Path, names: Sequence[str] = NAMES) -> list[RoundTrace]:
+    """The attendance in a run's folder, whose sites have these names; a skipped round holds no answers."""
     trace = []
     for line in RunFolder(folder).read_lines("attendance.jsonl"):
-        late = tuple((NAMES.index(name), answer["round"]) for name, answer in line.get("late", {}).items())
-        in_time = tuple(NAMES.index(name) for name in line["answered"])
+        late = tuple((names.index(name), answer["round"]) for name, answer in line.get("late", {}).items())
+        in_time = tuple(names.index(name) for name in line["answered"])
         trace.append(RoundTrace(()) if "skipped" in line else RoundTrace(in_time, late))
     return trace
 
@@ -112,8 +115,15 @@ class TraceEngine(Engine):
 
 
 def replay(recipe: Recipe, trace: list[RoundTrace], exponent: float = 0.5) -> list[Round]:
-    """Every round of a simulation with this attendance."""
-    training, network, state = assemble_small(recipe)
-    visitor = LoopEngine(training.algorithm, network, small_federation(), training.setting, training.uploads)
+    """Every round of a simulation of the small federation with this attendance."""
+    return replay_assembly(assemble_small(recipe), small_federation(), trace, exponent)
+
+
+def replay_assembly(
+    assembly: Assembly, clients: Clients, trace: list[RoundTrace], exponent: float = 0.5
+) -> list[Round]:
+    """Every round of an assembled simulation with this attendance."""
+    training, network, state = assembly
+    visitor = LoopEngine(training.algorithm, network, clients, training.setting, training.uploads)
     engine = TraceEngine(visitor, training.uploads, trace, exponent)
     return list(replace(training, engine=engine).rounds(state))

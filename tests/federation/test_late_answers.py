@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from fedauc.experiments.folder import RunFolder
-from fedauc.federation.late_answers import staleness_weight
+from fedauc.federation.late_answers import select_present, staleness_weight
+from fedauc.federation.serialization import Payload
+from fedauc.interfaces import Cohort
 from fedauc.participation.cyclic import Cyclic
 from fedauc.participation.full import Full
 from fedauc.stages import Constant, Geometric
@@ -22,6 +24,7 @@ from federation.memory_grid import (
     NAMES,
     Fault,
     collect_rounds,
+    corrupt_answer,
     create_run,
     make_agreement,
     make_grid,
@@ -173,14 +176,58 @@ def test_a_lost_message_expires_and_its_site_is_written_to_again(tmp_path: Path)
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
 
 
+def test_a_site_that_has_restarted_is_written_to_again(tmp_path: Path) -> None:
+    """Its message is lost with its old process; one second later it answers the message of round 2."""
+    grid = make_grid(tmp_path / "sites", [Fault(site=4, round=1, kind="lost")])
+    settings: dict[str, Any] = {"cycles": 4, "participation": Full(), "stages": Constant()}
+
+    def restart_after_round_one(finished: Round) -> None:
+        if finished.phase.round == 1:
+            grid.online_since[NAMES[4]] = "1"
+
+    rounds: list[Round] = []
+    run = create_run(make_agreement("cycp-fedavg", MERGE, **settings), grid, tmp_path / "run")
+    collect_rounds(run, rounds, restart_after_round_one)
+    lines = RunFolder(tmp_path / "run").read_lines("attendance.jsonl")
+    assert lines[2]["dropped"] == {"site-4": "it has restarted, and has lost the message of an earlier round"}
+    assert "site-4" in lines[2]["answered"]
+    expected = replay(small_recipe("cycp-fedavg", engine="loop", **settings), read_trace(tmp_path / "run"))
+    assert same_bits(rounds[-1].state.server, expected[-1].state.server)
+
+
+def test_an_error_in_place_of_a_late_answer_frees_the_site(tmp_path: Path) -> None:
+    """The service reports the dead node after three seconds, one second after the end of round 1."""
+    faults = [Fault(site=4, round=1, kind="error")]
+    rounds, expected, _ = run_both("cycp-fedavg", tmp_path, faults, {"deadline": 2.0}, cycles=4, participation=Full())
+    lines = RunFolder(tmp_path / "run").read_lines("attendance.jsonl")
+    assert "site-4" in lines[1]["absent"]
+    assert lines[2]["dropped"] == {"site-4": "code 5 from node 1: the node is unavailable"}
+    assert "site-4" in lines[2]["answered"]
+    assert same_bits(rounds[-1].state.server, expected[-1].state.server)
+
+
+def test_messages_live_as_long_as_their_answers_may_be_used(tmp_path: Path) -> None:
+    """Ten seconds for the round and ten for each of three more."""
+    grid, lifetimes = make_grid(tmp_path / "sites"), list[float]()
+    push_message = grid.push_message
+
+    def note_lifetime(node_id: int, payload: Payload, seconds: float) -> str:
+        if payload.read_header()["kind"] == "visit":
+            lifetimes.append(seconds)
+        return push_message(node_id, payload, seconds)
+
+    grid.push_message = note_lifetime  # type: ignore[method-assign]
+    agreement = make_agreement("cycp-fedavg", {**MERGE, "max_staleness": 3}, cycles=1)
+    create_run(agreement, grid, tmp_path / "run").train_to_end()
+    assert lifetimes == pytest.approx([40.0] * 7)
+
+
 @pytest.mark.parametrize("kind", ["nan", "count", "garbage"])
 def test_a_late_answer_is_checked_like_any_other(kind: str, tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "sites", [Fault(site=4, round=1, kind="after 15"), Fault(6, 2, "after 8")])
     deliver = grid._reply_after
 
     def corrupt_late(seconds: float, reply: Any) -> None:
-        from federation.memory_grid import corrupt_answer
-
         deliver(seconds, reply._replace(payload=corrupt_answer(reply.payload, kind)) if seconds == 15 else reply)
 
     grid._reply_after = corrupt_late  # type: ignore[method-assign]
@@ -243,6 +290,8 @@ def test_a_new_stage_takes_no_answers_of_the_old_one(tmp_path: Path) -> None:
     ("method", "settings", "message"),
     [
         ("scaffold", {"participation": "cyclic"}, "clients of 'scaffold' keep a state"),
+        ("codasca", {"participation": "cyclic"}, "clients of 'codasca' keep a state"),
+        ("a-scaffold", {}, "clients of 'a-scaffold' keep a state"),
         ("focus", {}, "clients of 'focus' keep a state"),
         ("cycp-average-precision", {}, "keep a state that must stay in step with the server"),
         ("cycp-fedavg", {"transforms": (SecureSum(),), "participation": "full"}, "a secure sum holds the answers of"),
@@ -261,3 +310,18 @@ def test_merging_is_refused_where_it_means_nothing(
 def test_the_weight_of_staleness_is_the_polynomial_of_fedasync() -> None:
     assert [staleness_weight(late, 1.0) for late in (0, 1, 3)] == [1.0, 0.5, 0.25]
     assert [staleness_weight(late, 0.0) for late in (0, 9)] == [1.0, 1.0]
+
+
+def test_weights_of_the_sites_that_came_are_those_of_a_simulation() -> None:
+    """1/n to the bit, which (1/7) / (6/7) is not; other weights keep their proportions, and fixed ones stay."""
+    for due in range(1, 12):
+        cohort = Cohort(0, tuple(range(due)), (1 / due,) * due)
+        for came in range(1, due + 1):
+            assert select_present(cohort, tuple(range(came))).weights == (1 / came,) * came
+            assert select_present(cohort, tuple(range(came)), (99,)).weights == (1 / (came + 1),) * (came + 1)
+    uneven = select_present(Cohort(0, (1, 2, 3), (0.5, 0.25, 0.25)), (1, 2), (7,))
+    # The late client has the mean weight, a third.
+    assert uneven.weights == pytest.approx((0.5 * 12 / 13, 0.25 * 12 / 13, 12 / 39))
+    assert uneven.absent == (3,)
+    fixed = Cohort(0, (1, 2, 3), (0.25,) * 3, expected_size=4.0)
+    assert select_present(fixed, (1, 3)) == Cohort(0, (1, 3), (0.25, 0.25), (2,), 4.0)
