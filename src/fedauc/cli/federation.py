@@ -216,6 +216,10 @@ def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
         for line in attendance[printed_rounds:]:
             total = json.loads((path / CENSUS_FILE).read_text())["rounds"]
             missing = [f"{name} missing: {reason}" for name, reason in {**line["absent"], **line["refused"]}.items()]
+            missing += [
+                f"{name} {answer['staleness']} rounds late, weight {answer['weight']:.3g}"
+                for name, answer in line.get("late", {}).items()
+            ]
             missing += [f"skipped: {line['skipped']}"] if "skipped" in line else []
             answered = ", ".join(line["answered"]) or "no site"
             print("; ".join([f"round {line['round'] + 1} of {total}: {answered}", *missing]), flush=True)
