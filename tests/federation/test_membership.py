@@ -13,11 +13,15 @@ import pytest
 from fedauc.data.clients import Clients
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
+from fedauc.federation.exchange import Exchange
+from fedauc.federation.in_process import InProcessGrid
 from fedauc.federation.pausing import request_pause
 from fedauc.federation.server import FederatedRun, summarize_run
+from fedauc.federation.site_data import split_rows
 from fedauc.guards import TrainingStopped
 from fedauc.training import Round, State
 from fedauc.transforms.secure_sum import SecureSum
+from federation.hospital_tables import make_hospital_agreement, make_hospital_sites, make_hospitals
 from federation.memory_grid import (
     NAMES,
     MemoryGrid,
@@ -215,3 +219,24 @@ def test_private_runs_and_secure_sums_keep_their_sites(tmp_path: Path) -> None:
     create_run(agreement, grid, out)
     with pytest.raises(ValueError, match="but a private run and secure sums keep the sites that they began with"):
         resume_with(without(agreement, "site-6"), grid, out)
+
+
+def test_a_site_that_joins_prepares_its_rows_as_the_others_did(tmp_path: Path) -> None:
+    """Its table is checked against the schema first; a wrong one is named, and the run stays as it was."""
+    tables, out, everyone = make_hospitals(), tmp_path / "run", make_hospital_agreement(evaluation="none")
+    grid = InProcessGrid(make_hospital_sites(tables, tmp_path / "sites"))
+    fewer = without(everyone, "west")
+    run = FederatedRun.create(fewer, Exchange(grid, fewer.sites, fewer.policy), out)
+    train_until_paused(run, [], 1)
+    west = tmp_path / "sites" / "west" / "rows.csv"
+    tables["west"].rename(columns={"age": "years"}).to_csv(west, index=False)
+    with pytest.raises(TrainingStopped, match=r"site 'west': .*'age'.*; correct it there"):
+        FederatedRun.resume(Exchange(grid, everyone.sites, everyone.policy), RunFolder(out))
+    assert not (out / "membership.json").exists()
+    tables["west"].to_csv(west, index=False)
+    resumed = FederatedRun.resume(Exchange(grid, everyone.sites, everyone.policy), RunFolder(out))
+    assert resumed.train_to_end()["attendance"]["west"]["answered"] == 1
+    changes = json.loads((out / "membership.json").read_text())
+    labels = tables["west"]["died"].to_numpy() == "yes"
+    train, _ = split_rows(labels.astype(np.int8), 0.3)
+    assert changes[0]["positives"][2] == int(labels[train].sum())
