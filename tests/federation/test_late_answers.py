@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedauc.experiments.checkpoint import Checkpointer
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.late_answers import select_present, staleness_weight
 from fedauc.federation.serialization import Payload
@@ -30,6 +31,8 @@ from federation.memory_grid import (
     make_grid,
     resume_run,
 )
+from federation.test_server import BrittleFolder
+from federation.test_server import Killed as KilledBeforeCheckpoint
 from small_federations import run_rounds, same_bits, small_recipe
 
 MERGE = {"evaluation": "none", "late_answers": "merge"}
@@ -273,6 +276,30 @@ def test_what_was_under_way_is_lost_when_the_server_is_killed_and_resumed(method
     expected = replay(small_recipe(method, engine="loop", cycles=4, stages=Constant()), trace)
     assert len(trace) == len(expected)
     assert same_bits(rounds[-1].state.server, expected[-1].state.server)
+
+
+def test_a_merged_answer_that_was_not_saved_is_lost_with_its_round(tmp_path: Path) -> None:
+    """Killed in round 2, after site 4's late answer was merged and before the checkpoint.
+
+    The round is repeated without it, and the site's error feedback goes on from its last visit that counts.
+    """
+    grid, out = make_grid(tmp_path / "sites", FAULTS), tmp_path / "run"
+    settings: dict[str, Any] = {"cycles": 4, "stages": Constant(), "transforms": (Clip(norm=0.05), Quantize())}
+    agreement = make_agreement("cycp-fedavg", MERGE, **settings)
+    run = create_run(agreement, grid, out)
+    run.loop.checkpointer = Checkpointer(BrittleFolder(out, survives=2).write_checkpoint, every_round=True)
+    with pytest.raises(KilledBeforeCheckpoint):
+        run.train_to_end()
+    assert "site-4" in RunFolder(out).read_lines("attendance.jsonl")[2]["late"]
+    rounds: list[Round] = []
+    collect_rounds(resume_run(agreement, grid, out), rounds)
+    trace = read_trace(out)
+    assert trace[2] == RoundTrace((5, 6, 7))
+    # Site 0 is late after the resume, so that this answer is merged.
+    assert [client for line in trace for client, _ in line.late] == [0]
+    expected = replay(small_recipe("cycp-fedavg", engine="loop", **settings), trace)
+    assert same_bits(rounds[-1].state.server, expected[-1].state.server)
+    assert rounds[-1].traffic == expected[-1].traffic
 
 
 def test_a_new_stage_takes_no_answers_of_the_old_one(tmp_path: Path) -> None:
