@@ -254,9 +254,11 @@ class UploadCollector:
         self._pools: list[Tree] = []
         self._sizes: list[UploadSize] = []
 
-    def add_upload(self, sent: Upload, weight: float) -> None:
-        """Add what a client has sent."""
+    def add_upload(self, sent: Upload, weight: float, factor: float = 1.0) -> None:
+        """Add what a client has sent; its change is multiplied by the factor first."""
         mean, pool = self._pipeline.decode_upload(sent, self._shared)
+        if factor != 1:
+            mean = tree_map(lambda leaf: factor * leaf, mean)
         if isinstance(self._pipeline.mean, RunningMean):
             self._total = self._pipeline.mean.add_upload(self._total, mean, weight)
         elif not is_empty(mean):

@@ -31,7 +31,10 @@ DEADLINE = 10.0
 
 
 class Fault(NamedTuple):
-    """What goes wrong with a site's visit in a round, or with another exchange; `times` is how often."""
+    """What goes wrong with a site's visit in a round, or with another exchange; `times` is how often.
+
+    The kind "after 7" is an answer that takes seven seconds of simulated time.
+    """
 
     site: int
     round: int
@@ -116,6 +119,8 @@ class MemoryGrid:
             self._reply_after(1.0, Reply(message_id, None, "code 8: the process has died"))
             return
         delay = {"late": 2 * DEADLINE, "slow": 2.0}.get(fault, 0.0)
+        if fault.startswith("after "):
+            delay = float(fault.removeprefix("after "))
         self._reply_after(delay, Reply(message_id, corrupt_answer(answer, fault)))
         if fault == "duplicate":
             # It differs from the first, so that using it would change the result.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedauc.data.clients import Clients
-from fedauc.experiments.assembly import assemble_training
+from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
@@ -26,13 +26,16 @@ from fedauc.federation.local_federation import (
     list_descendants,
     write_demo_sites,
 )
+from fedauc.federation.pausing import request_pause
 from fedauc.federation.server import summarize_run
 from fedauc.models.linear import Linear
 from fedauc.server_optimizers.momentum import Momentum
+from fedauc.training import Round
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
 from fedauc.transforms.quantize import Quantize
 from fedauc.transforms.secure_sum import SecureSum
+from federation.attendance_trace import read_trace, replay_assembly
 
 pytestmark = pytest.mark.flower
 
@@ -51,13 +54,24 @@ def create_trial(folder: Path) -> LocalFederation:
 
 def simulate_weights(folder: Path, method: str, secret: bytes | None = None, **settings: Any) -> np.ndarray:
     """The weights of the same training in one process."""
-    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in SITES}
-    inputs, labels = (np.concatenate([parts[name][side] for name in SITES]) for side in (0, 1))
-    owner = np.repeat(list(SITES), [len(parts[name][1]) for name in SITES])
-    clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
     recipe = Recipe.of(method, engine="loop", **settings)
-    training, _, state = assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients, secret)
+    training, _, state = assemble_sites(folder, recipe, list(SITES), secret)[0]
     *_, last = training.rounds(state)
+    return extract_weights(recipe, last)
+
+
+def assemble_sites(
+    folder: Path, recipe: Recipe, names: list[str], secret: bytes | None = None
+) -> tuple[Assembly, Clients]:
+    """A simulation of the same training with these sites."""
+    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in names}
+    inputs, labels = (np.concatenate([parts[name][side] for name in names]) for side in (0, 1))
+    owner = np.repeat(names, [len(parts[name][1]) for name in names])
+    clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
+    return assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients, secret), clients
+
+
+def extract_weights(recipe: Recipe, last: Round) -> np.ndarray:
     return np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
 
 
@@ -242,3 +256,65 @@ def test_secure_sums_and_noise_give_the_simulators_model(tmp_path: Path) -> None
     np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
     without_noise = simulate_weights(folder, "cycp-pairwise", **settings)
     assert np.abs(expected - without_noise).max() > 0.01
+
+
+def test_a_run_is_paused_and_a_site_joins_before_it_goes_on(tmp_path: Path) -> None:
+    """Site 3 is missing from the site table until the operator has paused the run at the end of a cycle."""
+    folder = tmp_path / "trial"
+    settings = 'cycles=4 deadline=120.0 method="cycp-fedavg" evaluation="none"'
+    with create_trial(folder) as trial:
+        table = (folder / "sites.toml").read_text()
+        sections = table.split("\n\n")
+        (folder / "sites.toml").write_text("\n\n".join(part for part in sections if "[site-3]" not in part))
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.start_site(name)
+        trial.start_run(settings)
+        wait_until(trial, lambda: len(RunFolder(folder / "run").read_lines("attendance.jsonl")) >= 1)
+        request_pause(folder / "run", at_cycle_end=True)
+        wait_for_end(trial)
+        outcome = trial.read_run_outcome()
+        done = summarize_run(folder / "run")["done"]
+        assert not outcome.completed
+        assert outcome.reason.startswith(f"paused by the operator after {done} of 12 rounds"), outcome.reason
+        (folder / "sites.toml").write_text(table)
+        trial.start_run(f"{settings} resume=true")
+        wait_for_end(trial)
+        outcome = trial.read_run_outcome()
+    assert outcome.completed, outcome.reason
+    summary = summarize_run(folder / "run")
+    assert summary["attendance"]["site-3"] == {"answered": 4 - done // 3, "absent": 0, "refused": 0}
+    recipe = Recipe.of("cycp-fedavg", engine="loop", cycles=4)
+    training, _, state = assemble_sites(folder, recipe, ["site-0", "site-1", "site-2"])[0]
+    before = next(finished for finished in training.rounds(state) if finished.phase.round == done - 1)
+    *_, last = assemble_sites(folder, recipe, list(SITES))[0].training.rounds(before.state)
+    np.testing.assert_allclose(read_trained_weights(folder), extract_weights(recipe, last), rtol=0, atol=1e-6)
+
+
+def test_an_answer_after_its_round_is_merged_as_in_a_simulation_with_that_attendance(tmp_path: Path) -> None:
+    """A site's worker is stopped until its round has ended without it, and then goes on with the same message."""
+    folder = tmp_path / "trial"
+    options = "participation=full stages=constant"
+    settings = f'cycles=8 deadline=10.0 late-answers="merge" method="cycp-fedavg" evaluation="none" options="{options}"'
+    with create_trial(folder) as trial:
+        app = folder / "pyproject.toml"
+        app.write_text(f'{app.read_text()}\nlate-answers = "drop"\n')
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.start_site(name)
+        trial.start_run(settings)
+        lines = RunFolder(folder / "run")
+        wait_until(trial, lambda: len(lines.read_lines("attendance.jsonl")) >= 1)
+        worker = find_worker(trial, "site-1")
+        os.kill(worker, signal.SIGSTOP)
+        wait_until(trial, lambda: any("site-1" in line["absent"] for line in lines.read_lines("attendance.jsonl")))
+        os.kill(worker, signal.SIGCONT)
+        wait_for_end(trial)
+        outcome = trial.read_run_outcome()
+    assert outcome.completed, outcome.reason
+    assert summarize_run(folder / "run")["attendance"]["site-1"]["late"] >= 1
+    recipe = Recipe.of("cycp-fedavg", engine="loop", cycles=8, participation="full", stages="constant")
+    *_, last = replay_assembly(*assemble_sites(folder, recipe, list(SITES)), read_trace(folder / "run", list(SITES)))
+    np.testing.assert_allclose(read_trained_weights(folder), extract_weights(recipe, last), rtol=0, atol=1e-6)

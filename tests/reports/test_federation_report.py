@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_helpers import fedauc
+from fedauc.federation.pausing import request_pause
+from fedauc.guards import TrainingStopped
 from fedauc.participation.cyclic import Cyclic
 from fedauc.reports.attendance import Calendar, build_calendar
 from fedauc.reports.page import build_document, render_page
 from fedauc.reports.report_runs import read_report_runs
 from fedauc.reports.watch import read_watched
+from fedauc.stages import Constant
+from fedauc.training import Round
 from fedauc.transforms.secure_sum import SecureSum
 from fedauc.wrappers.example_dp import ExampleDP
-from federation.memory_grid import NAMES, Fault, create_run, make_agreement, make_grid
+from federation.memory_grid import NAMES, Fault, collect_rounds, create_run, make_agreement, make_grid, resume_run
 from small_federations import held_out
 
 
@@ -39,6 +44,29 @@ def test_the_calendar_shows_who_answered(federation_folder: Path) -> None:
         assert calendar.visits[row] == result[name]["answered"]
         assert calendar.absences[row] == result[name]["absent"] + result[name]["refused"]
     assert calendar.absences[calendar.rows.index("site-4")] == 1
+
+
+def test_the_calendar_shows_late_answers_and_sites_that_have_joined(tmp_path: Path) -> None:
+    """Site 4 is no site of the first cycle; in the second its answer to round 4 comes in round 5."""
+    faults = [Fault(site=4, round=4, kind="after 15"), Fault(site=6, round=5, kind="after 8")]
+    policy = {"evaluation": "none", "late_answers": "merge"}
+    agreement = make_agreement("cycp-fedavg", policy, cycles=3, participation=Cyclic(), stages=Constant())
+    fewer = replace(agreement, sites=tuple(site for site in agreement.sites if site.name != "site-4"))
+    grid, out = make_grid(tmp_path / "sites", faults), tmp_path / "run"
+
+    def pause(finished: Round) -> None:
+        if finished.phase.round == 2:
+            request_pause(out)
+
+    with pytest.raises(TrainingStopped):
+        collect_rounds(create_run(fewer, grid, out), [], pause)
+    resume_run(agreement, grid, out).train_to_end()
+    calendar = build_calendar(*read_report_runs([out]))
+    assert isinstance(calendar, Calendar)
+    row = calendar.rows.index("site-4")
+    assert calendar.present[row].tolist() == [0, 0, 0, 0, 0, 1, 0, 1, 0]
+    assert calendar.absent[row].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert set(calendar.rows) == set(NAMES)
 
 
 def test_the_page_says_what_left_the_sites_and_holds_no_key(federation_folder: Path) -> None:

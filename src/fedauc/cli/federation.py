@@ -19,7 +19,8 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
-from fedauc.federation.run_outcome import find_run_id, read_outcome
+from fedauc.federation.pausing import PAUSED, request_pause
+from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
 from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
 from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, read_failure, summarize_run
 from fedauc.guards import TrainingStopped
@@ -111,7 +112,7 @@ def run(
         raise TrainingStopped(f"`flwr run` started no run; it ended with exit code {process.returncode}")
     outcome = read_outcome(run_flwr, superlink, run_id)
     if not outcome.completed:
-        raise TrainingStopped(f"the run failed: {outcome.reason}")
+        raise TrainingStopped(_describe_outcome(outcome))
 
 
 @app.command()
@@ -156,6 +157,24 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
 
 
 @app.command()
+def pause(
+    folder: Folder,
+    at_cycle_end: Annotated[
+        bool, typer.Option("--at-cycle-end", help="Go on to the end of the cycle, where sites may join and leave.")
+    ] = False,
+) -> None:
+    """Ask the server to stop after the round under way; call it on the server's machine. Resuming goes on.
+
+    The folder is the app's or the run's. The run then ends with exit code 3 and the status "paused by the operator".
+
+    Example: [bold]fedauc federation pause hospitals[/bold]
+    """
+    request_pause(_find_run(folder), at_cycle_end)
+    moment = "the cycle" if at_cycle_end else "the round under way"
+    print(f"the server will stop after {moment}; `fedauc federation show` says when it has")
+
+
+@app.command()
 def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print how a federated run went: AUC, rounds, traffic, and how often each site answered.
 
@@ -163,7 +182,7 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     """
     if failure := read_failure(folder / "run") or read_failure(folder):
         raise TrainingStopped(f"the run could not begin: {failure}")
-    summary = summarize_run(folder / "run" if (folder / "run").is_dir() else folder)
+    summary = summarize_run(_find_run(folder))
     if as_json:
         print(json.dumps(summary, indent=2))
         return
@@ -175,13 +194,13 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
     for name, counts in summary["attendance"].items():
-        print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
+        print(f"{name}: {', '.join(f'{status} {count}' for status, count in counts.items())}")
     missing = [f"{name} {status}" for name, status in summary["delivery"].items() if status != "delivered"]
     if summary["delivery"]:
         print(f"model delivered to {len(summary['delivery']) - len(missing)} of {len(summary['delivery'])} sites")
     for line in missing:
         print(f"not delivered: {line}")
-    if summary["status"] not in ("done", "unfinished"):
+    if summary["status"] not in ("done", "unfinished") and not summary["status"].startswith(PAUSED):
         raise TrainingStopped(f"the run has stopped: {summary['status']}")
 
 
@@ -197,6 +216,10 @@ def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
         for line in attendance[printed_rounds:]:
             total = json.loads((path / CENSUS_FILE).read_text())["rounds"]
             missing = [f"{name} missing: {reason}" for name, reason in {**line["absent"], **line["refused"]}.items()]
+            missing += [
+                f"{name} {answer['staleness']} rounds late, weight {answer['weight']:.3g}"
+                for name, answer in line.get("late", {}).items()
+            ]
             missing += [f"skipped: {line['skipped']}"] if "skipped" in line else []
             answered = ", ".join(line["answered"]) or "no site"
             print("; ".join([f"round {line['round'] + 1} of {total}: {answered}", *missing]), flush=True)
@@ -231,8 +254,18 @@ def _run_trial(folder: Path, names: list[str], settings: str) -> None:
         print_progress(trial.folder / "run", lambda: trial.is_running("run"))
         outcome = trial.read_run_outcome()
     if not outcome.completed:
-        raise TrainingStopped(f"the run failed: {outcome.reason}; see {folder / 'logs' / 'run.log'}")
+        raise TrainingStopped(f"{_describe_outcome(outcome)}; see {folder / 'logs' / 'run.log'}")
     show(folder)
+
+
+def _describe_outcome(outcome: RunOutcome) -> str:
+    """Why a run has not come to its end: it has failed, or the operator has paused it."""
+    return f"the run {'is ' if outcome.reason.startswith(PAUSED) else 'failed: '}{outcome.reason}"
+
+
+def _find_run(folder: Path) -> Path:
+    """The run's folder, given that or the app's."""
+    return folder / "run" if (folder / "run").is_dir() else folder
 
 
 def _read_list(option: str, text: str) -> list[str]:

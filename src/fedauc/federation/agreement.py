@@ -11,6 +11,7 @@ from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.config import from_plain, to_plain
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
 from fedauc.experiments.recipe import Recipe
+from fedauc.federation.deadlines import check_deadline_groups, read_group_deadlines
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.toml_files import read_toml_file
 from fedauc.fields import check_fields, option
@@ -48,6 +49,20 @@ class ServerPolicy:
     max_attempts: int = option(3, "How often a message is sent when the message service loses it.", at_least=1)
     poll_interval: float = option(0.1, "Seconds between two checks for new answers.", above=0)
     norm_limit: float = option(30.0, "Largest norm of an update, as a multiple of the cohort's median norm.", above=1)
+    group_deadlines: str = option("", "Other deadlines of groups, as in day=3600,night=43200.")
+    on_group_offline: Literal["wait", "skip"] = option(
+        "wait", "Whether a round whose sites are all offline waits for them, or is skipped at once."
+    )
+    enough: int | None = option(
+        None, "Answers after which a round ends before its deadline; by default all.", at_least=1
+    )
+    late_answers: Literal["drop", "merge"] = option(
+        "drop", "Whether an answer to an earlier round is dropped, or merged with a staleness weight."
+    )
+    max_staleness: int = option(4, "Rounds after which a late answer is dropped.", at_least=1, at_most=1000)
+    staleness_exponent: float = option(
+        0.5, "The weight of an answer s rounds late is (1 + s) to minus this.", at_least=0
+    )
     registration_deadline: float = option(86400.0, "Seconds to wait for the first answer of every site.", above=0)
     evaluation: Literal["none", "histograms", "scores"] = option("histograms", "What sites send to compute the AUC.")
     evaluate_every: int = option(1, "Cycles between two evaluations.", at_least=1)
@@ -57,6 +72,13 @@ class ServerPolicy:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.enough is not None and self.enough < self.quorum:
+            raise ValueError(f"enough is {self.enough}; it must be at least the quorum of {self.quorum}: raise enough")
+        read_group_deadlines(self.group_deadlines)
+
+    def deadline_of(self, group: str) -> float:
+        """Seconds that a round waits for the sites of a group."""
+        return read_group_deadlines(self.group_deadlines).get(group, self.deadline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +111,7 @@ class FederationAgreement:
                     f"has columns {sorted(dict(site.columns))}, site {first.name!r} has {sorted(dict(first.columns))}"
                 )
                 raise ValueError(f"site {site.name!r} {have}; give every site the same columns")
+        check_deadline_groups(read_group_deadlines(self.policy.group_deadlines), {site.group for site in self.sites})
 
     def to_json(self) -> str:
         """The agreement as indented JSON, with the version of its format."""

@@ -63,7 +63,8 @@ def deliver_model(
 ) -> dict[str, str]:
     """Send the model to the sites that are online and do not have it; returns all sites' status by their names."""
     names = [site.name for site in exchange.sites]
-    status = {name: delivered.get(name, "is offline") for name in names}
+    members = [name for client, name in enumerate(names) if client not in exchange.left]
+    status = {name: delivered.get(name, "is offline") for name in members}
     waiting = {client for client in exchange.online_sites() if status[names[client]] != "delivered"}
 
     def pack_message(name: str) -> Payload:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from fedauc.engines.loop import LoopEngine
 from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, describe_missing_sites, read_answer
+from fedauc.federation.late_answers import LateAnswer, LateAnswers, select_present
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
 from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensors
 from fedauc.federation.visit_messages import pack_visit
@@ -41,6 +44,10 @@ class RoundAttendance(NamedTuple):
     refused: dict[int, str]
     skipped: str = ""
     """Why the answers of the round were not used."""
+    late: Mapping[int, LateAnswer] = MappingProxyType({})
+    """The clients whose answer to an earlier round came in this one."""
+    dropped: Mapping[int, str] = MappingProxyType({})
+    """The clients whose answer to an earlier round was given up, and why."""
 
 
 @final
@@ -68,31 +75,46 @@ class FederatedEngine(Engine):
         self._site_progress: dict[int, SiteProgress] = {}
         self._templates: dict[tuple[Any, ...], Upload] = {}
         self._skipped_rounds = 0
+        self._late = LateAnswers(exchange.policy)
         self.last_attendance: RoundAttendance | None = None
 
     def visit(self, download: Download, cohort: Cohort) -> Visits:
-        """The mean over the sites that answered in time; the others are absent, and below the quorum all are."""
+        """The mean over the sites that answered in time; the others are absent, and below the quorum all are.
+
+        By policy, answers to earlier rounds that arrive in this one are part of the mean.
+        """
+        policy = self._exchange.policy
+        if policy.on_group_offline == "skip" and not {*cohort.clients} & {*self._exchange.online_sites()}:
+            absent = dict.fromkeys(cohort.clients, "was offline when the round began")
+            self.last_attendance = RoundAttendance(cohort.round, (), absent, {})
+            return self._skip_round(cohort, f"none of {len(cohort.clients)} sites is online")
         if self._secure is not None:
             return self._visit_securely(self._secure, download, cohort)
         template = self._upload_template(download)
+        read_upload = partial(self._read_upload, phase=download.phase, template=template)
         result = self._exchange.ask_sites(
             {client: partial(self._pack_message, download, cohort, client) for client in cohort.clients},
-            lambda client, payload: self._read_upload(client, payload, download.phase, template),
+            self._late.begin_round(download.phase, read_upload),
             self._forget_lost_state,
+            open_messages=self._late.open_messages if policy.late_answers == "merge" else None,
+            enough=policy.enough,
         )
         if not self._uploads.has_fixed_denominator:
             # In a private run whether a site is refused must not depend on others; uploads are clipped there anyway.
             self._refuse_outliers(result, download.shared)
-        answered = tuple(client for client in cohort.clients if client in result.answers)
-        self.last_attendance = RoundAttendance(cohort.round, answered, result.absent, result.refused)
-        quorum = self._exchange.policy.quorum
-        if len(answered) < min(quorum, len(cohort.clients)):
-            problem = f"{len(answered)} of {len(cohort.clients)} sites answered; the quorum is {quorum}"
+        answered = tuple(client for client in cohort.clients if client in result.answers.keys() - result.late)
+        late = {client: self._late.describe(client) for client in sorted(result.late & result.answers.keys())}
+        self.last_attendance = RoundAttendance(
+            cohort.round, answered, result.absent, result.refused, late=late, dropped=result.dropped
+        )
+        answer_count = len(answered) + len(late)
+        if answer_count < min(policy.quorum, len(cohort.clients)):
+            problem = f"{answer_count} of {len(cohort.clients)} sites answered; the quorum is {policy.quorum}"
             return self._skip_round(cohort, problem)
-        cohort = self._accept_answers(download, cohort, answered)
+        cohort = self._accept_answers(download, cohort, answered, late)
         collector = UploadCollector(self._uploads, download.shared)
-        for client, weight in zip(answered, cohort.weights, strict=True):
-            collector.add_upload(result.answers[client], weight)
+        for client, weight in zip(cohort.clients, cohort.weights, strict=True):
+            collector.add_upload(result.answers[client], weight, late[client].weight if client in late else 1.0)
         upload, size = collector.reduce_uploads()
         return Visits(upload, None, cohort, size)
 
@@ -117,20 +139,22 @@ class FederatedEngine(Engine):
         size = UploadSize(len(answered) * length, len(answered) * length * total.element_size())
         return Visits(Upload(rebuild_integers(total, template)), None, cohort, size)
 
-    def _accept_answers(self, download: Download, cohort: Cohort, answered: tuple[int, ...]) -> Cohort:
+    def _accept_answers(
+        self,
+        download: Download,
+        cohort: Cohort,
+        answered: tuple[int, ...],
+        late: Mapping[int, LateAnswer] = MappingProxyType({}),
+    ) -> Cohort:
         """Remember whose uploads are used; the cohort as it came, with the other sites absent."""
         self._skipped_rounds = 0
-        progress = SiteProgress(torch.tensor(cohort.round), torch.tensor(download.phase.stage))
-        self._site_progress |= dict.fromkeys(answered, progress)
-        if len(answered) == len(cohort.clients):
-            return cohort
-        # The weights of the sites that answered must sum to 1 again, unless the denominator is fixed; the other sites
-        # are absent.
-        weights = dict(zip(cohort.clients, cohort.weights, strict=True))
-        total = sum(weights[client] for client in answered) if cohort.expected_size is None else 1.0
-        missing = (client for client in cohort.clients if client not in answered)
-        present_weights = tuple(weights[client] / total for client in answered)
-        return Cohort(cohort.round, answered, present_weights, (*cohort.absent, *missing), cohort.expected_size)
+        stage = torch.tensor(download.phase.stage)
+        self._site_progress |= dict.fromkeys(answered, SiteProgress(torch.tensor(cohort.round), stage))
+        self._site_progress |= {
+            client: SiteProgress(torch.tensor(answer.round), stage) for client, answer in late.items()
+        }
+        is_complete = len(answered) == len(cohort.clients) and not late
+        return cohort if is_complete else select_present(cohort, answered, tuple(late))
 
     @property
     def is_secure(self) -> bool:

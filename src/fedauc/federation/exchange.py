@@ -4,6 +4,9 @@ A site is known by its registered name and key, and numbered by its row in the s
 in training. The message service's own id of a node is good for one message only, because a restarted node gets
 another. A reply is matched by the id of the message that it answers. Nothing that a site or the service does makes an
 exchange fail.
+
+A caller that passes `open_messages` may use an answer that comes after its exchange has ended: messages without an
+answer are kept there, and a later exchange receives their replies as well.
 """
 
 from __future__ import annotations
@@ -66,13 +69,36 @@ class AnswerRefused(Exception):
     """The server does not use an answer; the text says why."""
 
 
+class LateAnswerDropped(Exception):
+    """An answer to a message of an earlier exchange is not used; the text says why. The site is free again."""
+
+
 @dataclass
 class ExchangeResult(Generic[Answer]):
-    """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused."""
+    """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused.
+
+    `late` are the clients in `answers` whose answer is to a message of an earlier exchange, and `dropped` says why
+    other answers to such messages are not used.
+    """
 
     answers: dict[int, Answer] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    dropped: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class OpenMessage(Generic[Answer]):
+    """A message without an answer when its exchange ended: to which node, until when, and how an answer is read.
+
+    A message that was sent several times has several ids.
+    """
+
+    message_ids: set[str]
+    node: Node
+    expires: float
+    read_payload: Callable[[int, Payload], Answer]
 
 
 @dataclass(frozen=True)
@@ -85,13 +111,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The message service, the site table, and the server's policy."""
+    """The message service, the site table, and the server's policy. Clients that have `left` get no messages."""
 
     grid: Grid
     sites: tuple[SiteEntry, ...]
     policy: ServerPolicy
     clock: Clock = Clock()
     logged_warnings: set[str] = field(default_factory=set)
+    left: frozenset[int] = frozenset()
 
     def online_sites(self) -> dict[int, Node]:
         """The nodes of the sites that are online, by client; nodes with an unknown name or a wrong key are ignored."""
@@ -101,6 +128,8 @@ class Exchange:
             client = clients.get(node.name)
             if client is None:
                 self._warn_once(f"node {node.name!r} is registered but not in the site table; it is ignored")
+            elif client in self.left:
+                self._warn_once(f"site {node.name!r} has left the run; it is ignored")
             elif self.sites[client].key not in ("", node.key):
                 self._warn_once(f"site {node.name!r} has another key than the one in the site table; it is ignored")
             elif client not in online or node.online_since >= online[client].online_since:
@@ -114,15 +143,22 @@ class Exchange:
         on_missing_state: Callable[[int, str], None] | None = None,
         seconds: float | None = None,
         is_enough: Callable[[], bool] = lambda: False,
+        open_messages: dict[int, OpenMessage[Answer]] | None = None,
+        enough: int | None = None,
     ) -> ExchangeResult[Answer]:
         """Send every client its message and read the answers, until all have come, or enough, or the deadline.
 
-        A message is built when it is sent, because a site that has lost its state needs another one:
-        `on_missing_state` is called with what was lost. `read_payload` raises `AnswerRefused` for an answer that must
-        not be used; any other exception that it raises counts as a refusal too.
+        Without `seconds`, the deadline of a site is that of its group. A message is built when it is sent, because a
+        site that has lost its state needs another one: `on_missing_state` is called with what was lost. `read_payload`
+        raises `AnswerRefused` for an answer that must not be used; any other exception that it raises counts as a
+        refusal too. After `enough` answers the other sites are absent.
+
+        With `open_messages`, answers to messages of earlier exchanges are received as well. A client with such a
+        message is waited for if it is among `messages`, but it gets no other one before it has answered.
         """
-        collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state)
-        return collection.collect_until_deadline(seconds or self.policy.deadline, is_enough)
+        deadlines = {client: seconds or self.policy.deadline_of(self.sites[client].group) for client in messages}
+        collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state, deadlines, open_messages)
+        return collection.collect_until_deadline(is_enough, enough or len(self.sites) + 1)
 
     def _warn_once(self, warning: str) -> None:
         """Log a warning the first time only: the online sites are queried every second."""
@@ -140,9 +176,18 @@ class _AnswerCollection(Generic[Answer]):
         messages: dict[int, Callable[[], Payload]],
         read_payload: Callable[[int, Payload], Answer],
         on_missing_state: Callable[[int, str], None] | None,
+        seconds: Mapping[int, float],
+        open_messages: dict[int, OpenMessage[Answer]] | None,
     ) -> None:
         self._exchange, self._messages = exchange, messages
         self._read_payload, self._on_missing_state = read_payload, on_missing_state
+        start = exchange.clock.now()
+        self._deadlines = {client: start + limit for client, limit in seconds.items()}
+        # An answer that may be late needs a message that outlives its round.
+        rounds = 1 if open_messages is None else 1 + exchange.policy.max_staleness
+        self._expiries = {client: start + rounds * limit for client, limit in seconds.items()}
+        self._keeps_messages = open_messages is not None
+        self._open = {} if open_messages is None else open_messages
         self._waiting = set(messages)
         self._client_of_message: dict[str, int] = {}
         self._node_written_to: dict[int, Node] = {}
@@ -150,40 +195,63 @@ class _AnswerCollection(Generic[Answer]):
         self._status = dict.fromkeys(messages, "was not online before the deadline")
         self._result: ExchangeResult[Answer] = ExchangeResult()
 
-    def collect_until_deadline(self, seconds: float, is_enough: Callable[[], bool]) -> ExchangeResult[Answer]:
-        """Wait until every client has answered, enough have, or the deadline has passed."""
+    def collect_until_deadline(self, is_enough: Callable[[], bool], enough: int) -> ExchangeResult[Answer]:
+        """Wait until every client has answered, enough have, or the deadlines have passed."""
         clock, last_check = self._exchange.clock, float("-inf")
-        deadline = clock.now() + seconds
         while self._waiting:
             now = clock.now()
             if now - last_check >= ONLINE_CHECK_INTERVAL:
                 last_check = now
-                self._send_messages(max(deadline - now, 1.0))
-            pending = [message for message, client in self._client_of_message.items() if client in self._waiting]
-            for reply in self._exchange.grid.pull_replies(pending) if pending else []:
-                self._receive_reply(reply)
+                self._send_messages(now)
+            self._receive_replies()
             if is_enough():
                 return self._result
-            if not self._waiting or clock.now() >= deadline:
-                break
-            clock.sleep(self._exchange.policy.poll_interval)
-        for client in sorted(self._waiting):
-            self._mark_absent(client, self._status[client])
+            if len(self._result.answers) >= enough:
+                for client in sorted(self._waiting):
+                    self._mark_absent(client, f"had not answered when {enough} sites had")
+            for client in sorted(self._waiting):
+                if clock.now() >= self._deadlines[client]:
+                    self._mark_absent(client, self._status[client])
+            if self._waiting:
+                clock.sleep(self._exchange.policy.poll_interval)
         return self._result
 
-    def _send_messages(self, seconds: float) -> None:
+    def _send_messages(self, now: float) -> None:
         """Write to every online site without a message on its way; a site that has restarted has lost its message."""
         online = self._exchange.online_sites()
+        self._forget_lost_messages(online, now)
         for client in sorted(self._waiting & set(online)):
             node = online[client]
+            if client in self._open:
+                self._status[client] = "is still busy with the message of an earlier round"
+                continue
             if self._node_written_to.get(client) == node or self._has_no_attempts_left(client):
                 continue
             self._attempts[client] += 1
+            seconds = max(self._expiries[client] - now, 1.0)
             message_id = self._exchange.grid.push_message(node.node_id, self._messages[client](), seconds)
             self._status[client] = "did not answer before the deadline" if message_id else "could not be written to"
             if message_id:
                 self._node_written_to[client] = node
                 self._client_of_message[message_id] = client
+
+    def _forget_lost_messages(self, online: Mapping[int, Node], now: float) -> None:
+        """Give up messages of earlier exchanges that have expired, or whose site has restarted meanwhile."""
+        for client, message in list(self._open.items()):
+            if now >= message.expires:
+                self._drop_open_message(client, "the message of an earlier round has expired")
+            elif client in online and online[client] != message.node:
+                self._drop_open_message(client, "it has restarted, and has lost the message of an earlier round")
+
+    def _receive_replies(self) -> None:
+        pending = [message for message, client in self._client_of_message.items() if client in self._waiting]
+        late = {message_id: client for client, message in self._open.items() for message_id in message.message_ids}
+        pending.extend(late)
+        for reply in self._exchange.grid.pull_replies(pending) if pending else []:
+            if reply.message_id in late:
+                self._receive_late_reply(late[reply.message_id], reply)
+            else:
+                self._receive_reply(reply)
 
     def _receive_reply(self, reply: Reply) -> None:
         client = self._client_of_message.get(reply.message_id)
@@ -203,12 +271,48 @@ class _AnswerCollection(Generic[Answer]):
                 self._on_missing_state(client, str(missing))
             self._send_again(client, reply, f"no longer has its {missing}")
         except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
-            self._waiting.discard(client)
-            self._result.refused[client] = str(reason)
-            LOG.warning("the answer of site %r is refused: %s", name, reason)
+            self._refuse_answer(client, reason)
         else:
             self._waiting.discard(client)
             self._result.answers[client] = answer
+
+    def _receive_late_reply(self, client: int, reply: Reply) -> None:
+        """The reply to a message of an earlier exchange; without an answer the site is free for another message."""
+        message = self._open.get(client)
+        if message is None:
+            LOG.info("ignored a second reply to message %r", reply.message_id)
+            return
+        if reply.payload is None:
+            message.message_ids.discard(reply.message_id)
+            if not message.message_ids:
+                self._drop_open_message(client, reply.error)
+            return
+        try:
+            answer = message.read_payload(client, reply.payload)
+        except MissingSiteState as missing:
+            if self._on_missing_state is not None:
+                self._on_missing_state(client, str(missing))
+            self._drop_open_message(client, f"no longer has its {missing}")
+        except LateAnswerDropped as reason:
+            self._drop_open_message(client, str(reason))
+        except Exception as reason:  # As for an answer in time.
+            del self._open[client]
+            self._refuse_answer(client, reason)
+        else:
+            del self._open[client]
+            self._waiting.discard(client)
+            self._result.answers[client] = answer
+            self._result.late.add(client)
+
+    def _drop_open_message(self, client: int, reason: str) -> None:
+        del self._open[client]
+        self._result.dropped[client] = reason
+        LOG.warning("the late answer of site %r is dropped: %s", self._exchange.sites[client].name, reason)
+
+    def _refuse_answer(self, client: int, reason: Exception) -> None:
+        self._waiting.discard(client)
+        self._result.refused[client] = str(reason)
+        LOG.warning("the answer of site %r is refused: %s", self._exchange.sites[client].name, reason)
 
     def _send_again(self, client: int, reply: Reply, reason: str) -> None:
         """Let the next check send the message again, while attempts and time last."""
@@ -225,9 +329,14 @@ class _AnswerCollection(Generic[Answer]):
         return self._attempts[client] >= self._exchange.policy.max_attempts
 
     def _mark_absent(self, client: int, reason: str) -> None:
+        """Wait for a client no longer; its message stays open where late answers may be used."""
         self._waiting.discard(client)
         self._result.absent[client] = reason
         LOG.warning("site %r is marked absent: %s", self._exchange.sites[client].name, reason)
+        message_ids = {message for message, receiver in self._client_of_message.items() if receiver == client}
+        if self._keeps_messages and message_ids and client in self._node_written_to:
+            node, expires = self._node_written_to[client], self._expiries[client]
+            self._open[client] = OpenMessage(message_ids, node, expires, self._read_payload)
 
 
 def describe_missing_sites(reasons: Mapping[str, str]) -> str:

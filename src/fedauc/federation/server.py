@@ -7,12 +7,14 @@ the same counts. The files of a run's folder are:
 federation.json    the agreement
 census.json        what the sites registered, the run's id, and where the server ran
 privacy.json       what a private run promises
+membership.json    which sites have joined or left, and from which round on, where some have
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
 timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states; one is written after every round, before the next round is sent
 noise.key          the secret from which a private run draws noise and clients; never share it
-stopped.txt        why training had to be stopped
+stopped.txt        why training had to be stopped, or that the operator has paused it
+pause-requested.json   the operator wants a pause; the server takes it away when the run is resumed
 (beside the folder, where a run could not begin: OUT-failed.txt says why)
 result.json, model.npz   when the run is done
 delivery.json      which sites have received the model, and its hash
@@ -45,15 +47,28 @@ from fedauc.experiments.guarantee import describe_guarantee, summarize_guarantee
 from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import find_client_dp, has_client_noise
 from fedauc.experiments.recipe import Recipe
-from fedauc.experiments.run_loop import Observer, RunLoop, first_checkpoint
+from fedauc.experiments.run_loop import Observer, Progress, RunLoop, first_checkpoint
 from fedauc.experiments.run_view import RunView
 from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.data_agreement import AgreedData, agree_on_data, agreement_header, report_failures
+from fedauc.federation.deadlines import check_enough
 from fedauc.federation.delivery import DELIVERY_FILE, deliver_model, hash_tensors
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
+from fedauc.federation.late_answers import check_late_policy
+from fedauc.federation.membership import (
+    Members,
+    TableChange,
+    check_change,
+    check_same_plan,
+    compare_table,
+    list_member_names,
+    read_members,
+    write_members,
+)
+from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause_due, withdraw_pause
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
@@ -169,6 +184,32 @@ def register_sites(
     return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys, agreed, missing)
 
 
+def _register_joining(
+    exchange: Exchange, agreement: FederationAgreement, registered: RegisteredSites, change: TableChange
+) -> dict[int, list[int]]:
+    """The class counts of the sites that join a run; one that does not answer within a round's deadline may do so when
+    the run is resumed again.
+    """
+    header: dict[str, Any] = {"run": registered.run_id, "plan": describe_plan(agreement), "kind": "register"}
+    header |= {"secure_sum": False, "hides_counts": False}
+    if agreement.schema is not None:
+        header |= agreement_header(agreement.schema, registered.agreed)
+    exchange = dataclasses.replace(exchange, sites=change.members.sites)
+    names = change.members.names
+    result = exchange.ask_sites(
+        {client: lambda name=names[client]: pack_payload({**header, "site": name}) for client in change.joining},  # type: ignore[misc]
+        lambda client, payload: _read_registration(payload, False, False),
+    )
+    report_failures(exchange, result)
+    for client, (_, shape, dtype, _) in result.answers.items():
+        if (shape, dtype) != (registered.shape, registered.dtype):
+            expected = f"the run has {registered.dtype} {registered.shape}"
+            raise ValueError(f"site {names[client]!r} has rows {dtype} {shape}, {expected}; give it the same features")
+    for client, reason in result.absent.items():
+        LOG.warning("site %r has not joined: it %s; resume the run again when it is online", names[client], reason)
+    return {client: answer.class_counts for client, answer in result.answers.items()}
+
+
 class Registration(NamedTuple):
     """A site's number of rows of each class, the shape of a row, the type of rows, and its key in hexadecimal."""
 
@@ -262,21 +303,32 @@ class FederatedRun:
 
     @staticmethod
     def resume(exchange: Exchange, folder: RunFolder, build_model: ModelBuilder | None = None) -> FederatedRun:
-        """Continue from the last finished round of a folder."""
+        """Continue from the last finished round of a folder; sites join and leave as the site table says."""
         out = folder.path
         if not (out / AGREEMENT_FILE).is_file():
             raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the run's folder")
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
-        # A site's number is its row in the site table, so the names and their order must not change; keys may.
-        agreed_names, names = ([site.name for site in sites] for sites in (agreement.sites, exchange.sites))
-        if agreed_names != names:
-            changed = sorted(set(agreed_names) ^ set(names)) or "their order"
-            raise ValueError(
-                f"the site table has changed since the run began ({changed}); restore it, or start a new run"
-            )
         secret = folder.read_secret() if find_client_dp(agreement.recipe) is not None else None
-        assembly = _assemble_federation(agreement, exchange, registered, build_model, secret)
         checkpoint = folder.rewind_to_checkpoint("cpu")
+        members = read_members(out, agreement.sites, registered.census, checkpoint.state.round)
+        change = compare_table(members, exchange.sites)
+
+        def assemble(settled: Members) -> tuple[FederationAgreement, Exchange, Assembly]:
+            changed = dataclasses.replace(agreement, sites=settled.sites)
+            used = dataclasses.replace(exchange, sites=settled.sites, left=settled.left)
+            known = registered._replace(census=settled.census)
+            return changed, used, _assemble_federation(changed, used, known, build_model, secret)
+
+        agreement_now, exchange_now, assembly = assemble(change.unchanged_members)
+        # Those who have taken part in a finished run still get its model.
+        if (change.joining or change.leaving) and not folder.done:
+            plan, round = assembly.training.plan, checkpoint.state.round
+            check_change(change, agreement.recipe, plan, round)
+            settled = change.settle(round, _register_joining(exchange, agreement, registered, change))
+            agreement_now, exchange_now, assembly = assemble(settled)
+            check_same_plan(plan, assembly.training.plan)
+            write_members(out, settled)
+        agreement, exchange = agreement_now, exchange_now
         assembly.training.engine.restore_client_states(checkpoint.client_states)
         assembly.training.ledger.restore_from(checkpoint.ledger)
         return FederatedRun(agreement, exchange, assembly, folder, checkpoint)
@@ -287,7 +339,21 @@ class FederatedRun:
             self._send_model_again()
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
-        self.loop.train_to_end(observer)
+        withdraw_pause(self.folder.path)
+
+        def observe_and_pause(progress: Progress) -> None:
+            observer(progress)
+            finished = self.loop.last_round
+            if finished is not None and not self.loop.is_over and is_pause_due(self.folder.path, finished.phase):
+                raise PausedByOperator(describe_pause(progress.done, progress.rounds))
+
+        try:
+            self.loop.train_to_end(observe_and_pause)
+        except PausedByOperator as pause:
+            self.folder.write_stop_reason(str(pause))
+            LOG.info("the run is %s", pause)
+            raise TrainingStopped(str(pause)) from pause
+        withdraw_pause(self.folder.path)
         end = self.loop.finish()
         tensors = self._assembly.network.build_module(end.model).state_dict()
         # numpy has no bfloat16, and its files need no pickle.
@@ -351,17 +417,25 @@ class AttendanceWriter(Callback):
         absent = {names[client]: "is unavailable according to the schedule" for client in finished.cohort.absent}
         absent |= {names[client]: reason for client, reason in attendance.absent.items()}
         # Below the quorum the cohort counts sites as absent that did answer.
-        absent = {name: reason for name, reason in absent.items() if name not in refused and name not in answered}
+        present = {*refused, *answered, *(names[client] for client in attendance.late)}
+        absent = {name: reason for name, reason in absent.items() if name not in present}
         line = {"round": attendance.round, "answered": answered, "absent": absent, "refused": refused}
+        if attendance.late:
+            line["late"] = {names[client]: answer._asdict() for client, answer in attendance.late.items()}
+        if attendance.dropped:
+            line["dropped"] = {names[client]: reason for client, reason in attendance.dropped.items()}
         if attendance.skipped:
             line["skipped"] = attendance.skipped
         self.folder.append_line(ATTENDANCE_FILE, line)
 
 
 def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str, int]]:
-    """For each site, the number of rounds in which it answered, was absent, and was refused."""
-    lines, statuses = folder.read_lines(ATTENDANCE_FILE), ("answered", "absent", "refused")
-    return {name: {status: sum(name in line[status] for line in lines) for status in statuses} for name in names}
+    """For each site, the number of rounds in which it answered, was absent, was refused, or (if ever) came late."""
+    lines, statuses = folder.read_lines(ATTENDANCE_FILE), ["answered", "absent", "refused"]
+    statuses += [status for status in ("late", "dropped") if any(status in line for line in lines)]
+    return {
+        name: {status: sum(name in line.get(status, ()) for line in lines) for status in statuses} for name in names
+    }
 
 
 def write_failure(out: Path, error: Exception) -> None:
@@ -384,7 +458,8 @@ def summarize_run(path: Path) -> dict[str, Any]:
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
-    names = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    began_with = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
+    names = list_member_names(path, began_with)
     census = json.loads((path / CENSUS_FILE).read_text())
     return {
         "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
@@ -435,6 +510,9 @@ def _assemble_federation(
     if assembly.training.algorithm.has_personal_models and agreement.policy.evaluation != "none":
         reason = "parts of the model stay at the sites, so the server has none to evaluate"
         raise ValueError(f"evaluation is {agreement.policy.evaluation!r}; {reason}: use 'none'")
+    check_late_policy(agreement.policy, recipe, assembly.training, assembly.network)
+    has_single_uploads = not recipe.is_private and find_secure_sum(recipe) is None
+    check_enough(agreement.policy.enough, assembly.training.schedule.groups, has_single_uploads)
     training, one_client = assembly.training, Census(np.array([1]), np.array([1]))
     template_setting = dataclasses.replace(training.setting, census=one_client)
     template_clients = registered.placeholder_clients(one_client)

@@ -86,7 +86,8 @@ def _list_cohorts(run: ReportRun, roster: RunRoster) -> tuple[int, Iterator[tupl
         assert roster.listed is not None
         number = {name: client for client, name in enumerate(roster.listed["name"])}
         lines = run.folder.read_lines(ATTENDANCE_FILE)
-        cohorts = ((line["answered"], [*line["absent"], *line["refused"]]) for line in lines)
+        # An answer to an earlier round counts in the round that has used it.
+        cohorts = (([*line["answered"], *line.get("late", ())], [*line["absent"], *line["refused"]]) for line in lines)
         return len(lines), (
             (_to_indices(number[name] for name in came), _to_indices(number[name] for name in missing))
             for came, missing in cohorts

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.experiments.comparison import Comparison
+from fedauc.experiments.config import to_plain
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, RunRoster, name_groups
 from fedauc.federation.agreement import FederationAgreement
+from fedauc.federation.membership import read_members
 from fedauc.federation.server import AGREEMENT_FILE, CENSUS_FILE, RegisteredSites
 from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import has_caveat
@@ -174,8 +176,12 @@ def _read_federation(folder: RunFolder) -> ReportRun:
     agreement, registered = FederationAgreement.read_json(path / AGREEMENT_FILE), RegisteredSites.read_json(path)
     census = json.loads((path / CENSUS_FILE).read_text())
     document = json.loads((path / AGREEMENT_FILE).read_text())
+    # Sites may have joined and left since the run began; one that has left counts as without rows.
+    members = read_members(path, agreement.sites, registered.census, int(census["rounds"]))
+    agreement, registered = replace(agreement, sites=members.sites), registered._replace(census=members.census)
     # The keys of sites are no part of a report.
-    sites = [{key: value for key, value in site.items() if key != "key"} for site in document.pop("sites")]
+    del document["sites"]
+    sites = [{key: value for key, value in site.items() if key != "key"} for site in to_plain(members.sites)]
     return ReportRun(
         name=agreement.recipe.method,
         folder=folder,
