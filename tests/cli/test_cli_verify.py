@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,17 @@ def test_what_cannot_be_verified_or_signed_is_one_line(capsys: pytest.CaptureFix
         done = fedauc(capsys, *words)
         assert done.code == 2, words
         assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_signed_run_without_the_package_for_signatures_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_run(capsys, run_copy, tmp_path / "key.pem")
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    # An entry of None makes Python say that there is no such module.
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for key in (None, tmp_path / "key.pem"):
+        done = verify_run(capsys, run_copy, key)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "error: signatures need cryptography: run pip install cryptography\n"

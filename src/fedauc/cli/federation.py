@@ -74,15 +74,18 @@ def init(
 def local(
     out: Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)],
     sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites share the demo data.")] = 4,
-    groups: Annotated[int, typer.Option("--groups", min=1, help="How many groups take turns.")] = 3,
+    groups: Annotated[
+        int | None, typer.Option("--groups", min=1, help="How many groups take turns; 3 (2 for two sites) unless given.")
+    ] = None,
     run_config: Settings = "",
 ) -> None:
     """Start a SuperLink, SuperNodes and a run on this machine, with TLS and keys, and stop them when the run ends.
 
     Example: [bold]fedauc federation local --sites 4 --run-config "cycles=2" --out trial[/bold]
     """
+    groups = min(3, sites) if groups is None else groups
     if groups > sites:
-        raise ValueError(f"groups is {groups}; it must be at most the {sites} sites")
+        raise ValueError(f"--groups is {groups}; it must be at most the {sites} sites: lower --groups or raise --sites")
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
     create_app_folder(out, names)
     write_demo_sites(out / "sites", list(names))

@@ -99,7 +99,7 @@ def compare_with_manifest(folder: Path) -> FileDifferences:
 
 def create_signing_key(path: Path) -> None:
     """Write a new Ed25519 key, readable by its owner alone, and beside it the public key as `.pub`."""
-    serialization, ed25519 = _import_cryptography()
+    serialization, ed25519 = import_cryptography()
     if path.exists():
         raise ValueError(f"{path} exists already; leave --create-key out to sign with it, or choose another file")
     key = ed25519.Ed25519PrivateKey.generate()
@@ -113,7 +113,7 @@ def create_signing_key(path: Path) -> None:
 
 def sign_folder(folder: Path, key_file: Path) -> str:
     """List the files of a folder as they are now, and sign the list; returns the fingerprint of the public key."""
-    serialization, ed25519 = _import_cryptography()
+    serialization, ed25519 = import_cryptography()
     key = _read_key(key_file, lambda content: serialization.load_pem_private_key(content, None))
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ValueError(f"{key_file} is no Ed25519 private key; make one with --create-key")
@@ -135,9 +135,9 @@ def check_signature(folder: Path, public_key_file: Path | None) -> str:
     Without a file of a public key, the signature's own key is used: that shows that nothing was changed afterwards,
     but not who has signed.
     """
+    serialization, ed25519 = import_cryptography()
     from cryptography.exceptions import InvalidSignature
 
-    serialization, ed25519 = _import_cryptography()
     path = folder / SIGNATURE_FILE
     if not path.is_file():
         raise ValueError(f"{folder} is not signed: it has no {SIGNATURE_FILE}")
@@ -179,7 +179,8 @@ def _read_key(path: Path, read: Any) -> Any:
         raise ValueError(f"{path} is no PEM file with an unencrypted key; give one that has it") from error
 
 
-def _import_cryptography() -> tuple[Any, Any]:
+def import_cryptography() -> tuple[Any, Any]:
+    """The modules that read keys and make signatures; where they are missing, a `ValueError` says how to install them."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
