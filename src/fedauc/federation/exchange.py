@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from fedauc.federation.agreement import ServerPolicy, SiteEntry
 from fedauc.federation.serialization import Payload
 from fedauc.federation.site_state import MissingSiteState
+from fedauc.federation.versions import find_version_problem
 
 LOG = logging.getLogger("fedauc.server")
 
@@ -62,6 +63,23 @@ class Grid(Protocol):
 # ------------------------------------------------------------------------------------------------- the exchange
 
 
+class ExchangeView(NamedTuple):
+    """An exchange as others see it while it goes on: whose answers have come after how many seconds, who is missing
+    and why, and whether it is over. `kind` and `round` are those of its messages.
+    """
+
+    kind: str
+    round: int | None
+    elapsed: float
+    seconds: float
+    online: frozenset[int]
+    answered: Mapping[int, float]
+    waiting: Mapping[int, str]
+    absent: Mapping[int, str]
+    refused: Mapping[int, str]
+    is_over: bool
+
+
 class AnswerRefused(Exception):
     """The server does not use an answer; the text says why."""
 
@@ -92,6 +110,8 @@ class Exchange:
     policy: ServerPolicy
     clock: Clock = Clock()
     logged_warnings: set[str] = field(default_factory=set)
+    observers: list[Callable[[ExchangeView], None]] = field(default_factory=list)
+    """Called about every second of an exchange, after every answer, and at its end."""
 
     def online_sites(self) -> dict[int, Node]:
         """The nodes of the sites that are online, by client; nodes with an unknown name or a wrong key are ignored."""
@@ -149,37 +169,49 @@ class _AnswerCollection(Generic[Answer]):
         self._attempts = dict.fromkeys(messages, 0)
         self._status = dict.fromkeys(messages, "was not online before the deadline")
         self._result: ExchangeResult[Answer] = ExchangeResult()
+        self._online: frozenset[int] = frozenset()
+        self._answered_after: dict[int, float] = {}
+        self._asked: tuple[str, int | None] | None = None
+        self._started, self._seconds = exchange.clock.now(), 0.0
 
     def collect_until_deadline(self, seconds: float, is_enough: Callable[[], bool]) -> ExchangeResult[Answer]:
         """Wait until every client has answered, enough have, or the deadline has passed."""
-        clock, last_check = self._exchange.clock, float("-inf")
+        clock, last_check, self._seconds = self._exchange.clock, float("-inf"), seconds
         deadline = clock.now() + seconds
         while self._waiting:
             now = clock.now()
             if now - last_check >= ONLINE_CHECK_INTERVAL:
                 last_check = now
                 self._send_messages(max(deadline - now, 1.0))
+                self._inform_observers()
             pending = [message for message, client in self._client_of_message.items() if client in self._waiting]
             for reply in self._exchange.grid.pull_replies(pending) if pending else []:
                 self._receive_reply(reply)
+                self._inform_observers()
             if is_enough():
-                return self._result
+                break
             if not self._waiting or clock.now() >= deadline:
                 break
             clock.sleep(self._exchange.policy.poll_interval)
-        for client in sorted(self._waiting):
-            self._mark_absent(client, self._status[client])
+        if not is_enough():
+            for client in sorted(self._waiting):
+                self._mark_absent(client, self._status[client])
+        self._inform_observers(is_over=True)
         return self._result
 
     def _send_messages(self, seconds: float) -> None:
         """Write to every online site without a message on its way; a site that has restarted has lost its message."""
         online = self._exchange.online_sites()
+        self._online = frozenset(online)
         for client in sorted(self._waiting & set(online)):
             node = online[client]
             if self._node_written_to.get(client) == node or self._has_no_attempts_left(client):
                 continue
             self._attempts[client] += 1
-            message_id = self._exchange.grid.push_message(node.node_id, self._messages[client](), seconds)
+            message = self._messages[client]()
+            if self._asked is None and self._exchange.observers:
+                self._asked = _describe_message(message.read_header())
+            message_id = self._exchange.grid.push_message(node.node_id, message, seconds)
             self._status[client] = "did not answer before the deadline" if message_id else "could not be written to"
             if message_id:
                 self._node_written_to[client] = node
@@ -209,6 +241,25 @@ class _AnswerCollection(Generic[Answer]):
         else:
             self._waiting.discard(client)
             self._result.answers[client] = answer
+            self._answered_after[client] = self._exchange.clock.now() - self._started
+
+    def _inform_observers(self, is_over: bool = False) -> None:
+        kind, round = self._asked or ("", None)
+        for observe in self._exchange.observers:
+            observe(
+                ExchangeView(
+                    kind=kind,
+                    round=round,
+                    elapsed=self._exchange.clock.now() - self._started,
+                    seconds=self._seconds,
+                    online=self._online,
+                    answered=dict(self._answered_after),
+                    waiting={client: self._status[client] for client in sorted(self._waiting)},
+                    absent=dict(self._result.absent),
+                    refused=dict(self._result.refused),
+                    is_over=is_over,
+                )
+            )
 
     def _send_again(self, client: int, reply: Reply, reason: str) -> None:
         """Let the next check send the message again, while attempts and time last."""
@@ -230,6 +281,13 @@ class _AnswerCollection(Generic[Answer]):
         LOG.warning("site %r is marked absent: %s", self._exchange.sites[client].name, reason)
 
 
+def _describe_message(header: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The kind of a message, and the round that it belongs to."""
+    phase = header.get("phase")
+    round = phase["round"] if isinstance(phase, Mapping) else header.get("round")
+    return str(header.get("kind")), round if isinstance(round, int) else None
+
+
 def describe_missing_sites(reasons: Mapping[str, str]) -> str:
     """The end of a sentence that names the sites that gave no answer, and why.
 
@@ -240,8 +298,13 @@ def describe_missing_sites(reasons: Mapping[str, str]) -> str:
 
 
 def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
-    """The header of a site's answer of the expected kind; a site's refusal or missing state is raised."""
+    """The header of a site's answer of the expected kind; a site's refusal or missing state is raised.
+
+    An answer of another message format is refused before anything else is read of it.
+    """
     header = payload.read_header()
+    if problem := find_version_problem(header, "the site", "the server"):
+        raise AnswerRefused(problem)
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":
