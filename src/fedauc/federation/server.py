@@ -56,7 +56,7 @@ from fedauc.federation.delivery import DELIVERY_FILE, deliver_model, hash_tensor
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
-from fedauc.federation.round_status import StatusWriter
+from fedauc.federation.round_status import ROUND_TIMES_FILE, StatusWriter, read_status
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
@@ -254,7 +254,7 @@ class FederatedRun:
             # A group may have lost its only site, which the error cannot know.
             raise ValueError(f"{error}{describe_missing_sites(registered.missing)}") from error
         rounds = assembly.training.plan.total_rounds
-        environment = {**describe_environment(), "message_format": MESSAGE_FORMAT}
+        environment = {**describe_environment(), "message_format": MESSAGE_FORMAT, "missing": dict(registered.missing)}
         census = {**registered.to_json(), "rounds": rounds, **environment}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
         releases = PlannedReleases(held_out_parts=int(agreement.policy.evaluation != "none"))
@@ -380,6 +380,15 @@ def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str,
     return {name: {status: sum(name in line[status] for line in lines) for status in statuses} for name in names}
 
 
+def find_last_reasons(folder: RunFolder) -> dict[str, str]:
+    """For every site that has missed a round, why it gave no answer the last time."""
+    reasons = dict[str, str]()
+    for line in folder.read_lines(ATTENDANCE_FILE):
+        missing = {**line["absent"], **line["refused"]}
+        reasons |= {name: f"{reason} (round {line['round'] + 1})" for name, reason in missing.items()}
+    return reasons
+
+
 def write_failure(out: Path, error: Exception) -> None:
     """Say beside a run's folder why the run could not begin; `flwr run` itself ends with exit code 0."""
     write_atomically(_failure_file(out), f"{error}\n".encode())
@@ -396,7 +405,7 @@ def _failure_file(out: Path) -> Path:
 
 
 def summarize_run(path: Path) -> dict[str, Any]:
-    """The status, rounds, records, attendance and guarantee of a run, finished or not."""
+    """The status, rounds, records, attendance and guarantee of a run, finished or not, and what it waits for now."""
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
@@ -408,6 +417,9 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "rounds": census["rounds"],
         "records": folder.read_records(),
         "attendance": count_attendance(folder, names),
+        "reasons": find_last_reasons(folder),
+        "round_seconds": [line["seconds"] for line in folder.read_lines(ROUND_TIMES_FILE)],
+        "now": {} if folder.done else read_status(path),
         "privacy": folder.read_privacy(),
         "delivery": json.loads(delivery.read_text())["sites"] if delivery.is_file() else {},
         "warnings": census.get("preparation", {}).get("warnings", []),

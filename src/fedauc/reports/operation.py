@@ -184,10 +184,10 @@ class Operation:
         """What somebody should look at."""
         alarms = [] if self.run.status in ("done", "unfinished") else [f"The run has stopped: {self.run.status}."]
         alarms += [f"Data: {warning}." for warning in self.census.get("preparation", {}).get("warnings", [])]
+        unregistered = self.census.get("missing", {})
+        alarms += [f"Site {name!r} takes no part in the run: {reason}." for name, reason in unregistered.items()]
         for site in self.sites:
             reasons = list(site.reasons.values())
-            if not site.count(ANSWERED, UNUSED, ABSENT, REFUSED, UNEXPECTED):
-                continue
             if site.missed_in_a_row >= MISSED_ROUNDS:
                 rounds = f"in its last {site.missed_in_a_row} rounds"
                 alarms.append(f"Site {site.name!r} has given no answer {rounds}: {reasons[-1]}.")
@@ -240,7 +240,8 @@ class Operation:
             number, times = line["round"], self.times.get(line["round"], {})
             seconds, value = times.get("seconds"), auc.get(number)
             missing = [f"{name}: {reason}" for name, reason in {**line["absent"], **line["refused"]}.items()]
-            note = "; ".join([line["skipped"]] if "skipped" in line else missing) or "–"
+            skipped = [line["skipped"].removeprefix(f"round {number}: ")] if "skipped" in line else []
+            note = "; ".join([*skipped, *missing]) or "–"
             rows.append(
                 [
                     Cell(str(number + 1), number),

@@ -136,7 +136,12 @@ def build_sections(runs: Sequence[ReportRun], live: bool = False) -> list[Sectio
     sections = [Section("answer", "The answer", "", _answer(runs))]
     if live and any(run.is_federation for run in detailed):
         lead = "What the server waits for, and who has answered. This part is for the operator and in no report."
-        sections.append(Section("operation", "The federation now", lead, detail(_operation)))
+        blocks = [
+            block._replace(run=number)
+            for number, run in enumerate(detailed)
+            for block in (_operation_now(run), _operation_rounds(run))
+        ]
+        sections.append(Section("operation", "The federation now", lead, blocks))
     if len(runs) > 1:
         lead = "Runs are compared on the same test rows, so that chance in the rows affects all of them alike."
         sections.append(Section("comparison", "Runs side by side", lead, [_comparison(runs, detailed)]))
@@ -375,7 +380,8 @@ def _list_environment(run: ReportRun) -> dict[str, Any]:
     return {key: value for key, value in run.environment.items() if key not in hidden}
 
 
-def _operation(run: ReportRun) -> Block:
+def _operation_now(run: ReportRun) -> Block:
+    """What the server waits for, and what somebody should look at."""
     if not run.is_federation:
         return Block(None, [Paragraph("This run is a simulation: nobody is waited for.", "missing")], [])
     operation = Operation(run)
@@ -386,7 +392,15 @@ def _operation(run: ReportRun) -> Block:
     if run.hides_clients:
         note = "Who took part is not covered by the guarantee of this private run: do not publish this part."
         parts.append(Paragraph(note, "caveat"))
-    parts.append(operation.tabulate_sites())
+    return Block(None, parts, [])
+
+
+def _operation_rounds(run: ReportRun) -> Block:
+    """Who answered in which round, how long rounds took, and the reasons."""
+    if not run.is_federation:
+        return Block(None, [], [])
+    operation = Operation(run)
+    parts: list[Part] = [operation.tabulate_sites()]
     if reasons := operation.list_reasons():
         parts.append(Folded("Why sites gave no answer", [Definitions(reasons)]))
     if operation.lines:
