@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-FLOWER ?= .venv-flower
+# The version of Flower that `make test-federation` uses; each has an environment of its own.
+FLWR ?= 1.41
+FLOWER ?= .venv-flower$(if $(filter-out 1.41,$(FLWR)),-$(FLWR))
 DOCS ?= .venv-docs
 TRACKERS ?= .venv-trackers
 AUDIT ?= .venv-audit
@@ -71,12 +73,14 @@ test-browser: $(STAMP) tests/browser/node_modules/.installed  ## the report in h
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
 	PIP_CONSTRAINT=constraints-flower.txt $(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --editable '.[flower]' pytest
+	  --editable '.[flower]' pytest pytest-timeout
+	# 1.42 differs in its bounds for certifi and uv, and no index may have that certifi yet; the tests need neither.
+	$(if $(filter-out 1.41,$(FLWR)),$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'flwr==$(FLWR).*')
 	touch $@
 
-test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this machine
+test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this machine; FLWR=1.42 for that Flower
 	$(FLOWER)/bin/python -m pytest --only flower -p no:cacheprovider tests/federation/test_edge.py \
-	  tests/federation/test_real.py
+	  tests/federation/test_real.py tests/federation/test_upgrades.py
 
 $(DOCS)/.installed: pyproject.toml constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
@@ -95,7 +99,7 @@ docs-links: $(DOCS)/.installed  ## follow the links that lead out of the documen
 $(TRACKERS)/.installed: pyproject.toml constraints-trackers.txt
 	$(PYTHON) -m venv $(TRACKERS)
 	PIP_CONSTRAINT=constraints-trackers.txt $(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --editable '.[mlflow,tensorboard,trackio,wandb]' pytest
+	  --editable '.[mlflow,tensorboard,trackio,wandb]' pytest pytest-timeout
 	touch $@
 
 test-trackers: $(TRACKERS)/.installed  ## a real MLflow server, TensorBoard, Trackio and Weights & Biases (offline)
@@ -122,5 +126,5 @@ bench: $(STAMP)  ## speed against peers on this CPU; makes their environments un
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) $(FLOWER) $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
+	rm -rf $(VENV) .venv-flower* $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
 	  src/*.egg-info tests/browser/node_modules

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
@@ -27,18 +28,25 @@ SITES = {f"site-{number}": "all" for number in range(4)}
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
+ROLES = {"site_worker": "workers", "site_node": "sites", "flower-superlink": "superlink", "supernode": "sites"}
+"""What a process is, by a word of its command line; the others belong to the server's app."""
+
 
 class CpuMeter:
     """CPU seconds of all processes of a federation, from frequent readings of /proc."""
 
     def __init__(self, federation: LocalFederation) -> None:
-        self._federation, self._seconds, self._stopped = federation, dict[int, float](), threading.Event()
+        self._federation, self._stopped = federation, threading.Event()
+        self._seconds, self._roles = dict[int, float](), dict[int, str]()
         self._thread = threading.Thread(target=self._read_processes, daemon=True)
         self._thread.start()
 
-    def total_seconds(self) -> float:
-        """CPU seconds so far."""
-        return sum(self._seconds.values())
+    def seconds_by_role(self) -> dict[str, float]:
+        """CPU seconds so far of the SuperLink, the sites' own processes, their workers, and the server's app."""
+        totals = dict.fromkeys(("superlink", "sites", "workers", "server"), 0.0)
+        for pid, seconds in list(self._seconds.items()):
+            totals[self._roles[pid]] += seconds
+        return totals
 
     def stop_reading(self) -> None:
         """End the thread that reads."""
@@ -50,8 +58,11 @@ class CpuMeter:
             for pid in self._federation.process_ids():
                 try:
                     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    # A process gets its command line only after it was started.
+                    command = Path(f"/proc/{pid}/cmdline").read_text()
                 except OSError:
                     continue
+                self._roles[pid] = next((role for word, role in ROLES.items() if word in command), "server")
                 self._seconds[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
@@ -68,7 +79,7 @@ def read_site_memory(federation: LocalFederation) -> float:
     return kilobytes / 1e3
 
 
-def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = True) -> dict[str, float | str | bool]:
+def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = True) -> dict[str, Any]:
     """The mean over the rounds after the first of a run with full participation."""
     folder = home / f"app-{parameters}-{resident}"
     create_app_folder(folder, SITES)
@@ -81,21 +92,23 @@ def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = Tr
             federation.start_site(name)
         options = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full weighting=clients"
         federation.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
-        run, readings, largest = RunFolder(folder / "run"), list[tuple[float, float]](), 0.0
+        run, readings, largest = RunFolder(folder / "run"), list[tuple[float, dict[str, float]]](), 0.0
         while federation.is_running("run"):
             if len(run.read_lines(ATTENDANCE_FILE)) > len(readings):
-                readings.append((time.perf_counter(), meter.total_seconds()))
+                readings.append((time.perf_counter(), meter.seconds_by_role()))
             time.sleep(0.2)
             largest = max(largest, read_site_memory(federation))
         meter.stop_reading()
     final = run.read_result()["final"]
     (first_time, first_cpu), (last_time, last_cpu) = readings[0], readings[-1]
+    cpu = {role: (last_cpu[role] - first_cpu[role]) / (len(readings) - 1) for role in last_cpu}
     return {
         "parameters": parameters,
         "resident": resident,
         "load": round(os.getloadavg()[0], 1),
         "seconds": round((last_time - first_time) / (len(readings) - 1), 1),
-        "cpu_seconds": round((last_cpu - first_cpu) / (len(readings) - 1), 1),
+        "cpu_seconds": round(sum(cpu.values()), 1),
+        "cpu_by_role": {role: round(seconds, 2) for role, seconds in cpu.items()},
         "site_memory_megabytes": round(largest / len(SITES)),
         "megabytes": round((final["bytes_up"] + final["bytes_down"]) / rounds / 1e6, 2),
     }

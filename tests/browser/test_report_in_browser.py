@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedauc.experiments.runner import Run
+from fedauc.federation.round_status import STATUS_FILE
 from fedauc.reports.board import make_server
 from fedauc.reports.page import render_page
 from fedauc.reports.report_runs import read_report_runs
 from report_runs_helpers import make_config, pause_after, train_comparison
+from reports.test_operation import make_waiting_run
 
 HERE = Path(__file__).parent
 OPPOSITE = {"light": "dark", "dark": "light"}
@@ -56,6 +62,59 @@ def test_the_page_works_in_a_browser(page: Path, width: int, scheme: str) -> Non
         "unfolded": True,
     }
     assert found["pages"] > 10_000
+
+
+@contextmanager
+def serve_board(folder: Path) -> Iterator[str]:
+    """A board of a folder at a free port."""
+    with make_server([folder], port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_the_board_of_a_federation_works_in_a_browser(tmp_path: Path, width: int, scheme: str) -> None:
+    make_waiting_run(tmp_path)
+    with serve_board(tmp_path) as address:
+        command = ["node", str(HERE / "check_page.mjs"), address, str(width), scheme]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["messages"] == []
+    assert set(found["requests"]) == {address, f"{address}data.json"}
+    assert {"operation-1-attendance", "operation-1-round-times"} <= set(found["figures"])
+    assert min(found["figures"].values()) > 0
+    assert found["overflow"] <= 0
+    assert found["violations"] == []
+
+
+def test_a_board_counts_how_long_a_round_waits_and_shows_a_new_answer(tmp_path: Path) -> None:
+    make_waiting_run(tmp_path)
+    path = tmp_path / "run" / STATUS_FILE
+    status = json.loads(path.read_text())
+    path.write_text(json.dumps({**status, "began": time.time() - 3000, "written": time.time(), "deadline": 86400.0}))
+    with serve_board(tmp_path) as address:
+        command = ["node", str(HERE / "watch_board.mjs"), address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as browser:
+            assert browser.stdin is not None
+            assert browser.stdout is not None
+            first = json.loads(browser.stdout.readline())["waiting"]
+            assert re.search(
+                r"waiting for the answers of a round for 5\d min \d+ s of at most 24 h 0 min, for site-1", first
+            )
+            over = {**status, "waiting": {}, "is_over": True, "round": 7}
+            path.write_text(json.dumps({**over, "written": time.time()}))
+            browser.stdin.write('{"waitingIsOver": true}\n')
+            browser.stdin.close()
+            second = json.loads(browser.stdout.readline())
+            assert "the server has finished waiting for the answers of a round" in second["waiting"]
+            assert second["sameDocument"]
+            assert second["messages"] == []
 
 
 def test_a_board_updates_itself_without_loading_the_page_again(tmp_path: Path) -> None:

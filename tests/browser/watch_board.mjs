@@ -13,6 +13,8 @@ await page.waitForSelector("body[data-ready]");
 await page.evaluate(() => { window.openedOnce = true; document.querySelector("#settings summary").click(); });
 const look = () => page.evaluate(() => ({
   points: document.querySelectorAll("#learning-0-learning-rounds .points path").length,
+  waiting: document.querySelector(".ticking")?.textContent,
+  waitingIsOver: document.querySelector(".ticking")?.textContent.includes("has finished waiting"),
   rounds: document.querySelector("#answer").textContent.match(/After ([\d,]+) rounds/)?.[1],
   sameDocument: window.openedOnce === true,
   unfolded: document.querySelector("#settings details").open,

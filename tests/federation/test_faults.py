@@ -258,7 +258,7 @@ def test_a_site_is_not_sent_the_class_counts_of_others(tmp_path: Path) -> None:
     assert header["class_totals"] == [8, 7, [5, 6], [15, 27]]
     assert set(header) == {
         *("kind", "run", "client", "recipe", "model", "class_totals", "cycle_length"),
-        *("phase", "last_accepted_round", "anchor", "layouts"),
+        *("phase", "last_accepted_round", "anchor", "layouts", "message_format", "fedauc"),
     }
 
 

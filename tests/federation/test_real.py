@@ -189,7 +189,7 @@ def test_a_failed_run_is_reported_with_the_site_and_the_reason(tmp_path: Path) -
         assert trial.exit_code("run") == 0
         outcome = trial.read_run_outcome()
     assert not outcome.completed
-    assert "site 'site-1': the site reports: ValueError" in outcome.reason
+    assert outcome.reason.startswith("site 'site-1': ValueError; see the site's log")
 
 
 def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedauc.federation.site_control import ControlledSite, SiteHome, open_contro
 from fedauc.federation.site_report import describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.federation.site_table import SiteTable
+from fedauc.federation.versions import stamp_version
 from fedauc.guards import TrainingStopped
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
@@ -81,7 +82,7 @@ def test_control_changes_no_bit_and_logs_every_answer(tmp_path: Path) -> None:
     assert [entry["asked"] for entry in entries[:3]] == ["summarize", "register", "visit"]
     assert entries[0]["rule"] == "disclosure.sums; runs.approval is any"
     assert entries[0]["arrays"]["sums"] == [["float64", 2, 4]]
-    assert entries[1]["fields"] == ["class_counts", "dtype", "shape"]
+    assert entries[1]["fields"] == ["class_counts", "dtype", "fedauc", "message_format", "shape"]
 
 
 def test_a_site_that_cannot_log_sends_nothing(tmp_path: Path) -> None:
@@ -93,8 +94,7 @@ def test_a_site_that_cannot_log_sends_nothing(tmp_path: Path) -> None:
     log.write_text(log.read_text().replace("register", "regular"))
     header = site.answer_message(message).read_header()
     assert header == {
-        "kind": "refusal",
-        "reason": "this site cannot write its audit log; see its own log",
+        **stamp_version({"kind": "refusal", "reason": "this site cannot write its audit log; see its own log"}),
         "layouts": {},
     }
 

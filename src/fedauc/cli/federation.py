@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +78,8 @@ def local(
     out: Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)],
     sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites share the demo data.")] = 4,
     groups: Annotated[
-        int | None, typer.Option("--groups", min=1, help="How many groups take turns; 3 (2 for two sites) unless given.")
+        int | None,
+        typer.Option("--groups", min=1, help="How many groups take turns; by default 3, or 2 for two sites."),
     ] = None,
     run_config: Settings = "",
 ) -> None:
@@ -189,22 +193,43 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
     if as_json:
         print(json.dumps(summary, indent=2))
         return
-    print(f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds")
-    for record in summary["records"][-1:]:
-        print(describe_record(record))
-    if summary["privacy"] is not None:
-        print(describe_spending(summary["privacy"], summary["records"]))
-    for warning in summary["warnings"]:
-        print(f"warning: {warning}")
-    for name, counts in summary["attendance"].items():
-        print(f"{name}: {', '.join(f'{status} {count}' for status, count in counts.items())}")
+    for line in describe_summary(summary):
+        print_wrapped(line)
     missing = [f"{name} {status}" for name, status in summary["delivery"].items() if status != "delivered"]
     if summary["delivery"]:
         print(f"model delivered to {len(summary['delivery']) - len(missing)} of {len(summary['delivery'])} sites")
     for line in missing:
-        print(f"not delivered: {line}")
+        print_wrapped(f"not delivered: {line}")
     if summary["status"] not in ("done", "unfinished") and not summary["status"].startswith(PAUSED):
         raise TrainingStopped(f"the run has stopped: {summary['status']}")
+
+
+def describe_summary(summary: dict[str, Any]) -> list[str]:
+    """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
+    lines = [f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds"]
+    lines += [describe_record(record) for record in summary["records"][-1:]]
+    if summary["privacy"] is not None:
+        lines.append(describe_spending(summary["privacy"], summary["records"]))
+    if recent := summary["round_seconds"][-10:]:
+        lines.append(f"a round takes {statistics.median(recent):.1f} s (median of the last {len(recent)})")
+    now = summary["now"]
+    if summary["status"] == "unfinished" and now and not now["is_over"]:
+        round = "" if now["round"] is None else f"round {now['round'] + 1}: "
+        seconds = f"{time.time() - now['began']:.0f} s of at most {now['deadline']:.0f} s"
+        lines.append(f"{round}waiting since {seconds} for {', '.join(now['waiting'])}")
+    lines += [f"warning: {warning}" for warning in summary["warnings"]]
+    for name, counts in summary["attendance"].items():
+        reason = f"; last: {summary['reasons'][name]}" if name in summary["reasons"] else ""
+        answered = ", ".join(f"{status} {count}" for status, count in counts.items())
+        lines.append(f"{name}: {answered}{reason}")
+    return lines
+
+
+def print_wrapped(line: str) -> None:
+    """Print a line, in a terminal on as many lines as it needs; a file or another program gets it whole."""
+    if sys.stdout.isatty():
+        line = textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  ")
+    print(line)
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.federation.schema import SCHEMA_FILE, DataSchema
+from fedauc.federation.versions import FLOWER_REQUIREMENT
 from fedauc.files import write_atomically
 
 IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
@@ -33,7 +34,7 @@ def create_app_folder(
 ) -> None:
     """Write an app for these sites (name to group), completely or not at all."""
     if find_spec("flwr") is None:
-        raise ValueError("flwr is not installed here; a federation needs it: run pip install 'flwr>=1.41,<1.42'")
+        raise ValueError(f"flwr is not installed here; a federation needs it: run pip install '{FLOWER_REQUIREMENT}'")
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another folder")
     for name in groups:

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from fedauc.federation.agreement import ServerPolicy, SiteEntry
 from fedauc.federation.serialization import Payload
 from fedauc.federation.site_state import MissingSiteState
+from fedauc.federation.versions import find_version_problem
 
 LOG = logging.getLogger("fedauc.server")
 
@@ -63,6 +64,23 @@ class Grid(Protocol):
 
 
 # ------------------------------------------------------------------------------------------------- the exchange
+
+
+class ExchangeView(NamedTuple):
+    """An exchange as others see it while it goes on: whose answers have come after how many seconds, who is missing
+    and why, and whether it is over. `kind` and `round` are those of its messages.
+    """
+
+    kind: str
+    round: int | None
+    elapsed: float
+    seconds: float
+    online: frozenset[int]
+    answered: Mapping[int, float]
+    waiting: Mapping[int, str]
+    absent: Mapping[int, str]
+    refused: Mapping[int, str]
+    is_over: bool
 
 
 class AnswerRefused(Exception):
@@ -119,6 +137,8 @@ class Exchange:
     clock: Clock = Clock()
     logged_warnings: set[str] = field(default_factory=set)
     left: frozenset[int] = frozenset()
+    observers: list[Callable[[ExchangeView], None]] = field(default_factory=list)
+    """Called about every second of an exchange, after every answer, and at its end."""
 
     def online_sites(self) -> dict[int, Node]:
         """The nodes of the sites that are online, by client; nodes with an unknown name or a wrong key are ignored."""
@@ -194,6 +214,10 @@ class _AnswerCollection(Generic[Answer]):
         self._attempts = dict.fromkeys(messages, 0)
         self._status = dict.fromkeys(messages, "was not online before the deadline")
         self._result: ExchangeResult[Answer] = ExchangeResult()
+        self._online: frozenset[int] = frozenset()
+        self._answered_after: dict[int, float] = {}
+        self._asked: tuple[str, int | None] | None = None
+        self._started, self._seconds = start, max(seconds.values(), default=0.0)
 
     def collect_until_deadline(self, is_enough: Callable[[], bool], enough: int) -> ExchangeResult[Answer]:
         """Wait until every client has answered, enough have, or the deadlines have passed."""
@@ -203,9 +227,13 @@ class _AnswerCollection(Generic[Answer]):
             if now - last_check >= ONLINE_CHECK_INTERVAL:
                 last_check = now
                 self._send_messages(now)
+                self._inform_observers()
+            received = self._count_received()
             self._receive_replies()
+            if self._count_received() > received:
+                self._inform_observers()
             if is_enough():
-                return self._result
+                break
             if len(self._result.answers) >= enough:
                 for client in sorted(self._waiting):
                     self._mark_absent(client, f"had not answered when {enough} sites had")
@@ -214,12 +242,14 @@ class _AnswerCollection(Generic[Answer]):
                     self._mark_absent(client, self._status[client])
             if self._waiting:
                 clock.sleep(self._exchange.policy.poll_interval)
+        self._inform_observers(is_over=True)
         return self._result
 
     def _send_messages(self, now: float) -> None:
         """Write to every online site without a message on its way; a site that has restarted has lost its message."""
         online = self._exchange.online_sites()
         self._forget_lost_messages(online, now)
+        self._online = frozenset(online)
         for client in sorted(self._waiting & set(online)):
             node = online[client]
             if client in self._open:
@@ -229,7 +259,10 @@ class _AnswerCollection(Generic[Answer]):
                 continue
             self._attempts[client] += 1
             seconds = max(self._expiries[client] - now, 1.0)
-            message_id = self._exchange.grid.push_message(node.node_id, self._messages[client](), seconds)
+            message = self._messages[client]()
+            if self._asked is None and self._exchange.observers:
+                self._asked = _describe_message(message.read_header())
+            message_id = self._exchange.grid.push_message(node.node_id, message, seconds)
             self._status[client] = "did not answer before the deadline" if message_id else "could not be written to"
             if message_id:
                 self._node_written_to[client] = node
@@ -275,6 +308,28 @@ class _AnswerCollection(Generic[Answer]):
         else:
             self._waiting.discard(client)
             self._result.answers[client] = answer
+            self._answered_after[client] = self._exchange.clock.now() - self._started
+
+    def _count_received(self) -> int:
+        return len(self._result.answers) + len(self._result.refused) + len(self._result.dropped)
+
+    def _inform_observers(self, is_over: bool = False) -> None:
+        kind, round = self._asked or ("", None)
+        for observe in self._exchange.observers:
+            observe(
+                ExchangeView(
+                    kind=kind,
+                    round=round,
+                    elapsed=self._exchange.clock.now() - self._started,
+                    seconds=self._seconds,
+                    online=self._online,
+                    answered=dict(self._answered_after),
+                    waiting={client: self._status[client] for client in sorted(self._waiting)},
+                    absent=dict(self._result.absent),
+                    refused=dict(self._result.refused),
+                    is_over=is_over,
+                )
+            )
 
     def _receive_late_reply(self, client: int, reply: Reply) -> None:
         """The reply to a message of an earlier exchange; without an answer the site is free for another message."""
@@ -339,6 +394,13 @@ class _AnswerCollection(Generic[Answer]):
             self._open[client] = OpenMessage(message_ids, node, expires, self._read_payload)
 
 
+def _describe_message(header: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The kind of a message, and the round that it belongs to."""
+    phase = header.get("phase")
+    round = phase["round"] if isinstance(phase, Mapping) else header.get("round")
+    return str(header.get("kind")), round if isinstance(round, int) else None
+
+
 def describe_missing_sites(reasons: Mapping[str, str]) -> str:
     """The end of a sentence that names the sites that gave no answer, and why.
 
@@ -349,8 +411,13 @@ def describe_missing_sites(reasons: Mapping[str, str]) -> str:
 
 
 def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
-    """The header of a site's answer of the expected kind; a site's refusal or missing state is raised."""
+    """The header of a site's answer of the expected kind; a site's refusal or missing state is raised.
+
+    An answer of another message format is refused before anything else is read of it.
+    """
     header = payload.read_header()
+    if problem := find_version_problem(header, "the site", "the server"):
+        raise AnswerRefused(problem)
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":

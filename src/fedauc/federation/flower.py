@@ -82,10 +82,7 @@ class FlowerGrid:
         message_id = message.metadata.reply_to_message_id
         if message.has_error():
             return Reply(message_id, None, f"Flower error {message.error.code}: {message.error.reason}")
-        try:
-            return Reply(message_id, payload_from_records(message.content))
-        except Exception as error:  # The records may contain anything. This payload will be refused by its reader.
-            return Reply(message_id, Payload(f'"{type(error).__name__}"', np.zeros(0, np.uint8)))
+        return Reply(message_id, read_any_records(message.content))
 
 
 class ContextSiteState:
@@ -142,6 +139,19 @@ def payload_from_records(records: RecordDict) -> Payload:
     if flat.stype != BODY_FORMAT:
         raise ValueError(f"the body has the format {flat.stype!r}; it must be {BODY_FORMAT!r}")
     return Payload(text, np.frombuffer(flat.data, np.uint8))
+
+
+def read_any_records(records: RecordDict) -> Payload:
+    """The payload in records that may contain anything; one that cannot be read has no body, and is refused later.
+
+    Its header is kept where it is text, because it says which version wrote it.
+    """
+    try:
+        return payload_from_records(records)
+    except Exception as error:
+        header: Any = records.get(HEADER_RECORD)
+        text = header.get("text") if isinstance(header, Mapping) else None
+        return Payload(text if isinstance(text, str) else f'"{type(error).__name__}"', np.zeros(0, np.uint8))
 
 
 def shorten_object_backoff() -> None:
@@ -205,7 +215,7 @@ def answer_message(
 
     log_to_stderr()
     try:
-        reply = _configure_site(context, load_data, build_model).answer_message(payload_from_records(message.content))
+        reply = _configure_site(context, load_data, build_model).answer_message(read_any_records(message.content))
     except Exception as error:  # A handler that raises would end the SuperNode's service.
         reply = refuse_after_error(error)
     return Message(payload_to_records(reply), reply_to=message)

@@ -17,12 +17,14 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
 
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
+from fedauc.federation.versions import FLOWER_REQUIREMENT
 from fedauc.files import write_atomically
 from fedauc.plugins import VARIABLE
 
@@ -37,9 +39,14 @@ STOP_SECONDS = 10.0
 
 
 class LocalFederation:
-    """The processes of an app's folder. Leaving the `with` block stops all of them."""
+    """The processes of an app's folder. Leaving the `with` block stops all of them.
 
-    def __init__(self, folder: Path, resident_workers: bool = True) -> None:
+    `environment` is added to that of every process, or of one site, such as `PYTHONPATH` for another version.
+    """
+
+    def __init__(
+        self, folder: Path, resident_workers: bool = True, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.folder, self.resident_workers = folder.absolute(), resident_workers
         self.port = find_free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,6 +74,7 @@ class LocalFederation:
             # The processes run in another folder, and must find the plug-ins that this one finds in its own.
             paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
             self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self._environment |= environment
 
     def __enter__(self) -> Self:
         return self
@@ -101,24 +109,25 @@ class LocalFederation:
             if "already in use" not in str(error):
                 raise
 
-    def start_site(self, name: str) -> None:
+    def start_site(self, name: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start the SuperNode of a site whose rows `write_demo_sites` has written."""
         home = self.folder / "sites" / name
-        self.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")})
+        self.start_supernode(name, {"data": str(home / "rows"), "state": str(home / "state")}, environment)
 
-    def start_supernode(self, name: str, node_config: Mapping[str, str]) -> None:
+    def start_supernode(
+        self, name: str, node_config: Mapping[str, str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Start a node with the key of that name: a site with a resident worker, or Flower's own SuperNode."""
         settings = " ".join(f'{key}="{value}"' for key, value in node_config.items())
         key, link = str(self.folder / "keys" / name), ("--superlink", f"127.0.0.1:{self.port}")
         trusted = ("--root-certificates", str(self.folder / "certificates" / "ca.pem"))
         if self.resident_workers:
             site = ("python", "-m", "fedauc.federation.site_node")
-            self.start_process(name, *site, *link, *trusted, "--key", key, "--node-config", settings)
+            program = (*site, *link, *trusted, "--key", key, "--node-config", settings)
         else:
             own_port, private_key = ("--port", str(find_free_port())), ("--auth-supernode-private-key", key)
-            self.start_process(
-                name, "flower-supernode", *link, *own_port, *trusted, *private_key, "--node-config", settings
-            )
+            program = ("flower-supernode", *link, *own_port, *trusted, *private_key, "--node-config", settings)
+        self.start_process(name, *program, environment=environment)
 
     def start_run(self, run_config: str = "") -> None:
         """Start the run with these `name=value` settings of the app; the process ends when the run does."""
@@ -146,7 +155,9 @@ class LocalFederation:
         processes = [process for key, process in list(self._processes.items()) if name in ("", key)]
         return {pid for process in processes for pid, _ in list_descendants(process.pid)}
 
-    def start_process(self, name: str, program: str, *arguments: str) -> None:
+    def start_process(
+        self, name: str, program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Start a program of this Python environment, which logs to its own file; stop an earlier one of that name."""
         if name in self._processes:
             self.stop_process(name)
@@ -154,7 +165,7 @@ class LocalFederation:
             self._processes[name] = subprocess.Popen(
                 [str(find_program(program)), *arguments],
                 cwd=self._working_folder,
-                env=self._environment,
+                env={**self._environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -244,5 +255,5 @@ def find_program(program: str) -> Path:
     """A program of the Python environment that we run in."""
     path = Path(sys.executable).parent / program
     if not path.is_file():
-        raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install 'flwr>=1.41,<1.42'")
+        raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install '{FLOWER_REQUIREMENT}'")
     return path

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.federation.versions import stamp_version
 from fedauc.trees import Tree, tree_leaves, tree_map
 
 TensorLayouts = list[list[Any]]
@@ -54,7 +55,7 @@ class Payload(NamedTuple):
 
 
 def pack_payload(header: Mapping[str, Any], trees: Mapping[str, Tree] | None = None) -> Payload:
-    """Pack a header and named trees of tensors; the tensors' layouts are added to the header."""
+    """Pack a header and named trees of tensors; their layouts, and our version, are added to the header."""
     trees = trees or {}
     layouts = {name: tensor_layouts(tree) for name, tree in trees.items()}
     chunks = [np.zeros(0, np.uint8)]
@@ -62,7 +63,7 @@ def pack_payload(header: Mapping[str, Any], trees: Mapping[str, Tree] | None = N
         flat = leaf.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             chunks.append(flat.view(torch.uint8).numpy())
-    return Payload(json.dumps({**header, "layouts": layouts}), np.concatenate(chunks))
+    return Payload(json.dumps({**stamp_version(header), "layouts": layouts}), np.concatenate(chunks))
 
 
 def tensor_layouts(tree: Tree) -> TensorLayouts:

@@ -11,6 +11,8 @@ membership.json    which sites have joined or left, and from which round on, whe
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
 timing.jsonl       seconds so far, per evaluated round
+round_times.jsonl  when each round ended, its seconds, and how long each site took
+status.json        while the run goes on: what the server is waiting for
 checkpoints/       the last two states; one is written after every round, before the next round is sent
 noise.key          the secret from which a private run draws noise and clients; never share it
 stopped.txt        why training had to be stopped, or that the operator has paused it
@@ -69,12 +71,14 @@ from fedauc.federation.membership import (
     write_members,
 )
 from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause_due, withdraw_pause
+from fedauc.federation.round_status import ROUND_TIMES_FILE, StatusWriter, read_status
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.site_data import ROW_TYPES
+from fedauc.federation.versions import MESSAGE_FORMAT
 from fedauc.federation.visit_messages import describe_totals
 from fedauc.files import write_atomically
 from fedauc.guards import TrainingStopped
@@ -88,12 +92,16 @@ from fedauc.transforms._client_noise import NoisedClientDP
 from fedauc.transforms._prepared_secure_sum import PreparedSecureSum
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.trees import Tree
+from fedauc.version import VERSION
 from fedauc.wrappers import WrappedAlgorithm, unwrap_algorithm
 from fedauc.wrappers.example_dp import ExampleDP
 
 AGREEMENT_FILE = "federation.json"
 CENSUS_FILE = "census.json"
 ATTENDANCE_FILE = "attendance.jsonl"
+
+UNAVAILABLE = "is unavailable according to the schedule"
+"""Why a site is absent that was not asked."""
 
 
 class RegisteredSites(NamedTuple):
@@ -253,13 +261,14 @@ class FederatedRun:
         self._exchange, self._assembly = exchange, assembly
         assert isinstance(assembly.training.engine, FederatedEngine)
         self._engine = assembly.training.engine
+        self._status = StatusWriter(folder, [site.name for site in agreement.sites], exchange.clock.now)
         self.loop = RunLoop(
             assembly,
             checkpoint,
             (
                 RecordWriter(folder),
                 *agreement.callbacks,
-                AttendanceWriter(folder, self._engine, tuple(site.name for site in agreement.sites)),
+                AttendanceWriter(folder, self._engine, tuple(site.name for site in agreement.sites), self._status),
                 Evaluation(self._evaluate_round, agreement.policy.evaluate_every),
             ),
             RecordColumns(("auc",), None, ("auc",)),
@@ -286,7 +295,8 @@ class FederatedRun:
             # A group may have lost its only site, which the error cannot know.
             raise ValueError(f"{error}{describe_missing_sites(registered.missing)}") from error
         rounds = assembly.training.plan.total_rounds
-        census = {**registered.to_json(), "rounds": rounds, **describe_environment()}
+        environment = {**describe_environment(), "message_format": MESSAGE_FORMAT, "missing": dict(registered.missing)}
+        census = {**registered.to_json(), "rounds": rounds, **environment}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
         releases = PlannedReleases(held_out_parts=int(agreement.policy.evaluation != "none"))
         if (guarantee := describe_guarantee(agreement.recipe, assembly.training, releases, True)) is not None:
@@ -307,6 +317,8 @@ class FederatedRun:
         out = folder.path
         if not (out / AGREEMENT_FILE).is_file():
             raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the run's folder")
+        if not folder.done:
+            _check_message_format(out)
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
         secret = folder.read_secret() if find_client_dp(agreement.recipe) is not None else None
         checkpoint = folder.rewind_to_checkpoint("cpu")
@@ -339,6 +351,7 @@ class FederatedRun:
             self._send_model_again()
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
+        self._exchange.observers[:] = [self._status.observe]
         withdraw_pause(self.folder.path)
 
         def observe_and_pause(progress: Progress) -> None:
@@ -362,6 +375,7 @@ class FederatedRun:
         self._deliver(end.model, {})
         attendance = count_attendance(self.folder, [site.name for site in self.agreement.sites])
         result = {"final": end.record, **end.notes, "attendance": attendance}
+        self._status.delete()
         self.folder.write_result(result)
         return result
 
@@ -404,6 +418,7 @@ class AttendanceWriter(Callback):
     folder: RunFolder
     engine: FederatedEngine
     names: tuple[str, ...]
+    status: StatusWriter
 
     def on_round_end(self, run: RunView, state: Tree) -> None:
         """Write the line of a round."""
@@ -414,7 +429,7 @@ class AttendanceWriter(Callback):
             attendance = RoundAttendance(finished.phase.round, (), {}, {}, reason)
         answered = [names[client] for client in attendance.answered]
         refused = {names[client]: reason for client, reason in attendance.refused.items()}
-        absent = {names[client]: "is unavailable according to the schedule" for client in finished.cohort.absent}
+        absent = {names[client]: UNAVAILABLE for client in finished.cohort.absent}
         absent |= {names[client]: reason for client, reason in attendance.absent.items()}
         # Below the quorum the cohort counts sites as absent that did answer.
         present = {*refused, *answered, *(names[client] for client in attendance.late)}
@@ -427,6 +442,7 @@ class AttendanceWriter(Callback):
         if attendance.skipped:
             line["skipped"] = attendance.skipped
         self.folder.append_line(ATTENDANCE_FILE, line)
+        self.status.write_round(attendance.round)
 
 
 def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str, int]]:
@@ -436,6 +452,15 @@ def count_attendance(folder: RunFolder, names: list[str]) -> dict[str, dict[str,
     return {
         name: {status: sum(name in line.get(status, ()) for line in lines) for status in statuses} for name in names
     }
+
+
+def find_last_reasons(folder: RunFolder) -> dict[str, str]:
+    """For every site that has missed a round, why it gave no answer the last time."""
+    reasons = dict[str, str]()
+    for line in folder.read_lines(ATTENDANCE_FILE):
+        missing = {**line["absent"], **line["refused"]}
+        reasons |= {name: f"{reason} (round {line['round'] + 1})" for name, reason in missing.items()}
+    return reasons
 
 
 def write_failure(out: Path, error: Exception) -> None:
@@ -454,7 +479,7 @@ def _failure_file(out: Path) -> Path:
 
 
 def summarize_run(path: Path) -> dict[str, Any]:
-    """The status, rounds, records, attendance and guarantee of a run, finished or not."""
+    """The status, rounds, records, attendance and guarantee of a run, finished or not, and what it waits for now."""
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
@@ -467,10 +492,23 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "rounds": census["rounds"],
         "records": folder.read_records(),
         "attendance": count_attendance(folder, names),
+        "reasons": find_last_reasons(folder),
+        "round_seconds": [line["seconds"] for line in folder.read_lines(ROUND_TIMES_FILE)],
+        "now": {} if folder.done else read_status(path),
         "privacy": folder.read_privacy(),
         "delivery": json.loads(delivery.read_text())["sites"] if delivery.is_file() else {},
         "warnings": census.get("preparation", {}).get("warnings", []),
     }
+
+
+def _check_message_format(out: Path) -> None:
+    """Refuse to go on with a run whose sites keep the state and the plan of another message format."""
+    census = json.loads((out / CENSUS_FILE).read_text())
+    began = int(census.get("message_format", 1))
+    if began != MESSAGE_FORMAT:
+        versions = f"began with fedauc {census.get('fedauc')} (messages of format {began})"
+        ours = f"this is fedauc {VERSION} (format {MESSAGE_FORMAT})"
+        raise ValueError(f"{out} {versions}; {ours}: finish the run with that version, or start a new one")
 
 
 def _check_private_policy(agreement: FederationAgreement) -> None:

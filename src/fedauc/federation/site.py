@@ -47,6 +47,7 @@ from fedauc.federation.site_state import (
     save_client_state,
 )
 from fedauc.federation.site_table import SiteTable
+from fedauc.federation.versions import find_version_problem
 from fedauc.federation.visit_messages import build_setting, phase_from_json, unpack_download
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
@@ -119,6 +120,8 @@ class Site:
         """The answer to a message; a failure is an answer too."""
         try:
             header = payload.read_header()
+            if problem := find_version_problem(header, "the server", "this site"):
+                raise SiteRefusal(problem)
             handlers = {
                 "summarize": self._summarize_columns,
                 "register": self._register,

@@ -26,6 +26,7 @@ from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.federation.site_table import SiteTable
+from fedauc.federation.versions import FLOWER_REQUIREMENT, FLOWER_VERSIONS
 from fedauc.files import check_writable
 from fedauc.guards import TrainingStopped
 from fedauc.version import VERSION
@@ -123,8 +124,9 @@ def _check_versions(schema: DataSchema | None) -> CheckResult:
     text = f"fedauc {VERSION}, flwr {flower}"
     if schema is not None and schema.fedauc.split(".")[:2] != VERSION.split(".")[:2]:
         return CheckResult("versions", False, f"{text}; the schema was made with fedauc {schema.fedauc}: install that")
-    if not flower.startswith("1.41"):
-        return CheckResult("versions", False, f"{text}; a site needs flwr 1.41: pip install 'flwr>=1.41,<1.42'")
+    if not flower.startswith(FLOWER_VERSIONS):
+        known = " or ".join(FLOWER_VERSIONS)
+        return CheckResult("versions", False, f"{text}; a site needs flwr {known}: pip install '{FLOWER_REQUIREMENT}'")
     return CheckResult("versions", True, text)
 
 

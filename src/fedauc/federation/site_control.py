@@ -31,6 +31,7 @@ from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
 from fedauc.federation.site_report import SiteReport
 from fedauc.federation.site_state import FolderSiteState, SiteRefusal, SiteState
+from fedauc.federation.versions import find_version_problem
 from fedauc.files import write_atomically
 
 LOG = logging.getLogger("fedauc.site")
@@ -143,6 +144,8 @@ class ControlledSite:
     def _check_message(self, header: Mapping[str, Any]) -> str:
         """The rule that allows an answer; raises a refusal where there is none."""
         run, kind = str(header.get("run", "")), str(header.get("kind", ""))
+        if problem := find_version_problem(header, "the server", "this site"):
+            raise SiteRefusal(problem)
         if not run.isalnum():
             raise SiteRefusal(f"run is {run[:40]!r}; it must be letters and digits")
         if not self._policy.hours.is_open(self._now()):

@@ -11,18 +11,24 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+from fedauc.federation.delivery import DELIVERY_FILE
+from fedauc.federation.round_status import ROUND_TIMES_FILE, STATUS_FILE
 from fedauc.reports.page import build_document, render_page
 from fedauc.reports.report_runs import read_report_runs
 
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 8765
 
-CHANGING_FILES = ("records.jsonl", "timing.jsonl", "attendance.jsonl", "result.json", "stopped.txt", "comparison.json")
+CHANGING_FILES = (
+    *("records.jsonl", "timing.jsonl", "attendance.jsonl", "result.json", "stopped.txt", "comparison.json"),
+    *(STATUS_FILE, ROUND_TIMES_FILE, DELIVERY_FILE),
+)
 """Files by which a change in a folder is noticed."""
 
 
@@ -44,8 +50,10 @@ class ReportBoard:
         for folder in self._folders:
             for name in CHANGING_FILES:
                 for path in sorted(folder.rglob(name)):
-                    status = path.stat()
-                    digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
+                    # A file may be deleted between the search and this line.
+                    with suppress(FileNotFoundError):
+                        status = path.stat()
+                        digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
         return f'"{digest.hexdigest()}"'
 
     def build_numbers(self) -> tuple[str, bytes]:

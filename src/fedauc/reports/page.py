@@ -20,7 +20,7 @@ INSTALL = "run pip install jinja2 plotly"
 
 def render_page(runs: Sequence[ReportRun], live: bool = False) -> str:
     """The page of these runs; a live one asks its server for new numbers."""
-    environment, sections = _make_environment(), build_sections(runs)
+    environment, sections = _make_environment(), build_sections(runs, live)
     files = resources.files("fedauc.reports") / "html"
     content, detailed = _describe_content(environment, sections), choose_detailed_runs(runs)
     return environment.get_template("page.html").render(
@@ -39,8 +39,8 @@ def render_page(runs: Sequence[ReportRun], live: bool = False) -> str:
 
 
 def build_document(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """What a page that is open already needs to show the newest numbers."""
-    return _describe_content(_make_environment(), build_sections(runs)) | {"title": _name_page(runs)}
+    """What a live page that is open already needs to show the newest numbers."""
+    return _describe_content(_make_environment(), build_sections(runs, live=True)) | {"title": _name_page(runs)}
 
 
 def block_key(section: str, block: int) -> str:

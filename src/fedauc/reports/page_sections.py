@@ -10,6 +10,7 @@ import numpy as np
 from fedauc.reports.attendance import build_calendar
 from fedauc.reports.calibration_choice import choose_calibration
 from fedauc.reports.figures import Figure
+from fedauc.reports.operation import Operation
 from fedauc.reports.report_figures import (
     draw_calendar,
     draw_calibration,
@@ -78,7 +79,13 @@ class Folded(NamedTuple):
     parts: list[Part]
 
 
-Part = Paragraph | Facts | Definitions | ReportTable | Folded
+class Ticking(NamedTuple):
+    """A sentence in pieces; a piece with a time, in seconds since 1970, is shown as the duration since then."""
+
+    pieces: list[tuple[str, float | None]]
+
+
+Part = Paragraph | Facts | Definitions | ReportTable | Folded | Ticking
 
 
 class Block(NamedTuple):
@@ -119,14 +126,22 @@ def judge_run(run: ReportRun) -> float:
     return -np.inf if value is None else float(value)
 
 
-def build_sections(runs: Sequence[ReportRun]) -> list[Section]:
-    """All sections of a page, in order."""
+def build_sections(runs: Sequence[ReportRun], live: bool = False) -> list[Section]:
+    """All sections of a page, in order; a live page of a federation begins with what its operator looks at."""
     detailed = choose_detailed_runs(runs)
 
     def detail(build: Callable[[ReportRun], Block]) -> list[Block]:
         return [build(run)._replace(run=number) for number, run in enumerate(detailed)]
 
     sections = [Section("answer", "The answer", "", _answer(runs))]
+    if live and any(run.is_federation for run in detailed):
+        lead = "What the server waits for, and who has answered. This part is for the operator and in no report."
+        blocks = [
+            block._replace(run=number)
+            for number, run in enumerate(detailed)
+            for block in (_operation_now(run), _operation_rounds(run))
+        ]
+        sections.append(Section("operation", "The federation now", lead, blocks))
     if len(runs) > 1:
         lead = "Runs are compared on the same test rows, so that chance in the rows affects all of them alike."
         sections.append(Section("comparison", "Runs side by side", lead, [_comparison(runs, detailed)]))
@@ -363,6 +378,36 @@ def _list_environment(run: ReportRun) -> dict[str, Any]:
     """
     hidden = {"note", "data"} if run.hides_clients else {"data"} if run.privacy is not None else set()
     return {key: value for key, value in run.environment.items() if key not in hidden}
+
+
+def _operation_now(run: ReportRun) -> Block:
+    """What the server waits for, and what somebody should look at."""
+    if not run.is_federation:
+        return Block(None, [Paragraph("This run is a simulation: nobody is waited for.", "missing")], [])
+    operation = Operation(run)
+    pieces = operation.describe_waiting()
+    parts: list[Part] = [Ticking(pieces)] if pieces else []
+    parts.append(Facts(operation.list_facts()))
+    parts += [Paragraph(alarm, "caveat") for alarm in operation.list_alarms()]
+    if run.hides_clients:
+        note = "Who took part is not covered by the guarantee of this private run: do not publish this part."
+        parts.append(Paragraph(note, "caveat"))
+    return Block(None, parts, [])
+
+
+def _operation_rounds(run: ReportRun) -> Block:
+    """Who answered in which round, how long rounds took, and the reasons."""
+    if not run.is_federation:
+        return Block(None, [], [])
+    operation = Operation(run)
+    parts: list[Part] = [operation.tabulate_sites()]
+    if reasons := operation.list_reasons():
+        parts.append(Folded("Why sites gave no answer", [Definitions(reasons)]))
+    if operation.lines:
+        parts.append(Folded("Rounds", [operation.tabulate_rounds()]))
+    figures = [operation.draw_attendance()] if operation.lines else []
+    figures += [operation.draw_times()] if operation.times else []
+    return Block(None, parts, figures)
 
 
 def _settings(run: ReportRun) -> Block:

@@ -21,7 +21,7 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, RunRoster, name_groups
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.membership import read_members
-from fedauc.federation.server import AGREEMENT_FILE, CENSUS_FILE, RegisteredSites
+from fedauc.federation.server import AGREEMENT_FILE, CENSUS_FILE, RegisteredSites, read_failure
 from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import has_caveat
 
@@ -137,6 +137,8 @@ def read_run(path: Path) -> ReportRun:
     run_path = path / "run" if (path / "run" / AGREEMENT_FILE).is_file() else path
     if (run_path / AGREEMENT_FILE).is_file():
         return _read_federation(RunFolder(run_path))
+    if failure := read_failure(path / "run") or read_failure(path):
+        raise ValueError(f"the run could not begin: {failure}")
     return _read_simulation(RunFolder.open(path))
 
 
@@ -190,7 +192,7 @@ def _read_federation(folder: RunFolder) -> ReportRun:
         recipe=agreement.recipe,
         metrics=parse_metrics("auc"),
         config={**document, "sites": sites},
-        environment={key: census[key] for key in census if key not in ("positives", "negatives", "run")},
+        environment={key: census[key] for key in census if key not in ("positives", "negatives", "run", "missing")},
         result=folder.read_result() if folder.done else {},
         records=[record for record in _read_timed_records(folder) if record["auc"] is not None],
         roster=_describe_sites(agreement, registered, int(census["rounds"])),

@@ -154,8 +154,18 @@
     return setTimeout(askServer, 1500);
   };
 
+  // How long something has lasted is counted here, because the server's files change only when something happens.
+  const formatDuration = (seconds) => {
+    if (seconds < 60) return Math.floor(seconds) + " s";
+    const minutes = Math.floor(seconds / 60);
+    return minutes < 60 ? minutes + " min " + Math.floor(seconds % 60) + " s" : Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
+  };
+  const countOn = () => document.querySelectorAll("[data-since]").forEach((place) => {
+    place.textContent = formatDuration(Math.max(0, Date.now() / 1000 - Number(place.dataset.since)));
+  });
+
   showTheme().then(() => {
     document.body.dataset.ready = "1";
-    if (document.body.dataset.live) askServer();
+    if (document.body.dataset.live) { setInterval(countOn, 1000); askServer(); }
   });
 })();
