@@ -74,7 +74,8 @@ def local(
     out: Annotated[Path, typer.Option("--out", help="The folder to make.", show_default=False)],
     sites: Annotated[int, typer.Option("--sites", min=2, help="How many sites share the demo data.")] = 4,
     groups: Annotated[
-        int | None, typer.Option("--groups", min=1, help="How many groups take turns; 3 (2 for two sites) unless given.")
+        int | None,
+        typer.Option("--groups", min=1, help="How many groups take turns; 3 (2 for two sites) unless given."),
     ] = None,
     run_config: Settings = "",
 ) -> None:
@@ -154,6 +155,8 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
         raise ValueError(
             f"{folder} holds no run to go on with; start one with `fedauc federation local --out {folder}`"
         )
+    if not (folder / "sites").is_dir():
+        raise ValueError(f'{folder} is no local trial; start its SuperLink and sites, and give `run` "resume=true"')
     names = sorted(path.name for path in (folder / "sites").iterdir())
     _run_trial(folder, names, f"resume=true {run_config}".strip())
 
