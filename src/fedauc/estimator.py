@@ -184,15 +184,15 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _make_recipe(self, seed: int) -> Recipe:
-        given = dict(self.settings or {})
+        settings = dict(self.settings or {})
         fixed = {"cycles": self.cycles, "patience": self.patience, "keep": self.keep, "seed": seed}
         optional = {"groups": self.groups, "learning_rate": self.learning_rate}
         for name in (*fixed, *optional):
-            if name in given:
+            if name in settings:
                 parameter = "random_state" if name == "seed" else name
                 raise ValueError(f"settings holds {name!r}; use the parameter {parameter} of FederatedAUCClassifier")
         chosen = {name: value for name, value in optional.items() if value is not None}
-        return Recipe.of(self.method, **fixed, **chosen, **given)
+        return Recipe.of(self.method, **fixed, **chosen, **settings)
 
     def _check_validation_fraction(self) -> float:
         fraction = self.validation_fraction
@@ -239,7 +239,7 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         else:
             inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
             names = _check_feature_names_in(self).tolist()
-            columns = {name: RawColumn(name, "number", inputs[:, place]) for place, name in enumerate(names)}
+            columns = {name: RawColumn(name, "number", inputs[:, index]) for index, name in enumerate(names)}
         kind = type_of_target(labels, input_name="y", raise_unknown=True)
         self.classes_ = np.unique(labels)
         if kind != "binary":
@@ -254,8 +254,8 @@ class FederatedAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     ) -> tuple[Rows, Rows | None]:
         """Both parts with inputs, by an encoder that is fitted to summaries of the sites' training rows."""
         # Arrays keep their width, and a table loses columns that say nothing.
-        kept = () if self._needs_table else tuple(columns)
-        settings = FeatureSettings(self.standardize, self._check_bins(), kept=kept)
+        kept_columns = () if self._needs_table else tuple(columns)
+        settings = FeatureSettings(self.standardize, self._check_bins(), kept=kept_columns)
         training_columns = [column._replace(values=column.values[train.inputs]) for column in columns.values()]
         fitted = fit_features(training_columns, settings, *number_sites(train.client))
         self.encoder_, self.ignored_columns_ = fitted.encoder, dict(fitted.ignored)

@@ -89,6 +89,15 @@ def test_the_commands_say_in_one_line_what_is_wrong(tmp_path: Path, capsys: pyte
         assert done.err.count("\n") == 1
 
 
+def test_a_local_trial_of_two_sites_has_two_groups_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder exists, so that the command ends behind the check of its groups."""
+    done = fedauc(capsys, "federation", "local", "--sites", "2", "--out", str(tmp_path))
+    assert done.code == 2
+    assert "groups" not in done.err
+
+
 def test_show_prints_attendance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish_run(tmp_path)
     done = fedauc(capsys, "federation", "show", str(tmp_path))

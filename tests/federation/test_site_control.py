@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedauc.cli.federation_site import plan
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
-from fedauc.federation.owner_policy import EXAMPLE_POLICY, OpeningHours, OwnerPolicy
+from fedauc.federation.owner_policy import EXAMPLE_POLICY, OpeningHours, OwnerPolicy, PrivacyRules
 from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_control import ControlledSite, SiteHome, open_controlled_site
-from fedauc.federation.site_report import describe_report, list_reports
+from fedauc.federation.site_report import SiteReport, describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.federation.site_table import SiteTable
 from fedauc.federation.versions import stamp_version
@@ -352,3 +353,32 @@ def test_what_the_server_completes_follows_the_plan(kind: str, tmp_path: Path) -
     }
     assert refused == {("register", "ValueError; see the site's log")}
     assert sum(counts["answered"] for counts in result["attendance"].values()) > 0
+
+
+def test_the_report_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    labels = np.arange(2000) % 2
+    SiteReport(tmp_path).add_evaluation("1", 3, labels, np.sin(np.arange(2000.0)) * 1e-5 + labels)
+    lines = describe_report(tmp_path, "1")
+    assert any(line.startswith("fpr 0.01") for line in lines)
+    # The command wraps the sentences before the table.
+    assert max(map(len, lines[2:])) <= 80
+
+
+def test_a_damaged_report_is_named(tmp_path: Path) -> None:
+    SiteReport(tmp_path).add_evaluation("1", 3, np.arange(2), np.arange(2.0))
+    path = tmp_path / "reports" / "1.jsonl"
+    path.write_text(path.read_text() + "{\n")
+    with pytest.raises(ValueError, match=r"1\.jsonl is damaged .*; remove the damaged line"):
+        describe_report(tmp_path, "1")
+
+
+@pytest.mark.parametrize("text", ["", "[tool.flwr.app.config]\nmethod = 'focus'", "tool = 3", "[tool.flwr"])
+def test_a_folder_that_is_no_app_has_no_plan(text: str, tmp_path: Path) -> None:
+    write_file(tmp_path / "pyproject.toml", text)
+    with pytest.raises(ValueError, match=r"pyproject\.toml (has no method and sites|is not TOML)"):
+        plan(tmp_path)
+
+
+def test_a_bound_on_delta_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"privacy\.delta is 0\.001 without privacy\.epsilon"):
+        PrivacyRules(delta=1e-3)

@@ -59,7 +59,7 @@ def sketch_group(name: str) -> typer.Typer:
     for node in functions:
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "app.command":
-                given = [word.value for word in decorator.args if isinstance(word, ast.Constant)]
+                names = [word.value for word in decorator.args if isinstance(word, ast.Constant)]
                 help_text = (ast.get_docstring(node) or "").split("\n")[0]
-                group.command(str(given[0]) if given else node.name.replace("_", "-"), help=help_text)(lambda: None)
+                group.command(str(names[0]) if names else node.name.replace("_", "-"), help=help_text)(lambda: None)
     return group

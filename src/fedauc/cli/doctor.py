@@ -110,8 +110,10 @@ def check_extras() -> Iterator[Finding]:
             command = f"pip install {' '.join(repr(text) for text in missing)}"
             yield Finding(f"extra {extra}", "missing", command)
         else:
-            found = [f"{re.split(r'[<>=!~ ]', text)[0]} {installed}" for text, installed in versions.items()]
-            yield Finding(f"extra {extra}", "ok", ", ".join(found))
+            versions_in_words = [
+                f"{re.split(r'[<>=!~ ]', text)[0]} {installed}" for text, installed in versions.items()
+            ]
+            yield Finding(f"extra {extra}", "ok", ", ".join(versions_in_words))
 
 
 def _find_version(package: str) -> str | None:

@@ -159,6 +159,8 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
         raise ValueError(
             f"{folder} holds no run to go on with; start one with `fedauc federation local --out {folder}`"
         )
+    if not (folder / "sites").is_dir():
+        raise ValueError(f'{folder} is no local trial; start its SuperLink and sites, and give `run` "resume=true"')
     names = sorted(path.name for path in (folder / "sites").iterdir())
     _run_trial(folder, names, f"resume=true {run_config}".strip())
 

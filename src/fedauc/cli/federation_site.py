@@ -20,6 +20,7 @@ from fedauc.federation.run_plan import describe_plan, hash_plan
 from fedauc.federation.site_check import SiteSetup, check_site
 from fedauc.federation.site_control import SiteHome
 from fedauc.federation.site_report import describe_report, list_reports
+from fedauc.federation.toml_files import read_toml_file
 from fedauc.files import write_atomically
 
 app = typer.Typer()
@@ -82,7 +83,7 @@ def plan(
     path = folder / "pyproject.toml"
     if not path.is_file():
         raise ValueError(f"{folder} is no app: it has no pyproject.toml; give the folder that `init` made")
-    config: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    config = _read_app_config(path)
     try:
         config |= tomllib.loads("\n".join(_split_settings(run_config)))
     except tomllib.TOMLDecodeError as error:
@@ -159,15 +160,16 @@ def report(
     """
     runs = list_reports(_open_home(state).folder)
     if not runs or (run and run not in runs):
-        known = ", ".join(runs) or "none"
-        raise ValueError(f"{state} has no report{f' of run {run!r}' if run else ''}; runs with one: {known}")
+        listed = ", ".join(runs) or "none"
+        raise ValueError(f"{state} has no report{f' of run {run!r}' if run else ''}; runs with one: {listed}")
     for line in describe_report(state, run or runs[-1]):
-        print(line)
+        print(textwrap.fill(line, WIDTH))
     folder = state / MODEL_FOLDER / (run or runs[-1])
     if folder.is_dir():
         changed = verify_model(folder)
-        since = f"; changed since: {', '.join(changed)}" if changed else ""
-        print(f"model: {folder} is the delivered one, by its hash{since}")
+        print(f"model: {folder} holds the model that was delivered, by its hash")
+        if changed:
+            print(f"files beside the model that have changed since: {', '.join(changed)}")
 
 
 def describe_entry(entry: dict[str, Any]) -> str:
@@ -176,14 +178,24 @@ def describe_entry(entry: dict[str, Any]) -> str:
     if entry["event"] != "message":
         return f"{time} {entry['event']} {str(entry.get('plan', ''))[:12]}".rstrip()
     round = "" if entry["round"] is None else f" of round {entry['round'] + 1}"
-    what = f"{entry['asked']}{round}: {entry['sent']}, {entry['bytes_sent']:,} bytes"
-    return f"{time} {what} ({entry['rule']})"
+    sent = "" if entry["sent"] == entry["asked"] else f"{entry['sent']}, "
+    return f"{time} {entry['asked']}{round}: {sent}{entry['bytes_sent']:,} bytes ({entry['rule']})"
 
 
 def _open_home(state: Path) -> SiteHome:
     if not state.is_dir():
         raise ValueError(f"{state} is no folder; give the site's state folder, as in --node-config")
     return SiteHome(state)
+
+
+def _read_app_config(path: Path) -> dict[str, Any]:
+    """The settings of a Flower app with fedauc; `path` is its pyproject.toml."""
+    document: Any = read_toml_file(path, "pyproject.toml", "give the folder that `init` made")
+    for key in ("tool", "flwr", "app", "config"):
+        document = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not {"method", "sites"} <= document.keys():
+        raise ValueError(f"{path} has no method and sites in [tool.flwr.app.config]; give the folder that `init` made")
+    return dict(document)
 
 
 def _split_settings(text: str) -> list[str]:

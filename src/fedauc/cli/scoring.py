@@ -174,8 +174,8 @@ def _list_rules(
         if (pair[0] is None) != (pair[1] is None):
             missing = names[0] if pair[0] is None else names[1]
             raise ValueError(f"{missing} is missing; {names[0]} and {names[1]} go together")
-    given = [fpr is not None, recall is not None, costs[0] is not None, alerts[0] is not None]
-    if sum(given) > 1:
+    given_rules = [fpr is not None, recall is not None, costs[0] is not None, alerts[0] is not None]
+    if sum(given_rules) > 1:
         raise ValueError("several rules are given; choose one of --fpr, --recall, --cost-fn and --alerts-per-day")
 
     def choose(rows: ReferenceRows) -> OperatingPoint:
@@ -191,7 +191,7 @@ def _list_rules(
         assert alerts[1] is not None
         return thresholds.choose_by_alerts(rows.labels, rows.scores, alerts[0], alerts[1])
 
-    return [choose] if any(given) else []
+    return [choose] if any(given_rules) else []
 
 
 def _score_blocks(
@@ -280,8 +280,10 @@ def _print_points(scorer: Scorer, state: str) -> None:
     from fedauc.scoring.thresholds import list_operating_points
 
     rows, point = scorer.require_reference(), scorer.operating_point
-    others = [other for other in list_operating_points(rows.labels, rows.scores) if other.rule != point.rule]
-    lines = [format_point(candidate) for candidate in (point, *others)]
+    alternatives = [
+        candidate for candidate in list_operating_points(rows.labels, rows.scores) if candidate.rule != point.rule
+    ]
+    lines = [format_point(candidate) for candidate in (point, *alternatives)]
     # A column is as wide as its longest word, so that only spaces are broken.
     widths = [
         max(len(word) for cell in cells for word in cell.split()) for cells in zip(POINT_HEADERS, *lines, strict=True)

@@ -104,8 +104,8 @@ def find_column_auc(inputs: np.ndarray, is_positive: np.ndarray, column: Feature
         counts = np.bincount(codes)
         shares = np.bincount(codes, is_positive, len(counts)) / np.maximum(1, counts)
         return _compute_auc(shares[codes], is_positive)
-    places = [0, inputs.shape[1] - 1] if column.has_indicator else [0]
-    areas = [_compute_auc(inputs[:, place], is_positive) for place in places]
+    input_numbers = [0, inputs.shape[1] - 1] if column.has_indicator else [0]
+    areas = [_compute_auc(inputs[:, number], is_positive) for number in input_numbers]
     return max(max(area, 1 - area) for area in areas)
 
 

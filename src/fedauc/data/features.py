@@ -62,8 +62,8 @@ class CategoryColumn:
     def feature_names(self) -> tuple[str, ...]:
         """One name per output."""
         missing = (f"{self.name} (missing)",) if self.has_missing else ()
-        other = (f"{self.name} (other)",) if self.has_other else ()
-        return (*(f"{self.name}={value}" for value in self.values), *missing, *other)
+        other_values = (f"{self.name} (other)",) if self.has_other else ()
+        return (*(f"{self.name}={value}" for value in self.values), *missing, *other_values)
 
     def look_up_codes(self, values: np.ndarray) -> np.ndarray:
         """The index of each row's output among those of the column; their number where all are zero."""

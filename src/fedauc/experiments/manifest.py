@@ -180,7 +180,7 @@ def _read_key(path: Path, read: Any) -> Any:
 
 
 def import_cryptography() -> tuple[Any, Any]:
-    """The modules that read keys and make signatures; a `ValueError` says how to install them if they are missing."""
+    """The modules for keys and signatures; where they are missing, a `ValueError` says how to install them."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519

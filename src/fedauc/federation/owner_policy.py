@@ -79,6 +79,10 @@ class PrivacyRules:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.epsilon is None and self.delta is not None:
+            raise ValueError(
+                f"privacy.delta is {self.delta!r} without privacy.epsilon, so that no budget holds: give both"
+            )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,13 @@ class SiteReport:
 
 def describe_report(folder: Path, run: str) -> list[str]:
     """The last evaluation of a run in words, with the history of the AUC."""
-    lines = [json.loads(line) for line in (folder / REPORT_FOLDER / f"{run}.jsonl").read_text().splitlines()]
+    path = folder / REPORT_FOLDER / f"{run}.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove the damaged line") from error
+    if not lines:
+        raise ValueError(f"{path} is empty: no model of this run has been evaluated here; wait for the next cycle")
     last = lines[-1]
     rows = f"{last['positives']} positives and {last['negatives']} negatives"
     text = [
@@ -53,12 +60,19 @@ def describe_report(folder: Path, run: str) -> list[str]:
     history = ", ".join(_format_auc(line) for line in lines[-10:])
     text.append(f"AUC of the last {min(10, len(lines))} evaluations: {history}")
     if last["points"]:
-        widths = [
-            max(len(row[index]) for row in [POINT_HEADERS, *last["points"]]) for index in range(len(POINT_HEADERS))
-        ]
-        for row in [POINT_HEADERS, *last["points"]]:
-            text.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        text += _format_points(last["points"])
     return text
+
+
+def _format_points(points: Sequence[Sequence[str]]) -> list[str]:
+    """A table that fits 80 columns: a rate on one line, and its interval, `30.0 (27.4-32.8)`, on the next."""
+    rows: list[Sequence[str]] = [POINT_HEADERS]
+    for point in points:
+        cells = [cell.split(" (", 1) for cell in point]
+        rows.append([cell[0] for cell in cells])
+        rows.append([f"({cell[1]}" if len(cell) == 2 else "" for cell in cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def list_reports(folder: Path) -> list[str]:

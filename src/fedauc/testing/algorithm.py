@@ -156,15 +156,15 @@ def check_model_replacement(algorithm: Algorithm) -> None:
     server = algorithm.init(setting, model)
     download = algorithm.dispatch(setting, server, Cohort(0, (0,), (1.0,)), phase)
     local = algorithm.begin(download, algorithm.initial_client_state(download))
-    other = Model(model.weights + 1, model.buffers + 1)
+    replacement = Model(model.weights + 1, model.buffers + 1)
     expect(same_bits(algorithm.local_model(local), model), "local_model does not give the model that begin was sent")
     for name, tree, replace_in, read in (
         ("replace_model", server.shared, algorithm.replace_model, algorithm.extract_model),
         ("replace_local_model", local, algorithm.replace_local_model, algorithm.local_model),
     ):
-        changed = replace_in(tree, other)
+        changed = replace_in(tree, replacement)
         expect(type(changed) is type(tree), f"{name} returns another type than it was given")
-        expect(read(changed) == other, f"{name} does not put in the model that it was given")
+        expect(read(changed) == replacement, f"{name} does not put in the model that it was given")
         expect(same_bits(replace_in(changed, model), tree), f"{name} changes more than the model")
         count = sum(not torch.equal(*pair) for pair in zip(*map(tree_leaves, (changed, tree)), strict=True))
         expect(count == 2, f"{name} changes {count} tensors; it must change weights and buffers alone")

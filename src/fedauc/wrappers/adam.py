@@ -47,8 +47,8 @@ class Adam(Wrapper):
     def begin(self, inner: Algorithm, download: Download, local: Tree, client_state: Tree) -> tuple[Tree, Tree]:
         """The moments of no steps."""
         weights = inner.local_model(local).weights
-        one = torch.ones_like(weights[..., :1])
-        return local, Moments(torch.zeros_like(weights), torch.zeros_like(weights), one, one)
+        initial_power = torch.ones_like(weights[..., :1])
+        return local, Moments(torch.zeros_like(weights), torch.zeros_like(weights), initial_power, initial_power)
 
     def step(
         self, inner: Algorithm, network: Network, download: Download, local: Tree, carried: Moments, batch: Batch
