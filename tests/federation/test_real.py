@@ -5,6 +5,7 @@ Run with `make test-federation`. All tests together stay below eight minutes on 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,10 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedauc.data.clients import Clients
-from fedauc.experiments.assembly import assemble_training
 from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.recipe import Recipe
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
 from fedauc.federation.local_federation import (
     SUPERLINK_NAME,
@@ -27,17 +25,14 @@ from fedauc.federation.local_federation import (
     write_demo_sites,
 )
 from fedauc.federation.server import summarize_run
-from fedauc.models.linear import Linear
 from fedauc.server_optimizers.momentum import Momentum
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
 from fedauc.transforms.quantize import Quantize
 from fedauc.transforms.secure_sum import SecureSum
+from federation.transports import AGREEMENTS, SITES, read_trained_weights, simulate_weights
 
 pytestmark = pytest.mark.flower
-
-SITES = {"site-0": "a", "site-1": "b", "site-2": "c", "site-3": "a"}
-"""Three groups of two, one and one."""
 
 SECONDS = 150.0
 """What a run of six rounds may take on a busy machine; a quiet one needs a third of it."""
@@ -47,23 +42,6 @@ def create_trial(folder: Path) -> LocalFederation:
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
     return LocalFederation(folder)
-
-
-def simulate_weights(folder: Path, method: str, secret: bytes | None = None, **settings: Any) -> np.ndarray:
-    """The weights of the same training in one process."""
-    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in SITES}
-    inputs, labels = (np.concatenate([parts[name][side] for name in SITES]) for side in (0, 1))
-    owner = np.repeat(list(SITES), [len(parts[name][1]) for name in SITES])
-    clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
-    recipe = Recipe.of(method, engine="loop", **settings)
-    training, _, state = assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients, secret)
-    *_, last = training.rounds(state)
-    return np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
-
-
-def read_trained_weights(folder: Path) -> np.ndarray:
-    with np.load(folder / "run" / "model.npz", allow_pickle=False) as arrays:
-        return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
 
 
 def wait_until(trial: LocalFederation, condition: Callable[[], bool]) -> None:
@@ -115,8 +93,25 @@ def test_a_node_killed_in_mid_round_returns_and_the_model_is_the_simulators(tmp_
     assert RunFolder(folder / "run").read_lines("attendance.jsonl")[0]["answered"] == ["site-0", "site-3"]
     assert {name: counts["answered"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 2)
     expected = simulate_weights(folder, "cycp-pairwise", cycles=1)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
     assert summary["records"][-1]["auc"] > 0.9
+
+
+def test_every_agreement_gives_the_bits_of_the_simulator(tmp_path: Path) -> None:
+    """One federation, several runs: the algorithms do not know the transport. `test_nvflare.py` has the same."""
+    folder = tmp_path / "trial"
+    with create_trial(folder) as trial:
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.start_site(name)
+        for title, agreement in AGREEMENTS.items():
+            run = folder / title.replace(" ", "-")
+            settings = {**agreement.write_settings(), "out": str(run)}
+            trial.start_run(" ".join(f"{name}={json.dumps(value)}" for name, value in settings.items()))
+            wait_for_end(trial)
+            expected = simulate_weights(folder, agreement.method, **agreement.settings)
+            np.testing.assert_array_equal(read_trained_weights(run), expected, err_msg=title)
 
 
 def find_worker(trial: LocalFederation, name: str) -> int:
@@ -153,7 +148,7 @@ def test_killed_workers_are_replaced_within_the_round_and_the_model_is_the_simul
     summary = summarize_run(folder / "run")
     assert {name: counts["absent"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 0)
     expected = simulate_weights(folder, "cycp-pairwise", cycles=3)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
 
 
 def test_a_failed_run_is_reported_with_the_site_and_the_reason(tmp_path: Path) -> None:
@@ -209,7 +204,7 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
     assert [line["round"] for line in RunFolder(folder / "run").read_lines("attendance.jsonl")] == list(range(6))
     seams: dict[str, Any] = {"transforms": (Clip(norm=0.05), Quantize()), "server_optimizer": Momentum()}
     expected = simulate_weights(folder, "cycp-minimax", cycles=2, prox=0.1, **seams)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
 
 
 def test_secure_sums_and_noise_give_the_simulators_model(tmp_path: Path) -> None:
@@ -239,6 +234,6 @@ def test_secure_sums_and_noise_give_the_simulators_model(tmp_path: Path) -> None
     transforms = (ClientDP(noise_multiplier=0.5), SecureSum(noise="server"))
     settings: dict[str, Any] = {"cycles": 2, "pool": "histogram", "participation": "full"}
     expected = simulate_weights(folder, "cycp-pairwise", secret, transforms=transforms, **settings)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
     without_noise = simulate_weights(folder, "cycp-pairwise", **settings)
     assert np.abs(expected - without_noise).max() > 0.01

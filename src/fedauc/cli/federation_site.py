@@ -14,8 +14,8 @@ import typer
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.audit_log import read_entries, verify_log
 from fedauc.federation.delivery import MODEL_FOLDER, verify_model
-from fedauc.federation.flower import read_run_config
 from fedauc.federation.owner_policy import EXAMPLE_POLICY
+from fedauc.federation.run_config import read_run_config
 from fedauc.federation.run_plan import describe_plan, hash_plan
 from fedauc.federation.site_check import SiteSetup, check_site
 from fedauc.federation.site_control import SiteHome
@@ -83,10 +83,7 @@ def plan(
     if not path.is_file():
         raise ValueError(f"{folder} is no app: it has no pyproject.toml; give the folder that `init` made")
     config: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    try:
-        config |= tomllib.loads("\n".join(_split_settings(run_config)))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
+    config |= read_settings(run_config)
     described = describe_plan(read_run_config(config, read_sites(Path(config["sites"]))))
     print(hash_plan(described))
     if out is not None:
@@ -184,6 +181,14 @@ def _open_home(state: Path) -> SiteHome:
     if not state.is_dir():
         raise ValueError(f"{state} is no folder; give the site's state folder, as in --node-config")
     return SiteHome(state)
+
+
+def read_settings(run_config: str) -> dict[str, Any]:
+    """The settings in a text of name=value pairs, as Flower writes them."""
+    try:
+        return tomllib.loads("\n".join(_split_settings(run_config)))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
 
 
 def _split_settings(text: str) -> list[str]:
