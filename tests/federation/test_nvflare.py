@@ -18,7 +18,7 @@ import pytest
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.audit_log import read_entries, verify_log
 from fedauc.federation.local_federation import list_descendants, write_demo_sites
-from fedauc.federation.nvflare_federation import SERVER_NAME, LocalFlare
+from fedauc.federation.nvflare_federation import SERVER_NAME, LocalFlare, write_job
 from fedauc.federation.server import summarize_run
 from federation.transports import AGREEMENTS, SITES, read_trained_weights, simulate_weights
 
@@ -162,6 +162,23 @@ def test_the_owner_policy_decides_and_a_site_that_has_not_allowed_fedauc_runs_no
     finally:
         for path, text in texts.items():
             path.write_text(text)
+
+
+def test_a_site_takes_no_code_from_a_job(trial: LocalFlare) -> None:
+    """NVFlare's own setting lets an administrator's job bring code, which could read all that a site holds."""
+    marker, job = trial.folder / "code-has-run", trial.folder / "jobs" / "with-code"
+    write_job(
+        job, {"method": "cycp-fedavg", "out": str(trial.folder / "code"), "sites": str(trial.folder / "sites.toml")}
+    )
+    (job / "site" / "custom").mkdir()
+    (job / "site" / "custom" / "brought.py").write_text(
+        f"from pathlib import Path\nfrom fedauc.federation.nvflare import SiteExecutor\nPath({str(marker)!r}).touch()\n"
+    )
+    config = job / "site" / "config" / "config_fed_client.json"
+    config.write_text(config.read_text().replace("fedauc.federation.nvflare.SiteExecutor", "brought.SiteExecutor"))
+    job_id = str(trial.run_job_command("submit", "-j", str(job))["job_id"])
+    assert trial.wait_for_end(job_id, SECONDS) != "FINISHED:COMPLETED"
+    assert not marker.exists()
 
 
 def test_processes_end_with_their_parents(trial: LocalFlare) -> None:

@@ -23,6 +23,8 @@ def make_kit(folder: Path) -> Path:
     (folder / "local").mkdir(parents=True)
     resources = {"class_list_enforcement_mode": "enforce", "class_allow_list": ["nvflare.x.Y"], "components": []}
     (folder / "local" / "resources.json.default").write_text(json.dumps(resources))
+    rights = {"project_admin": "any", "lead": {"view": "any", "byoc": "any", "shell_commands": "o:site"}}
+    (folder / "local" / "authorization.json.default").write_text(json.dumps({"permissions": rights}))
     return folder
 
 
@@ -53,7 +55,7 @@ def test_a_job_that_could_not_run_is_refused(tmp_path: Path, site_table: Path) -
     assert not (tmp_path / "job").exists()
 
 
-def test_allowing_fedauc_adds_its_two_classes_and_nothing_else(tmp_path: Path) -> None:
+def test_allowing_fedauc_adds_its_two_classes_and_takes_code_from_nobody(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "north")
     for _ in range(2):
         allow_fedauc(kit, {"data": "/data/rows.csv", "state": "/data/fedauc"})
@@ -62,6 +64,9 @@ def test_allowing_fedauc_adds_its_two_classes_and_nothing_else(tmp_path: Path) -
     default = json.loads((kit / "local" / "resources.json.default").read_text())
     assert {**resources, "class_allow_list": default["class_allow_list"]} == default
     assert (kit / "local" / "fedauc.toml").read_text() == 'data = "/data/rows.csv"\nstate = "/data/fedauc"\n'
+    rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
+    expected = {"view": "any", "byoc": "none", "shell_commands": "none"}
+    assert rights == {"project_admin": expected, "lead": expected}
     with pytest.raises(ValueError, match="is no startup kit"):
         allow_fedauc(tmp_path)
 

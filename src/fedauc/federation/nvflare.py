@@ -14,6 +14,7 @@ import importlib
 import logging
 import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedauc.federation.exchange import LOG, Node, Reply
-from fedauc.federation.nvflare_federation import SITE_FILE, TASK_NAME, refuse_key
+from fedauc.federation.nvflare_federation import SITE_FILE, TASK_NAME
 from fedauc.federation.run_config import serve_run
 from fedauc.federation.serialization import Payload
 from fedauc.federation.site import refuse_after_error
@@ -76,50 +77,50 @@ class FlareGrid:
 
     def __init__(self, controller: Controller, context: FLContext, abort_signal: Signal) -> None:
         self._controller, self._context, self._abort_signal = controller, context, abort_signal
-        self._replies: dict[str, Reply] = {}
+        self._replies: dict[str, tuple[float, Reply]] = {}
         self._lock = threading.Lock()
         self._names: list[str] = []
 
     def online_nodes(self) -> list[Node]:
         """The clients that the job was deployed to, without those that NVFlare considers dead."""
-        if self._abort_signal.triggered:
-            raise TrainingStopped("NVFlare has ended the job; submit it again with resume = true to go on")
+        self._check_job()
         names = [client.name for client in self._context.get_engine().get_clients()]
         self._names += [name for name in names if name not in self._names]
         alive = [name for name in names if self._controller.get_client_disconnect_time(name) is None]
         return [Node(self._names.index(name), name) for name in alive]
 
     def push_message(self, node_id: int, payload: Payload, seconds: float) -> str:
-        """Schedule a task for a client, which fetches it; NVFlare drops it after so many seconds."""
-        message_id = uuid.uuid4().hex
+        """Schedule a task for a client, which fetches it; after so many seconds it is dropped, and so is its reply."""
+        message_id, expires = uuid.uuid4().hex, time.monotonic() + seconds
 
         def receive_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            self._add_reply(_read_result(message_id, client_task.result))
+            self._add_reply(_read_result(message_id, client_task.result), expires)
 
         def end_task(task: Task, fl_ctx: FLContext) -> None:
             if task.completion_status != TaskCompletionStatus.OK:
-                self._add_reply(Reply(message_id, None, f"NVFlare ended the task: {task.completion_status.value}"))
+                reason = f"NVFlare ended the task: {task.completion_status.value}"
+                self._add_reply(Reply(message_id, None, reason), expires)
 
-        task = Task(
-            TASK_NAME,
-            payload_to_shareable(payload),
-            timeout=math.ceil(seconds),
-            result_received_cb=receive_result,
-            task_done_cb=end_task,
-        )
+        callbacks = {"result_received_cb": receive_result, "task_done_cb": end_task}
+        task = Task(TASK_NAME, payload_to_shareable(payload), timeout=math.ceil(seconds), **callbacks)
         self._controller.send(task, self._context, targets=[self._names[node_id]])
         return message_id
 
     def pull_replies(self, message_ids: Sequence[str]) -> list[Reply]:
         """The replies to these messages that have arrived."""
-        if self._abort_signal.triggered:
-            raise TrainingStopped("NVFlare has ended the job; submit it again with resume = true to go on")
+        self._check_job()
+        now = time.monotonic()
         with self._lock:
-            return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+            self._replies = {name: entry for name, entry in self._replies.items() if entry[0] > now}
+            return [self._replies.pop(message_id)[1] for message_id in message_ids if message_id in self._replies]
 
-    def _add_reply(self, reply: Reply) -> None:
+    def _add_reply(self, reply: Reply, expires: float) -> None:
         with self._lock:
-            self._replies.setdefault(reply.message_id, reply)
+            self._replies.setdefault(reply.message_id, (expires, reply))
+
+    def _check_job(self) -> None:
+        if self._abort_signal.triggered:
+            raise TrainingStopped("NVFlare has ended the job; submit the run again with resume=true to go on")
 
 
 def _read_result(message_id: str, result: Shareable) -> Reply:
@@ -144,7 +145,7 @@ class RunController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run all rounds; an error ends the job with the status that NVFlare gives to exceptions."""
-        serve_run(FlareGrid(self, fl_ctx, abort_signal), self._settings, normalize_key=refuse_key)
+        serve_run(FlareGrid(self, fl_ctx, abort_signal), self._settings)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to clean up: the folder holds every finished round."""

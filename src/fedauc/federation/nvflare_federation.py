@@ -1,6 +1,6 @@
 """The files of a federation on NVFlare: the project to provision, a site's own settings, and a job per run.
 
-`LocalFlare` starts a whole federation on this machine from startup kits with certificates, for a trial or a test.
+`LocalFlare` starts a federation on this machine from startup kits with certificates, for a trial or a test.
 """
 
 from __future__ import annotations
@@ -40,38 +40,42 @@ def write_project(path: Path, sites: Sequence[str], server: str, admin: str, por
         *(f"{{name: {site}, type: client, org: fedauc}}" for site in sites),
         f"{{name: {admin}, type: admin, org: fedauc, role: project_admin}}",
     ]
-    builders = ("workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder")
+    parts = ("workspace.Workspace", "static_file.StaticFile", "cert.Cert", "signature.Signature")
     lines = ["api_version: 3", "name: federation", "description: a federation with fedauc", "participants:"]
     lines += [f"  - {participant}" for participant in participants]
-    lines += ["builders:", *(f"  - path: nvflare.lighter.impl.{builder}" for builder in builders)]
-    lines += ["  - path: nvflare.lighter.impl.signature.SignatureBuilder"]
+    lines += ["builders:", *(f"  - path: nvflare.lighter.impl.{part}Builder" for part in parts)]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
 def allow_fedauc(kit: Path, site_config: Mapping[str, str] | None = None) -> None:
-    """Let a participant's jobs use fedauc: add its two classes to `local/resources.json`, and nothing else.
+    """Let a participant's jobs use fedauc: add its two classes to the list of allowed ones in `local/resources.json`.
 
-    `site_config` is what the site's owner decides: `data`, `state` and `policy`, written to `local/fedauc.toml`.
+    `site_config` is what a site's owner decides: `data`, `state` and `policy`, written to `local/fedauc.toml`. The site
+    then takes no code from jobs, and no shell commands: NVFlare allows both, and they pass no policy of ours.
     """
     local = kit / "local"
-    resources = local / "resources.json"
-    source = resources if resources.is_file() else local / "resources.json.default"
-    if not source.is_file():
-        raise ValueError(f"{kit} is no startup kit: it has no {source.name} in local; give the folder NVFlare has made")
-    content = json.loads(source.read_text(encoding="utf-8"))
-    content["class_allow_list"] = list(dict.fromkeys([*content.get("class_allow_list", ()), *PARTS]))
-    write_atomically(resources, json.dumps(content, indent=2).encode())
+    resources = _read_local_file(local, "resources.json")
+    resources["class_allow_list"] = list(dict.fromkeys([*resources.get("class_allow_list", ()), *PARTS]))
+    write_atomically(local / "resources.json", json.dumps(resources, indent=2).encode())
     if site_config is not None:
+        rights = _read_local_file(local, "authorization.json")
+        names = {name for rules in rights["permissions"].values() if isinstance(rules, dict) for name in rules}
+        for role, rules in rights["permissions"].items():
+            rules = rules if isinstance(rules, dict) else dict.fromkeys(sorted(names), rules)
+            rights["permissions"][role] = {**rules, "byoc": "none", "shell_commands": "none"}
+        write_atomically(local / "authorization.json", json.dumps(rights, indent=2).encode())
         lines = [f"{name} = {json.dumps(value)}" for name, value in site_config.items()]
         write_atomically(local / SITE_FILE, ("\n".join(lines) + "\n").encode())
 
 
-def refuse_key(key: str) -> str:
-    """No key, which is all that a row of the site table may hold here."""
-    if key:
-        reason = "NVFlare identifies a site by the name in its certificate: leave out key"
-        raise ValueError(f"a site of the site table has the key {key[:40]!r}, but {reason}")
-    return key
+def _read_local_file(local: Path, name: str) -> dict[str, Any]:
+    """A file of a startup kit as its owner has written it, or else as NVFlare has."""
+    for path in (local / name, local / f"{name}.default"):
+        if path.is_file():
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+    raise ValueError(
+        f"{local.parent} is no startup kit: it has no local/{name}.default; give the folder NVFlare has made"
+    )
 
 
 def write_job(folder: Path, settings: Mapping[str, Any], min_sites: int = 0) -> None:
@@ -84,15 +88,13 @@ def write_job(folder: Path, settings: Mapping[str, Any], min_sites: int = 0) -> 
         raise ValueError(f"{folder} exists already; choose another folder")
     sites = read_sites(Path(str(settings["sites"])))
     for site in sites:
-        refuse_key(site.key)
+        if site.key:
+            reason = "NVFlare identifies a site by the name in its certificate: leave out key"
+            raise ValueError(f"site {site.name!r} has the key {site.key[:40]!r} in the site table, but {reason}")
     read_run_config(settings, sites)
     names = [site.name for site in sites]
-    meta = {
-        "name": folder.name,
-        "resource_spec": {},
-        "min_clients": min_sites or len(names),
-        "deploy_map": {"coordinator": ["server"], "site": names},
-    }
+    meta: dict[str, Any] = {"name": folder.name, "resource_spec": {}, "min_clients": min_sites or len(names)}
+    meta["deploy_map"] = {"coordinator": ["server"], "site": names}
     controller, executor = ({"path": path, "args": {}} for path in PARTS)
     server = {
         "format_version": 2,
@@ -104,12 +106,8 @@ def write_job(folder: Path, settings: Mapping[str, Any], min_sites: int = 0) -> 
         "default_task_fetch_interval": TASK_INTERVAL,
         "executors": [{"tasks": [TASK_NAME], "executor": executor}],
     }
-    files = {
-        "meta.json": meta,
-        "coordinator/config/config_fed_server.json": server,
-        "site/config/config_fed_client.json": client,
-    }
-    for name, content in files.items():
+    server_path, client_path = "coordinator/config/config_fed_server.json", "site/config/config_fed_client.json"
+    for name, content in {"meta.json": meta, server_path: server, client_path: client}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, f"{json.dumps(content, indent=2)}\n".encode())
@@ -121,12 +119,10 @@ class LocalFlare(LocalProcesses):
     def __init__(self, folder: Path, groups: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder)
-        self.port = find_free_port()
-        write_project(self.folder / "project.yml", list(groups), SERVER_NAME, ADMIN_NAME, self.port)
-        self.run_nvflare(
-            "provision", "-p", str(self.folder / "project.yml"), "-w", str(self.folder / "kits"), "--force"
-        )
-        self.kits = self.folder / "kits" / "federation" / "prod_00"
+        project, kits = self.folder / "project.yml", self.folder / "kits"
+        write_project(project, list(groups), SERVER_NAME, ADMIN_NAME, find_free_port())
+        self.run_nvflare("provision", "-p", str(project), "-w", str(kits), "--force")
+        self.kits = kits / "federation" / "prod_00"
         sections = [f'[{name}]\ngroup = "{group}"\n' for name, group in groups.items()]
         write_atomically(self.folder / "sites.toml", "\n".join(sections).encode())
         allow_fedauc(self.kits / SERVER_NAME)
@@ -155,16 +151,12 @@ class LocalFlare(LocalProcesses):
     def run_job_command(self, command: str, *arguments: str) -> dict[str, Any]:
         """The data that an `nvflare job` command prints, with the startup kit of the administrator."""
         kit = ("--startup-kit", str(self.kits / ADMIN_NAME))
-        text = self.run_nvflare("--format", "json", "job", command, *arguments, *kit)
-        data: dict[str, Any] = json.loads(text)["data"]
-        return data
+        return dict(json.loads(self.run_nvflare("--format", "json", "job", command, *arguments, *kit))["data"])
 
     def run_nvflare(self, *arguments: str) -> str:
         """Run an `nvflare` command of this Python environment and return its output."""
-        command = [str(find_program("nvflare")), *arguments]
-        done = subprocess.run(
-            command, cwd=self.working_folder, env=self.environment, capture_output=True, text=True, check=False
-        )
+        command, folder = [str(find_program("nvflare")), *arguments], self.working_folder
+        done = subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             output = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
             raise ValueError(f"`nvflare {arguments[0]}` ended with exit code {done.returncode}: {output}")
