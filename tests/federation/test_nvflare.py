@@ -126,7 +126,7 @@ def test_a_site_with_wrong_labels_is_named_and_its_log_stays_with_it(trial: Loca
     finally:
         np.save(labels, original)
     reason = (trial.folder / "labels-failed.txt").read_text()
-    assert "site 'site-1': the site reports: ValueError" in reason
+    assert reason.startswith("site 'site-1': ValueError; see the site's log")
     site_log = trial.folder / "sites" / "site-1" / "state" / "site.log"
     assert "4711" in site_log.read_text()
     assert site_log.stat().st_mode & 0o077 == 0
@@ -149,7 +149,8 @@ def test_the_owner_policy_decides_and_a_site_that_has_not_allowed_fedauc_runs_no
         config.write_text(f'{texts[config]}policy = "{policy}"\n')
         job = submit_run(trial, {**settings, "out": str(trial.folder / "refused")})
         assert trial.wait_for_end(job, SECONDS) == "FINISHED:EXECUTION_EXCEPTION"
-        assert "site 'site-2': the site reports" in (trial.folder / "refused-failed.txt").read_text()
+        reason = (trial.folder / "refused-failed.txt").read_text()
+        assert reason.startswith("site 'site-2': the plan's method is 'cycp-fedavg'; this site allows a-scaffold")
         entry = read_entries(trial.folder / "sites" / "site-2" / "state")[-1]
         assert entry["sent"] == "refusal"
         config.write_text(texts[config])
