@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 # The version of Flower that `make test-federation` uses; each has an environment of its own.
 FLWR ?= 1.41
 FLOWER ?= .venv-flower$(if $(filter-out 1.41,$(FLWR)),-$(FLWR))
+NVFLARE ?= .venv-nvflare
 DOCS ?= .venv-docs
 TRACKERS ?= .venv-trackers
 AUDIT ?= .venv-audit
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-trackers test-packaging dist audit bench docs docs-links clean
+.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-nvflare test-trackers test-packaging dist audit bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -82,6 +83,15 @@ test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this
 	$(FLOWER)/bin/python -m pytest --only flower -p no:cacheprovider tests/federation/test_edge.py \
 	  tests/federation/test_real.py tests/federation/test_upgrades.py
 
+$(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
+	$(PYTHON) -m venv $(NVFLARE)
+	PIP_CONSTRAINT=constraints-nvflare.txt $(NVFLARE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[nvflare]' pytest pytest-timeout
+	touch $@
+
+test-nvflare: $(NVFLARE)/.installed  ## real servers and sites of NVFlare on this machine
+	$(NVFLARE)/bin/python -m pytest --only nvflare -p no:cacheprovider tests/federation/test_nvflare.py
+
 $(DOCS)/.installed: pyproject.toml constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	PIP_CONSTRAINT=constraints-docs.txt $(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
@@ -126,5 +136,5 @@ bench: $(STAMP)  ## speed against peers on this CPU; makes their environments un
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) .venv-flower* $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
+	rm -rf $(VENV) .venv-flower* $(NVFLARE) $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
 	  src/*.egg-info tests/browser/node_modules

@@ -1,8 +1,10 @@
 """What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
 
-The sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; both in one run.
+On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; on NVFlare a
+site has a process per job. Run it in the environment of the message service, and in turn where both are compared:
 
-Run it in the environment of `make test-federation`: `.venv-flower/bin/python benchmarks/federation.py`.
+.venv-flower/bin/python benchmarks/federation.py --sites resident
+.venv-nvflare/bin/python benchmarks/federation.py --sites nvflare
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.app_folder import create_app_folder
-from fedauc.federation.local_federation import LocalFederation, write_demo_sites
+from fedauc.federation.local_federation import LocalFederation, LocalProcesses, write_demo_sites
+from fedauc.federation.nvflare_federation import SERVER_NAME, LocalFlare
 from fedauc.federation.server import ATTENDANCE_FILE
 
 HIDDEN_LAYERS = {"1e4": "322", "1e6": "985,985", "1.1e7": "3300,3300"}
@@ -35,7 +39,7 @@ ROLES = {"site_worker": "workers", "site_node": "sites", "flower-superlink": "su
 class CpuMeter:
     """CPU seconds of all processes of a federation, from frequent readings of /proc."""
 
-    def __init__(self, federation: LocalFederation) -> None:
+    def __init__(self, federation: LocalProcesses) -> None:
         self._federation, self._stopped = federation, threading.Event()
         self._seconds, self._roles = dict[int, float](), dict[int, str]()
         self._thread = threading.Thread(target=self._read_processes, daemon=True)
@@ -66,7 +70,7 @@ class CpuMeter:
                 self._seconds[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
-def read_site_memory(federation: LocalFederation) -> float:
+def read_site_memory(federation: LocalProcesses) -> float:
     """Megabytes of all sites' processes; memory that processes share is divided among them."""
     kilobytes = 0
     for name in SITES:
@@ -79,32 +83,37 @@ def read_site_memory(federation: LocalFederation) -> float:
     return kilobytes / 1e3
 
 
-def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = True) -> dict[str, Any]:
+KINDS = ("supernode", "resident", "nvflare")
+"""The kinds of sites; the first two are on Flower."""
+
+
+def measure_rounds(parameters: str, rounds: int, home: Path, kind: str) -> dict[str, Any]:
     """The mean over the rounds after the first of a run with full participation."""
-    folder = home / f"app-{parameters}-{resident}"
-    create_app_folder(folder, SITES)
-    write_demo_sites(folder / "sites", list(SITES))
-    with LocalFederation(folder, resident) as federation:
-        meter = CpuMeter(federation)
-        federation.start_superlink()
-        for name in SITES:
-            federation.register_site(name)
-            federation.start_site(name)
-        options = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full weighting=clients"
-        federation.start_run(f'method="fedavg" model="mlp" cycles={rounds} evaluation="none" options="{options}"')
-        run, readings, largest = RunFolder(folder / "run"), list[tuple[float, dict[str, float]]](), 0.0
-        while federation.is_running("run"):
+    folder = home / f"app-{parameters}-{kind}"
+    settings = {"method": "fedavg", "model": "mlp", "cycles": rounds, "evaluation": "none"}
+    settings["options"] = f"model.hidden={HIDDEN_LAYERS[parameters]} local-steps=4 participation=full weighting=clients"
+    with create_federation(folder, kind) as federation:
+        write_demo_sites(folder / "sites", list(SITES))
+        if isinstance(federation, LocalFlare):
+            start_flare_run(federation, settings)
+        else:
+            start_flower_run(federation, settings)
+        meter, run = CpuMeter(federation), RunFolder(folder / "run")
+        readings, largest = list[tuple[float, dict[str, float]]](), 0.0
+        while len(readings) < rounds:
             if len(run.read_lines(ATTENDANCE_FILE)) > len(readings):
                 readings.append((time.perf_counter(), meter.seconds_by_role()))
             time.sleep(0.2)
             largest = max(largest, read_site_memory(federation))
+        while not run.done:
+            time.sleep(0.2)
         meter.stop_reading()
     final = run.read_result()["final"]
     (first_time, first_cpu), (last_time, last_cpu) = readings[0], readings[-1]
     cpu = {role: (last_cpu[role] - first_cpu[role]) / (len(readings) - 1) for role in last_cpu}
     return {
         "parameters": parameters,
-        "resident": resident,
+        "sites": kind,
         "load": round(os.getloadavg()[0], 1),
         "seconds": round((last_time - first_time) / (len(readings) - 1), 1),
         "cpu_seconds": round(sum(cpu.values()), 1),
@@ -114,16 +123,47 @@ def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = Tr
     }
 
 
+def create_federation(folder: Path, kind: str) -> LocalFederation | LocalFlare:
+    """The files of a federation with that kind of sites; leaving its block stops its processes."""
+    if kind == "nvflare":
+        return LocalFlare(folder, SITES)
+    create_app_folder(folder, SITES)
+    return LocalFederation(folder, kind == "resident")
+
+
+def start_flower_run(federation: LocalFederation, settings: Mapping[str, Any]) -> None:
+    """Start the SuperLink, the sites, and the run."""
+    federation.start_superlink()
+    for name in SITES:
+        federation.register_site(name)
+        federation.start_site(name)
+    federation.start_run(" ".join(f"{name}={json.dumps(value)}" for name, value in settings.items()))
+
+
+def start_flare_run(federation: LocalFlare, settings: Mapping[str, Any]) -> None:
+    """Start the server and the sites, and submit the job as soon as the server takes one."""
+    for name in (SERVER_NAME, *SITES):
+        federation.start_participant(name)
+    while True:
+        try:
+            federation.submit_run(settings)
+        except ValueError:
+            time.sleep(1.0)
+        else:
+            return
+
+
 def main() -> None:
     """Print a line of JSON per size and kind of site."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sites", choices=KINDS, nargs="+", default=["supernode", "resident"])
     parser.add_argument("--parameters", default=",".join(HIDDEN_LAYERS), help="sizes, with commas between them")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         for parameters in options.parameters.split(","):
-            for resident in (False, True):
-                print(json.dumps(measure_rounds(parameters, options.rounds, Path(home), resident)), flush=True)
+            for kind in options.sites:
+                print(json.dumps(measure_rounds(parameters, options.rounds, Path(home), kind)), flush=True)
 
 
 if __name__ == "__main__":

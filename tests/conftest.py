@@ -15,6 +15,7 @@ REASONS = {
     "packaging": "builds and installs the distributions, which takes minutes; run it with `make test-packaging`",
     "trackers": "needs tracking tools in an environment of their own; run it with `make test-trackers`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
+    "nvflare": "needs NVFlare in an environment of its own; run it with `make test-nvflare`",
 }
 
 

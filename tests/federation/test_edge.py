@@ -17,6 +17,7 @@ from fedauc.federation import flower
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation
+from fedauc.federation.run_config import read_run_config
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site
@@ -180,11 +181,11 @@ def test_a_run_configuration_becomes_an_agreement(tmp_path: Path) -> None:
         "evaluation": "none",
         "options": "model.hidden=8,4 algorithm.prox=0.5",
     }
-    made = flower.read_run_config(config, sites)
+    made = read_run_config(config, sites)
     assert (made.recipe.cycles, made.recipe.seed, made.recipe.algorithm.prox) == (3, 5, 0.5)  # type: ignore[attr-defined]
     assert made.model.hidden == (8, 4)  # type: ignore[attr-defined]
     assert (made.policy.deadline, made.policy.quorum, made.policy.evaluation) == (30.0, 2, "none")
     with pytest.raises(ValueError, match="options holds 'fast'; it must be name=value pairs"):
-        flower.read_run_config({**config, "options": "fast"}, sites)
+        read_run_config({**config, "options": "fast"}, sites)
     with pytest.raises(ValueError, match="cycels"):
-        flower.read_run_config({**config, "cycels": 3}, sites)
+        read_run_config({**config, "cycels": 3}, sites)

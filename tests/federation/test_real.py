@@ -5,6 +5,7 @@ Run with `make test-federation`. All tests together stay below eight minutes on 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedauc.data.clients import Clients
-from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.app_folder import create_app_folder, create_key_pair
@@ -28,19 +27,22 @@ from fedauc.federation.local_federation import (
 )
 from fedauc.federation.pausing import request_pause
 from fedauc.federation.server import summarize_run
-from fedauc.models.linear import Linear
 from fedauc.server_optimizers.momentum import Momentum
-from fedauc.training import Round
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
 from fedauc.transforms.quantize import Quantize
 from fedauc.transforms.secure_sum import SecureSum
 from federation.attendance_trace import read_trace, replay_assembly
+from federation.transports import (
+    AGREEMENTS,
+    SITES,
+    assemble_sites,
+    extract_weights,
+    read_trained_weights,
+    simulate_weights,
+)
 
 pytestmark = pytest.mark.flower
-
-SITES = {"site-0": "a", "site-1": "b", "site-2": "c", "site-3": "a"}
-"""Three groups of two, one and one."""
 
 SECONDS = 150.0
 """What a run of six rounds may take on a busy machine; a quiet one needs a third of it."""
@@ -50,34 +52,6 @@ def create_trial(folder: Path) -> LocalFederation:
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
     return LocalFederation(folder)
-
-
-def simulate_weights(folder: Path, method: str, secret: bytes | None = None, **settings: Any) -> np.ndarray:
-    """The weights of the same training in one process."""
-    recipe = Recipe.of(method, engine="loop", **settings)
-    training, _, state = assemble_sites(folder, recipe, list(SITES), secret)[0]
-    *_, last = training.rounds(state)
-    return extract_weights(recipe, last)
-
-
-def assemble_sites(
-    folder: Path, recipe: Recipe, names: list[str], secret: bytes | None = None
-) -> tuple[Assembly, Clients]:
-    """A simulation of the same training with these sites."""
-    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in names}
-    inputs, labels = (np.concatenate([parts[name][side] for name in names]) for side in (0, 1))
-    owner = np.repeat(names, [len(parts[name][1]) for name in names])
-    clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))
-    return assemble_training(recipe, Linear().build(inputs.shape[1:], recipe.seed), clients, secret), clients
-
-
-def extract_weights(recipe: Recipe, last: Round) -> np.ndarray:
-    return np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
-
-
-def read_trained_weights(folder: Path) -> np.ndarray:
-    with np.load(folder / "run" / "model.npz", allow_pickle=False) as arrays:
-        return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
 
 
 def wait_until(trial: LocalFederation, condition: Callable[[], bool]) -> None:
@@ -129,8 +103,25 @@ def test_a_node_killed_in_mid_round_returns_and_the_model_is_the_simulators(tmp_
     assert RunFolder(folder / "run").read_lines("attendance.jsonl")[0]["answered"] == ["site-0", "site-3"]
     assert {name: counts["answered"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 2)
     expected = simulate_weights(folder, "cycp-pairwise", cycles=1)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
     assert summary["records"][-1]["auc"] > 0.9
+
+
+def test_every_agreement_gives_the_bits_of_the_simulator(tmp_path: Path) -> None:
+    """One federation, several runs: the algorithms do not know the transport. `test_nvflare.py` has the same."""
+    folder = tmp_path / "trial"
+    with create_trial(folder) as trial:
+        trial.start_superlink()
+        for name in SITES:
+            trial.register_site(name)
+            trial.start_site(name)
+        for title, agreement in AGREEMENTS.items():
+            run = folder / title.replace(" ", "-")
+            settings = {**agreement.write_settings(), "out": str(run)}
+            trial.start_run(" ".join(f"{name}={json.dumps(value)}" for name, value in settings.items()))
+            wait_for_end(trial)
+            expected = simulate_weights(folder, agreement.method, **agreement.settings)
+            np.testing.assert_array_equal(read_trained_weights(run), expected, err_msg=title)
 
 
 def find_worker(trial: LocalFederation, name: str) -> int:
@@ -167,7 +158,7 @@ def test_killed_workers_are_replaced_within_the_round_and_the_model_is_the_simul
     summary = summarize_run(folder / "run")
     assert {name: counts["absent"] for name, counts in summary["attendance"].items()} == dict.fromkeys(SITES, 0)
     expected = simulate_weights(folder, "cycp-pairwise", cycles=3)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
 
 
 def test_a_failed_run_is_reported_with_the_site_and_the_reason(tmp_path: Path) -> None:
@@ -223,7 +214,7 @@ def test_a_killed_superlink_is_restarted_and_the_run_resumed_to_the_same_model(t
     assert [line["round"] for line in RunFolder(folder / "run").read_lines("attendance.jsonl")] == list(range(6))
     seams: dict[str, Any] = {"transforms": (Clip(norm=0.05), Quantize()), "server_optimizer": Momentum()}
     expected = simulate_weights(folder, "cycp-minimax", cycles=2, prox=0.1, **seams)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
 
 
 def test_secure_sums_and_noise_give_the_simulators_model(tmp_path: Path) -> None:
@@ -253,7 +244,7 @@ def test_secure_sums_and_noise_give_the_simulators_model(tmp_path: Path) -> None
     transforms = (ClientDP(noise_multiplier=0.5), SecureSum(noise="server"))
     settings: dict[str, Any] = {"cycles": 2, "pool": "histogram", "participation": "full"}
     expected = simulate_weights(folder, "cycp-pairwise", secret, transforms=transforms, **settings)
-    np.testing.assert_allclose(read_trained_weights(folder), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), expected, rtol=0, atol=1e-6)
     without_noise = simulate_weights(folder, "cycp-pairwise", **settings)
     assert np.abs(expected - without_noise).max() > 0.01
 
@@ -289,7 +280,7 @@ def test_a_run_is_paused_and_a_site_joins_before_it_goes_on(tmp_path: Path) -> N
     training, _, state = assemble_sites(folder, recipe, ["site-0", "site-1", "site-2"])[0]
     before = next(finished for finished in training.rounds(state) if finished.phase.round == done - 1)
     *_, last = assemble_sites(folder, recipe, list(SITES))[0].training.rounds(before.state)
-    np.testing.assert_allclose(read_trained_weights(folder), extract_weights(recipe, last), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), extract_weights(recipe, last), rtol=0, atol=1e-6)
 
 
 def test_an_answer_after_its_round_is_merged_as_in_a_simulation_with_that_attendance(tmp_path: Path) -> None:
@@ -317,4 +308,4 @@ def test_an_answer_after_its_round_is_merged_as_in_a_simulation_with_that_attend
     assert summarize_run(folder / "run")["attendance"]["site-1"]["late"] >= 1
     recipe = Recipe.of("cycp-fedavg", engine="loop", cycles=8, participation="full", stages="constant")
     *_, last = replay_assembly(*assemble_sites(folder, recipe, list(SITES)), read_trace(folder / "run", list(SITES)))
-    np.testing.assert_allclose(read_trained_weights(folder), extract_weights(recipe, last), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(read_trained_weights(folder / "run"), extract_weights(recipe, last), rtol=0, atol=1e-6)

@@ -14,7 +14,7 @@ import fedauc
 from fedauc.experiments.callbacks import Callback
 from fedauc.experiments.callbacks.early_stopping import EarlyStopping
 from fedauc.experiments.run_view import RunView
-from fedauc.federation.flower import read_run_config
+from fedauc.federation.run_config import read_run_config
 from fedauc.trees import Tree
 from federation.memory_grid import collect_rounds, create_run, make_agreement, make_grid, resume_run
 from small_federations import held_out

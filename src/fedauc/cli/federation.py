@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import federation_site
+from fedauc.cli import federation_nvflare, federation_site
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
@@ -306,3 +306,4 @@ def _read_list(option: str, text: str) -> list[str]:
 
 
 app.registered_commands += federation_site.app.registered_commands
+app.add_typer(federation_nvflare.app, name="nvflare")

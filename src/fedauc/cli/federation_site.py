@@ -14,8 +14,8 @@ import typer
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.audit_log import read_entries, verify_log
 from fedauc.federation.delivery import MODEL_FOLDER, verify_model
-from fedauc.federation.flower import read_run_config
 from fedauc.federation.owner_policy import EXAMPLE_POLICY
+from fedauc.federation.run_config import read_run_config
 from fedauc.federation.run_plan import describe_plan, hash_plan
 from fedauc.federation.site_check import SiteSetup, check_site
 from fedauc.federation.site_control import SiteHome
@@ -83,11 +83,7 @@ def plan(
     path = folder / "pyproject.toml"
     if not path.is_file():
         raise ValueError(f"{folder} is no app: it has no pyproject.toml; give the folder that `init` made")
-    config = _read_app_config(path)
-    try:
-        config |= tomllib.loads("\n".join(_split_settings(run_config)))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
+    config = _read_app_config(path) | read_settings(run_config)
     described = describe_plan(read_run_config(config, read_sites(Path(config["sites"]))))
     print(hash_plan(described))
     if out is not None:
@@ -196,6 +192,14 @@ def _read_app_config(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not {"method", "sites"} <= document.keys():
         raise ValueError(f"{path} has no method and sites in [tool.flwr.app.config]; give the folder that `init` made")
     return dict(document)
+
+
+def read_settings(run_config: str) -> dict[str, Any]:
+    """The settings in a text of name=value pairs, as Flower writes them."""
+    try:
+        return tomllib.loads("\n".join(_split_settings(run_config)))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
 
 
 def _split_settings(text: str) -> list[str]:

@@ -6,28 +6,21 @@ pushes and pulls messages itself, because `send_and_receive` sleeps three second
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedauc.experiments.folder import RunFolder
-from fedauc.experiments.options import build_config, list_options, parse_value
-from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
-from fedauc.federation.exchange import Exchange, Node, Reply
+from fedauc.federation.exchange import Node, Reply
 from fedauc.federation.in_process import AnsweringSite
-from fedauc.federation.schema import DataSchema
+from fedauc.federation.run_config import serve_run
 from fedauc.federation.serialization import Payload
-from fedauc.federation.server import AGREEMENT_FILE, FederatedRun, write_failure
 from fedauc.federation.site import ModelBuilder, Site, refuse_after_error
 from fedauc.federation.site_control import open_controlled_site, read_owner_policy
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_table import SiteTable
 from fedauc.federation.site_worker import log_to_stderr
-from fedauc.guards import TrainingStopped
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -45,12 +38,6 @@ BODY_FORMAT = "fedauc.bytes"
 
 OBJECT_BACKOFF = 0.05
 """Seconds before a part of a reply that a site is still sending is asked for again; Flower waits a second."""
-
-LOCK_SECONDS = 60.0
-"""How long a server waits for the run's folder: a ServerApp that has outlived its SuperLink ends within that time."""
-
-APP_KEYS = ("method", "out", "sites", "schema", "resume", "options")
-"""Keys of the run configuration that are neither fields of the server's policy nor options of the command line."""
 
 
 class FlowerGrid:
@@ -181,23 +168,7 @@ def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | Non
     """The main function of a ServerApp: start the run that the run configuration describes, or resume it."""
     log_to_stderr()
     shorten_object_backoff()
-    config = dict(context.run_config)
-    out = _read_absolute_path("out", config)
-    agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
-    sites = tuple(dataclasses.replace(site, key=normalize_public_key(site.key)) for site in agreement.sites)
-    if config.get("resume"):
-        agreement = FederationAgreement.read_json(out / AGREEMENT_FILE)
-    exchange = Exchange(FlowerGrid(grid), sites, agreement.policy)
-    if not config.get("resume"):
-        try:
-            FederatedRun.create(agreement, exchange, out, build_model)
-        except (ValueError, TrainingStopped) as error:
-            write_failure(out, error)
-            raise
-    folder = RunFolder(out)
-    # The lock is taken before the state is read, so that no other server can write in between.
-    with folder.lock(LOCK_SECONDS):
-        FederatedRun.resume(exchange, folder, build_model).train_to_end()
+    serve_run(FlowerGrid(grid), dict(context.run_config), build_model, normalize_public_key)
 
 
 def answer_message(
@@ -221,40 +192,6 @@ def answer_message(
     return Message(payload_to_records(reply), reply_to=message)
 
 
-def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> FederationAgreement:
-    """The agreement in a flat run configuration: fields of the server's policy, and options as on the command line.
-
-    `options` holds further `name=value` pairs, for options that the app's pyproject.toml does not list.
-    """
-    types = get_type_hints(ServerPolicy)
-    policy, texts = {}, {}
-    for key, value in config.items():
-        field = key.replace("-", "_")
-        if field in types:
-            policy[field] = parse_value(types[field], str(value), key)
-        elif key not in APP_KEYS:
-            texts[key] = str(value)
-    for pair in str(config.get("options", "")).split():
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise ValueError(f"options holds {pair!r}; it must be name=value pairs with spaces between them")
-        texts[key] = text
-    built = build_config(str(config["method"]), None, texts)
-    for option in list_options():
-        if option.name in texts and option.path[0] not in ("recipe", "model", "callbacks"):
-            reason = "the sites prepare their data themselves, and the server measures the AUC"
-            raise ValueError(f"{option.name} is {texts[option.name]!r}, but {reason}: leave it out")
-    schema = str(config.get("schema", ""))
-    return FederationAgreement(
-        recipe=built.recipe,
-        sites=sites,
-        model=built.model,
-        policy=ServerPolicy(**policy),
-        callbacks=built.callbacks,
-        schema=DataSchema.read_toml(_read_absolute_path("schema", config)) if schema else None,
-    )
-
-
 def _configure_site(
     context: Context, load_data: Callable[[Mapping[str, Any]], SiteData | SiteTable], build_model: ModelBuilder | None
 ) -> AnsweringSite:
@@ -271,10 +208,3 @@ def _configure_site(
         policy.to_site_policy(),
         build_model,
     )
-
-
-def _read_absolute_path(name: str, config: Mapping[str, Any]) -> Path:
-    path = Path(str(config.get(name, "")))
-    if not path.is_absolute():
-        raise ValueError(f"{name} is {str(path)!r}; it must be an absolute path on the server: set it in --run-config")
-    return path

@@ -24,7 +24,6 @@ import numpy as np
 
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
-from fedauc.federation.versions import FLOWER_REQUIREMENT
 from fedauc.files import write_atomically
 from fedauc.plugins import VARIABLE
 
@@ -38,43 +37,29 @@ STOP_SECONDS = 10.0
 """Time between asking a process to stop and killing it."""
 
 
-class LocalFederation:
-    """The processes of an app's folder. Leaving the `with` block stops all of them.
+class LocalProcesses:
+    """Processes with log files in a folder. Leaving the `with` block stops all of them.
 
-    `environment` is added to that of every process, or of one site, such as `PYTHONPATH` for another version.
+    `environment` is added to that of every process, such as `PYTHONPATH` for another version.
     """
 
-    def __init__(
-        self, folder: Path, resident_workers: bool = True, environment: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        self.folder, self.resident_workers = folder.absolute(), resident_workers
-        self.port = find_free_port()
+    def __init__(self, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.folder = folder.absolute()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # Commands run in the logs folder: where a folder has the SuperLink's name, as after `--out trial`, Flower would
         # take the name for an app.
-        self._working_folder = self.folder / "logs"
-        self._working_folder.mkdir(exist_ok=True)
-        (self.folder / "flower").mkdir(exist_ok=True)
-        certificate = self.folder / "certificates" / "ca.pem"
-        address = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
-        text = f'[superlink]\ndefault = "{SUPERLINK_NAME}"\n\n[superlink.{SUPERLINK_NAME}]\n{address}'
-        write_atomically(self.folder / "flower" / "config.toml", text.encode())
-        self._environment = {
+        self.working_folder = self.folder / "logs"
+        self.working_folder.mkdir(exist_ok=True)
+        self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "FLWR_HOME": str(self.folder / "flower"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
         }
-        if not resident_workers:
-            # How often a SuperNode looks for a message to start a process for.
-            self._environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
         if os.environ.get(VARIABLE):
             # The processes run in another folder, and must find the plug-ins that this one finds in its own.
             paths = [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        self._environment |= environment
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.environment |= environment
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +67,77 @@ class LocalFederation:
     def __exit__(self, *error: object) -> None:
         for name in reversed(list(self._processes)):
             self.stop_process(name)
+
+    def is_running(self, name: str) -> bool:
+        """Whether a process was started and has not ended."""
+        process = self._processes.get(name)
+        return process is not None and process.poll() is None
+
+    def exit_code(self, name: str) -> int | None:
+        """The exit code of a process, or None while it runs."""
+        return self._processes[name].poll()
+
+    def process_ids(self, name: str = "") -> set[int]:
+        """The ids of all processes of the federation or of one name, including those that they have started."""
+        processes = [process for key, process in list(self._processes.items()) if name in ("", key)]
+        return {pid for process in processes for pid, _ in list_descendants(process.pid)}
+
+    def start_process(
+        self, name: str, program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Start a program of this Python environment, which logs to its own file; stop an earlier one of that name."""
+        if name in self._processes:
+            self.stop_process(name)
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(find_program(program)), *arguments],
+                cwd=self.working_folder,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def stop_process(self, name: str, signal_number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop a process and everything it has started; what does not stop in time is killed."""
+        process = self._processes.pop(name)
+        descendants = list_descendants(process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        # What the leader leaves behind is still in its group, or has moved to a session of its own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid, start_time in descendants:
+            if _read_process(pid)[1] == start_time:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+class LocalFederation(LocalProcesses):
+    """SuperLink, SuperNodes and the run of an app's folder. Leaving the `with` block stops all of them."""
+
+    def __init__(
+        self, folder: Path, resident_workers: bool = True, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(folder, environment)
+        self.resident_workers, self.port = resident_workers, find_free_port()
+        (self.folder / "flower").mkdir(exist_ok=True)
+        certificate = self.folder / "certificates" / "ca.pem"
+        address = f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{certificate}"\n'
+        text = f'[superlink]\ndefault = "{SUPERLINK_NAME}"\n\n[superlink.{SUPERLINK_NAME}]\n{address}'
+        write_atomically(self.folder / "flower" / "config.toml", text.encode())
+        self.environment |= {
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        if not resident_workers:
+            # How often a SuperNode looks for a message to start a process for.
+            self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
 
     def start_superlink(self) -> None:
         """Start the SuperLink, with the same port and database each time, and wait until it answers."""
@@ -141,57 +197,9 @@ class LocalFederation:
             return RunOutcome(False, f"`flwr run` started no run; see {self.folder / 'logs' / 'run.log'}")
         return read_outcome(self.run_flwr, SUPERLINK_NAME, run_id)
 
-    def is_running(self, name: str) -> bool:
-        """Whether a process was started and has not ended."""
-        process = self._processes.get(name)
-        return process is not None and process.poll() is None
-
-    def exit_code(self, name: str) -> int | None:
-        """The exit code of a process, or None while it runs."""
-        return self._processes[name].poll()
-
-    def process_ids(self, name: str = "") -> set[int]:
-        """The ids of all processes of the federation or of one name, including those that they have started."""
-        processes = [process for key, process in list(self._processes.items()) if name in ("", key)]
-        return {pid for process in processes for pid, _ in list_descendants(process.pid)}
-
-    def start_process(
-        self, name: str, program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        """Start a program of this Python environment, which logs to its own file; stop an earlier one of that name."""
-        if name in self._processes:
-            self.stop_process(name)
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [str(find_program(program)), *arguments],
-                cwd=self._working_folder,
-                env={**self._environment, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def stop_process(self, name: str, signal_number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop a process and everything it has started; what does not stop in time is killed."""
-        process = self._processes.pop(name)
-        descendants = list_descendants(process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        # What the leader leaves behind is still in its group, or has moved to a session of its own.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for pid, start_time in descendants:
-            if _read_process(pid)[1] == start_time:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        process.wait()
-
     def run_flwr(self, *arguments: str) -> str:
         """Run a `flwr` command and return its output."""
-        return run_flwr(*arguments, folder=self._working_folder, environment=self._environment)
+        return run_flwr(*arguments, folder=self.working_folder, environment=self.environment)
 
     def _superlink_answers(self) -> bool:
         trusted = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.pem"))
@@ -255,5 +263,7 @@ def find_program(program: str) -> Path:
     """A program of the Python environment that we run in."""
     path = Path(sys.executable).parent / program
     if not path.is_file():
-        raise ValueError(f"{program} is not installed beside {sys.executable}; run pip install '{FLOWER_REQUIREMENT}'")
+        raise ValueError(
+            f"{program} is not installed beside {sys.executable}; install fedauc[flower] or fedauc[nvflare] there"
+        )
     return path

@@ -1,0 +1,94 @@
+"""A run as a flat set of settings, which is what a message service passes to its server: read, start or resume it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.options import build_config, list_options, parse_value
+from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
+from fedauc.federation.exchange import Exchange, Grid
+from fedauc.federation.schema import DataSchema
+from fedauc.federation.server import AGREEMENT_FILE, FederatedRun, write_failure
+from fedauc.federation.site import ModelBuilder
+from fedauc.guards import TrainingStopped
+
+LOCK_SECONDS = 60.0
+"""How long a server waits for the run's folder: a server that has outlived its message service ends in that time."""
+
+APP_KEYS = ("method", "out", "sites", "schema", "resume", "options")
+"""Keys of the run configuration that are neither fields of the server's policy nor options of the command line."""
+
+
+def serve_run(
+    grid: Grid,
+    config: Mapping[str, Any],
+    build_model: ModelBuilder | None = None,
+    normalize_key: Callable[[str], str] = lambda key: key,
+) -> None:
+    """Start the run that the run configuration describes, or resume it, and train it to its end.
+
+    `normalize_key` gives the key of a row of the site table the form that the message service uses.
+    """
+    out = _read_absolute_path("out", config)
+    agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
+    sites = tuple(dataclasses.replace(site, key=normalize_key(site.key)) for site in agreement.sites)
+    if config.get("resume"):
+        agreement = FederationAgreement.read_json(out / AGREEMENT_FILE)
+    exchange = Exchange(grid, sites, agreement.policy)
+    if not config.get("resume"):
+        try:
+            FederatedRun.create(agreement, exchange, out, build_model)
+        except (ValueError, TrainingStopped) as error:
+            write_failure(out, error)
+            raise
+    folder = RunFolder(out)
+    # The lock is taken before the state is read, so that no other server can write in between.
+    with folder.lock(LOCK_SECONDS):
+        FederatedRun.resume(exchange, folder, build_model).train_to_end()
+
+
+def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> FederationAgreement:
+    """The agreement in a flat run configuration: fields of the server's policy, and options as on the command line.
+
+    `options` holds further `name=value` pairs, for options that the app's pyproject.toml does not list.
+    """
+    if "method" not in config:
+        raise ValueError(f"the run configuration holds {', '.join(config) or 'nothing'}; it must name the method, too")
+    types = get_type_hints(ServerPolicy)
+    policy, texts = {}, {}
+    for key, value in config.items():
+        field = key.replace("-", "_")
+        if field in types:
+            policy[field] = parse_value(types[field], str(value), key)
+        elif key not in APP_KEYS:
+            texts[key] = str(value)
+    for pair in str(config.get("options", "")).split():
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"options holds {pair!r}; it must be name=value pairs with spaces between them")
+        texts[key] = text
+    built = build_config(str(config["method"]), None, texts)
+    for option in list_options():
+        if option.name in texts and option.path[0] not in ("recipe", "model", "callbacks"):
+            reason = "the sites prepare their data themselves, and the server measures the AUC"
+            raise ValueError(f"{option.name} is {texts[option.name]!r}, but {reason}: leave it out")
+    schema = str(config.get("schema", ""))
+    return FederationAgreement(
+        recipe=built.recipe,
+        sites=sites,
+        model=built.model,
+        policy=ServerPolicy(**policy),
+        callbacks=built.callbacks,
+        schema=DataSchema.read_toml(_read_absolute_path("schema", config)) if schema else None,
+    )
+
+
+def _read_absolute_path(name: str, config: Mapping[str, Any]) -> Path:
+    path = Path(str(config.get(name, "")))
+    if not path.is_absolute():
+        raise ValueError(f"{name} is {str(path)!r}; it must be an absolute path on the server: set it in --run-config")
+    return path
