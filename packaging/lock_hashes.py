@@ -58,7 +58,7 @@ def write_lock(constraints: Path, lock: Path) -> list[str]:
     head = [
         f"# {constraints.name} with hashes, for {python} on {platform.system()} {platform.machine()}, by `make lock`.",
         f"# Left out, because their files differ between channels: {', '.join(left_out)}. Install them first.",
-        "# pip install --require-hashes --no-deps -r requirements-hashed.txt",
+        f"# pip install --require-hashes --no-deps -r {lock.name}",
     ]
     lock.write_text("\n".join([*head, *sorted(lines, key=str.lower)]) + "\n")
     return left_out

@@ -14,6 +14,7 @@ REASONS = {
     "browser": "opens pages in headless Chromium; run it with `make test-browser`",
     "packaging": "builds and installs the distributions, which takes minutes; run it with `make test-packaging`",
     "trackers": "needs tracking tools in an environment of their own; run it with `make test-trackers`",
+    "deploy": "lints and starts files in an environment of its own; run it with `make test-deploy`",
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
     "nvflare": "needs NVFlare in an environment of its own; run it with `make test-nvflare`",
 }

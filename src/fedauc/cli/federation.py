@@ -17,10 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedauc.cli import federation_nvflare, federation_site
+from fedauc.cli import federation_nvflare, federation_operations, federation_site
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
+from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
 from fedauc.federation.pausing import PAUSED, request_pause
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
@@ -49,7 +50,9 @@ def init(
         str, typer.Option("--ignore", metavar="a,b", help="Columns of the example that are not used.")
     ] = "",
 ) -> None:
-    """Write a Flower app with certificates, keys, the server's site table and the schema of the sites' tables.
+    """Write a Flower app with certificates, keys, the site table, the schema of the sites' tables, and deploy/.
+
+    deploy/ holds files that start the server and the sites.
 
     The example may be made up. Its names, kinds and categories are copied; ranges are widened and quote no row.
 
@@ -63,8 +66,13 @@ def init(
         groups[name] = group
     ignored = _read_list("ignore", ignore) if ignore else []
     schema = None if example is None else make_schema(example, label, ignored)
-    create_app_folder(folder, groups, _read_list("hosts", hosts), schema)
+    names = _read_list("hosts", hosts)
+    deployment = Deployment(folder.absolute(), list(groups), names[0], has_schema=schema is not None)
+    check_deployment(deployment)
+    create_app_folder(folder, groups, names, schema)
+    write_deploy_folder(folder, deployment)
     print(f"wrote {folder}: start with {folder / 'README.md'}")
+    print(f"{folder / DEPLOY_FOLDER}: files that start the server and the sites, with containers or systemd")
     if schema is None:
         print("no schema: sites' columns will not be checked or reordered; give a table with --example")
         return
@@ -305,5 +313,5 @@ def _read_list(option: str, text: str) -> list[str]:
     return items
 
 
-app.registered_commands += federation_site.app.registered_commands
+app.registered_commands += federation_site.app.registered_commands + federation_operations.app.registered_commands
 app.add_typer(federation_nvflare.app, name="nvflare")

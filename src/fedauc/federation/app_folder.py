@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -71,9 +72,9 @@ def create_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    issuer, subject = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("fedauc trial authority", hosts[0])
-    )
+    # A name of its own: where sites trust an old and a new authority, TLS looks for the right one by its name.
+    name = f"fedauc trial authority {secrets.token_hex(4)}"
+    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, hosts[0]))
     alternatives: list[x509.GeneralName] = []
     for host in hosts:
         try:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
+from fedauc.federation.certificate_renewal import EXPIRY_DAYS, list_certificates
 from fedauc.federation.exchange import Exchange
 from fedauc.federation.in_process import InProcessGrid
 from fedauc.federation.owner_policy import OwnerPolicy
@@ -35,9 +36,6 @@ LEAST_FREE_BYTES = 1 << 30
 
 MAX_CLOCK_SECONDS = 60.0
 """A clock that is further from the server's is reported: hours of operation and certificates depend on it."""
-
-EXPIRY_DAYS = 30
-"""A certificate that expires sooner is reported."""
 
 CONNECT_SECONDS = 10.0
 
@@ -144,20 +142,20 @@ def _check_disk(setup: SiteSetup) -> CheckResult:
 
 
 def _check_certificate(path: Path) -> CheckResult:
-    """The authority's certificate: readable, and valid today and for a while."""
-    from cryptography import x509
-
+    """The authorities' certificates: readable, and one of them valid today and for a while."""
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        return CheckResult("certificate", False, f"{path} cannot be read ({error}); get ca.pem from the server")
-    now = datetime.datetime.now(datetime.UTC)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now < begin:
-        return CheckResult("certificate", False, f"{path} is valid from {begin:%Y-%m-%d %H:%M} on; is the clock right?")
-    days = (end - now).days
-    text = f"{path} is valid until {end:%Y-%m-%d}"
-    return CheckResult("certificate", days >= EXPIRY_DAYS, text if days >= EXPIRY_DAYS else f"{text}; renew it")
+        entries = list_certificates(path)
+    except ValueError as error:
+        return CheckResult("certificate", False, f"{error}; get ca.pem from the server")
+    now, last = datetime.datetime.now(datetime.UTC), max(entries, key=lambda entry: entry.end)
+    if now < last.begin:
+        return CheckResult(
+            "certificate", False, f"{path} is valid from {last.begin:%Y-%m-%d %H:%M} on; is the clock right?"
+        )
+    count = f"; it lists {len(entries)} authorities" if len(entries) > 1 else ""
+    text = f"{path} is valid until {last.end:%Y-%m-%d}{count}"
+    is_lasting = last.days_left(now) >= EXPIRY_DAYS
+    return CheckResult("certificate", is_lasting, text if is_lasting else f"{text}; renew it")
 
 
 def _check_key(path: Path) -> CheckResult:
@@ -182,13 +180,20 @@ def _check_server(server: str, certificate: Path) -> list[CheckResult]:
     try:
         trusted = ssl.create_default_context(cafile=str(certificate))
         connection = http.client.HTTPSConnection(host, int(port), timeout=CONNECT_SECONDS, context=trusted)
+        connection.connect()
+        # The certificate, because the connection may be closed together with the answer.
+        expires = ssl.cert_time_to_seconds(str((connection.sock.getpeercert() or {})["notAfter"]))
         connection.request("GET", "/health")
         response = connection.getresponse()
         received, date = time.time(), response.getheader("Date")
         connection.close()
     except (OSError, http.client.HTTPException) as error:
         return [CheckResult("server", False, f"{server} cannot be reached: {error}")]
-    results = [CheckResult("server", True, f"{server} answers, and its certificate is trusted")]
+    days = int((expires - received) // 86400)
+    text = f"{server} answers, and its certificate is trusted for {days} more days"
+    if days < EXPIRY_DAYS:
+        text += f"; {EXPIRY_DAYS} are needed: tell the coordinator to renew it"
+    results = [CheckResult("server", days >= EXPIRY_DAYS, text)]
     if date is None:
         return [*results, CheckResult("clock", True, "the server does not tell its time; the certificate is valid now")]
     apart = received - email.utils.parsedate_to_datetime(date).timestamp()

@@ -30,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_objects, push_object
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from fedauc.federation.health import Pulse
 from fedauc.federation.site_worker import LOG, Frame, RequestExpired, SiteWorker, WorkerFailure, log_to_stderr
 
 WORKER_FACTORY = "fedauc.federation.site_app:make_handler"
@@ -72,6 +73,7 @@ class SiteNode:
 
     def __init__(self, link: SuperLinkConnection, worker: SiteWorker, node_config: Mapping[str, Any]) -> None:
         self._link, self._worker, self._node_config = link, worker, dict(node_config)
+        self._pulse = Pulse(Path(str(node_config["state"])))
         self._apps: dict[int, AppOfRun] = {}
         self._loaded_app = ""
 
@@ -91,6 +93,7 @@ class SiteNode:
         try:
             received = self._link.receive()
             if received is None:
+                self._pulse.wait()
                 return False
             self._answer_message(*received)
         except RunNotRunningException:
@@ -99,7 +102,8 @@ class SiteNode:
 
     def _answer_message(self, message: Message, tree: ObjectTree) -> None:
         metadata, started = message.metadata, time.monotonic()
-        run_id = metadata.run_id
+        run_id, expires = metadata.run_id, max(metadata.created_at + metadata.ttl - time.time(), 1.0)
+        self._pulse.answer(expires)
         app = self._apps.get(run_id) or self._fetch_app(run_id)
         names = list(dict.fromkeys(member.object_id for member in iterate_object_tree(tree)))
         pull = functools.partial(self._link.pull_object, run_id)
@@ -117,8 +121,8 @@ class SiteNode:
             "objects": list(contents),
         }
         try:
-            expires = metadata.created_at + metadata.ttl - time.time()
-            answer = self._ask_worker(app, Frame(header, tuple(contents.values())), max(expires, 1.0))
+            expires = max(metadata.created_at + metadata.ttl - time.time(), 1.0)
+            answer = self._ask_worker(app, Frame(header, tuple(contents.values())), expires)
         except RequestExpired as expired:
             LOG.warning("message %s is not answered: %s", metadata.message_id[:8], expired)
             return
