@@ -19,6 +19,7 @@ with the score of a raw output of 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -32,7 +33,7 @@ from fedauc.algorithms._histogram_pool import (
     read_distribution,
 )
 from fedauc.algorithms._local import Method, apply_mean_change, check_objective, sgd_step
-from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
+from fedauc.algorithms._pool import PoolLimits, RoundScores, draw_passive_scores, rebuild_pool
 from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import GapObjective, PairObjective, Passive, split_by_class
@@ -64,6 +65,16 @@ class Pairwise(Algorithm):
     pool: Literal["cycle", "window", "histogram"] = option(
         "cycle", "Passive scores of the previous cycle, of the last K rounds, or histograms instead of scores."
     )
+    pool_reach: float = option(
+        math.inf,
+        "How far scores of the pool may lie beyond the clients' usual range, in multiples of that range; scores "
+        "further away are moved there.",
+        at_least=0,
+        at_most=math.inf,
+    )
+    pool_share: float = option(
+        1.0, "Largest share of a class's pool that one client may have.", above=0, at_most=1
+    )
     pool_bins: int = option(24, "Bins of a histogram pool, per class.", at_least=2, at_most=65536)
     pool_range: float = option(
         8.0, "Largest score of a histogram pool, and minus its smallest; scores beyond count at the ends.", above=0
@@ -82,7 +93,7 @@ class Pairwise(Algorithm):
 
     def without_server_settings(self) -> Pairwise:
         """Only the server tells a cycle from a window."""
-        return self if self.pool == "histogram" else replace(self, pool="cycle")
+        return self if self.pool == "histogram" else replace(self, pool="cycle", pool_reach=math.inf, pool_share=1.0)
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The pool is empty; the scoring rounds fill it. A histogram pool starts with the score of raw outputs of 0."""
@@ -145,10 +156,14 @@ class Pairwise(Algorithm):
             recent = (*recent, RoundScores(torch.tensor(cohort.clients), reduced.pool))
         if self.pool == "window":
             recent = recent[-setting.cycle_length :]
-            pool = rebuild_pool(setting, recent, phase, pool)
+            pool = rebuild_pool(setting, recent, phase, pool, self._limits)
         elif phase.ends_cycle:
-            pool, recent = rebuild_pool(setting, recent, phase, pool), ()
+            pool, recent = rebuild_pool(setting, recent, phase, pool, self._limits), ()
         return server._replace(shared=apply_mean_change(server.shared, reduced), private=PoolState(pool, recent))
+
+    @property
+    def _limits(self) -> PoolLimits:
+        return PoolLimits(self.pool_reach, self.pool_share)
 
     def extract_model(self, shared: Tree) -> Model:
         """The shared state is the model, with a histogram pool its first part."""

@@ -19,6 +19,7 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
+from fedauc.federation.quarantine import request_release
 from fedauc.federation.run_outcome import find_run_id, read_outcome
 from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
 from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, read_failure, summarize_run
@@ -176,6 +177,8 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(f"warning: {warning}")
     for name, counts in summary["attendance"].items():
         print(f"{name}: answered {counts['answered']}, absent {counts['absent']}, refused {counts['refused']}")
+    for name, text in summary["quarantine"].items():
+        print(f"{name} {text}")
     missing = [f"{name} {status}" for name, status in summary["delivery"].items() if status != "delivered"]
     if summary["delivery"]:
         print(f"model delivered to {len(summary['delivery']) - len(missing)} of {len(summary['delivery'])} sites")
@@ -183,6 +186,22 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         print(f"not delivered: {line}")
     if summary["status"] not in ("done", "unfinished"):
         raise TrainingStopped(f"the run has stopped: {summary['status']}")
+
+
+@app.command()
+def release(
+    folder: Folder, site: Annotated[str, typer.Argument(help="The site's name, as in the site table.")]
+) -> None:
+    """Let the server ask a site again that is in quarantine, beginning with its next round.
+
+    Example: [bold]fedauc federation release run north[/bold]
+    """
+    run = folder / "run" if (folder / "run").is_dir() else folder
+    if not (run / AGREEMENT_FILE).is_file():
+        raise ValueError(f"{folder} holds no federated run: it has no {AGREEMENT_FILE}; give the app's or run's folder")
+    names = [entry["name"] for entry in json.loads((run / AGREEMENT_FILE).read_text())["sites"]]
+    request_release(run, site, names)
+    print(f"site {site!r} is asked again from the server's next round on")
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:

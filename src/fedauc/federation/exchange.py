@@ -66,13 +66,27 @@ class AnswerRefused(Exception):
     """The server does not use an answer; the text says why."""
 
 
+class SiteDeclined(AnswerRefused):
+    """A site says itself that it does not answer, and why; that is no misbehaviour."""
+
+
 @dataclass
 class ExchangeResult(Generic[Answer]):
-    """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused."""
+    """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused.
+
+    `excused` are the clients among the refused that have done nothing wrong by themselves: those that say that they do
+    not answer, and those whose answer was refused because of what others sent.
+    """
 
     answers: dict[int, Answer] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    excused: set[int] = field(default_factory=set)
+
+    @property
+    def misbehaved(self) -> dict[int, str]:
+        """Whose answers the server has refused for what they held, and why."""
+        return {client: reason for client, reason in self.refused.items() if client not in self.excused}
 
 
 @dataclass(frozen=True)
@@ -205,6 +219,8 @@ class _AnswerCollection(Generic[Answer]):
         except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
             self._waiting.discard(client)
             self._result.refused[client] = str(reason)
+            if isinstance(reason, SiteDeclined):
+                self._result.excused.add(client)
             LOG.warning("the answer of site %r is refused: %s", name, reason)
         else:
             self._waiting.discard(client)
@@ -245,7 +261,7 @@ def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":
-        raise AnswerRefused(f"the site reports: {str(header.get('reason'))[:300]}")
+        raise SiteDeclined(f"the site reports: {str(header.get('reason'))[:300]}")
     if header.get("kind") != kind:
         raise AnswerRefused(f"it is of kind {header.get('kind')!r}; expected is {kind!r}")
     return header

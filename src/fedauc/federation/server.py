@@ -9,6 +9,8 @@ census.json        what the sites registered, the run's id, and where the server
 privacy.json       what a private run promises
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
+quarantine.jsonl   which sites were no longer asked from which round on, why, and which were asked again
+releases.json      whom the operator has released from quarantine
 timing.jsonl       seconds so far, per evaluated round
 checkpoints/       the last two states; one is written after every round, before the next round is sent
 noise.key          the secret from which a private run draws noise and clients; never share it
@@ -54,12 +56,14 @@ from fedauc.federation.delivery import DELIVERY_FILE, deliver_model, hash_tensor
 from fedauc.federation.engine import FederatedEngine, RoundAttendance
 from fedauc.federation.evaluation import evaluate_at_sites
 from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
+from fedauc.federation.quarantine import list_quarantined
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.site_data import ROW_TYPES
+from fedauc.federation.upload_checks import make_upload_checks
 from fedauc.federation.visit_messages import describe_totals
 from fedauc.files import write_atomically
 from fedauc.guards import TrainingStopped
@@ -212,6 +216,7 @@ class FederatedRun:
         self._exchange, self._assembly = exchange, assembly
         assert isinstance(assembly.training.engine, FederatedEngine)
         self._engine = assembly.training.engine
+        self._engine.quarantine.attach_folder(folder)
         self.loop = RunLoop(
             assembly,
             checkpoint,
@@ -322,13 +327,14 @@ class FederatedRun:
         records = self.folder.read_records()
         final = records[-1] if records else {}
         header = {**self._engine.header, "round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
-        status = deliver_model(self._exchange, header, model, digest, delivered)
+        excluded = self._engine.quarantine.list_excluded(range(len(self.agreement.sites)))
+        status = deliver_model(self._exchange, header, model, digest, delivered, excluded)
         content = encode_json({"sha256": digest, "sites": status})
         write_atomically(self.folder.path / DELIVERY_FILE, content.encode())
 
     def _evaluate_round(self, run: RunView) -> dict[str, Any]:
         header = {**self._engine.header, "round": run.round.phase.round}
-        return evaluate_at_sites(self._exchange, header, run.model)
+        return evaluate_at_sites(self._exchange, header, run.model, self._engine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,6 +399,7 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "records": folder.read_records(),
         "attendance": count_attendance(folder, names),
         "privacy": folder.read_privacy(),
+        "quarantine": list_quarantined(folder),
         "delivery": json.loads(delivery.read_text())["sites"] if delivery.is_file() else {},
         "warnings": census.get("preparation", {}).get("warnings", []),
     }
@@ -456,7 +463,8 @@ def _assemble_federation(
         header["secure_sum"] = last.to_plain()
         secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
     census = None if has_client_noise(agreement.recipe) else registered.census
-    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure)
+    checks = None if secure is not None else make_upload_checks(training, agreement.policy)
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, checks)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 
