@@ -13,9 +13,9 @@ sites in three groups of two, where no cohort is large enough for a robust mean,
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.algorithms import find_methods
 from fedauc.data.datasets.creditcard import CreditCard
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
@@ -39,12 +40,13 @@ from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.guards import TrainingStopped
 from fedauc.metrics import auc
+from fedauc.stages import Geometric
 from harness.report import describe_hardware
 
 RECORD = Path(__file__).parent / "records" / "poisoning.json"
 
 UNLIMITED = 1e30
-CYCLES = 10
+CYCLES = 6
 
 
 class Visit(NamedTuple):
@@ -76,16 +78,25 @@ def send_scores(positive: float, negative: float) -> Attack:
     """Send one score for all positives, and one for all negatives."""
 
     def poison(visit: Visit) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        pool = (torch.full_like(visit.pool[0], positive), torch.full_like(visit.pool[1], negative))
+        pool = tuple(visit.pool[side].clone() for side in (0, 1))
+        for leaf, score in zip(pool, (positive, negative), strict=True):
+            read_scores(leaf).fill_(score)
         return visit.mean, pool
 
     return poison
 
 
 def swap_scores(visit: Visit) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Send the scores of negatives as those of positives, and the other way round."""
-    positives, negatives = visit.pool
-    return visit.mean, (negatives[..., : positives.shape[-1]].clone(), positives[..., : negatives.shape[-1]].clone())
+    """Send the scores of negatives as those of positives, and the other way round; a batch has as many of each."""
+    pool = tuple(leaf.clone() for leaf in visit.pool)
+    for leaf, opposite in zip(pool, reversed(visit.pool), strict=True):
+        read_scores(leaf).copy_(read_scores(opposite))
+    return visit.mean, pool
+
+
+def read_scores(leaf: Tensor) -> Tensor:
+    """The scores of a class as a view; a positive may travel with estimates after its score."""
+    return leaf[..., 0] if leaf.ndim > 2 else leaf
 
 
 def poison_histogram(factor: float) -> Attack:
@@ -104,7 +115,6 @@ SCORE_ATTACKS: dict[str, Attack] = {
     "classes swapped": swap_scores,
     "all scores 0": send_scores(0, 0),
     "scores 20 the wrong way": send_scores(-20, 20),
-    "scores 20 the right way": send_scores(20, -20),
     "scores 1e6 the wrong way": send_scores(-1e6, 1e6),
     "scores 1e6 the right way": send_scores(1e6, -1e6),
 }
@@ -119,7 +129,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "cycp-pairwise, sigmoid": ("cycp-pairwise", {}),
     "cycp-pairwise, logistic": ("cycp-pairwise", {"objective": "pairwise-logistic"}),
     "cycp-pairwise, squared hinge": ("cycp-pairwise", {"objective": "squared-hinge", "learning_rate": 0.01}),
-    "cycp-pairwise, square": ("cycp-pairwise", {"objective": "square", "learning_rate": 0.003}),
     "cycp-pairwise, histograms": ("cycp-pairwise", {"pool": "histogram"}),
 }
 
@@ -187,16 +196,16 @@ DEFENCES: dict[str, Defence] = {
     "history limit 3": Defence({}, {"history_limit": 3.0}),
     "checks, trimmed mean": Defence({"mean": "trimmed"}, {}),
     "checks, median": Defence({"mean": "median"}, {}),
-    "checks, pool limits": Defence({"pool_reach": 0.0, "pool_share": 0.1}, {}),
+    "checks, pool reach 0": Defence({"pool_reach": 0.0}, {}),
 }
 
 
 def train_federation(
-    federation: Federation, method: str, defence: Defence, attack: Attack | None, seed: int, **settings: Any
+    federation: Federation, method: str, defence: Defence, attack: Attack | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A whole run: its AUC on all held-out rows, None if it had to stop, and who was refused how often."""
     name, options = METHODS.get(method, (method, {}))
-    recipe = Recipe.of(name, **{"cycles": CYCLES, "seed": seed, **options, **defence.recipe, **settings})
+    recipe = Recipe.of(name, **{"cycles": CYCLES, **options, **defence.recipe, **settings})
     names = [f"site-{number:02d}" for number in range(len(federation.rows))]
     entries = tuple(SiteEntry(name, group) for name, group in zip(names, federation.groups, strict=True))
     policy = ServerPolicy(evaluation="none", poll_interval=1e-4, **defence.policy)
@@ -241,8 +250,125 @@ def train_federation(
     }
 
 
+class Case(NamedTuple):
+    """One run: which federation and method, the defence, and the attack, "" for none; `settings` are of the recipe."""
+
+    federation: str
+    method: str
+    defence: str
+    attack: str = ""
+    settings: str = ""
+
+
+HONEST_SETTINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    "constant": {"stages": "constant"},
+    "geometric": {"stages": Geometric(initial=1)},
+}
+
+
+def list_honest_cases() -> list[Case]:
+    """Every method with learning rates that fall at milestones, that stay, and that halve from stage to stage."""
+    cases = [
+        Case("six", method, "checks", settings=name)
+        for name in HONEST_SETTINGS
+        for method in [*find_methods(), "cycp-pairwise, histograms"]
+    ]
+    return [*cases, *(Case("twelve", method, "checks") for method in [*find_methods(), "cycp-pairwise, histograms"])]
+
+
+def list_attack_cases() -> list[Case]:
+    """Score attacks where cohorts are small, and update attacks where they are small and where they are larger."""
+    cases = [
+        Case("six", method, defence, attack)
+        for method in ("cycp-pairwise, sigmoid", "cycp-pairwise, squared hinge", "cycp-pairwise, logistic")
+        for defence in ("none", "checks", "checks, pool reach 0")
+        for attack in ("", *SCORE_ATTACKS)
+    ]
+    cases += [
+        Case("six", "cycp-partial-auc", defence, attack)
+        for defence in ("none", "checks")
+        for attack in ("", *SCORE_ATTACKS)
+    ]
+    cases += [
+        Case("six", "cycp-pairwise, histograms", defence, attack)
+        for defence in ("none", "checks")
+        for attack in ("", *HISTOGRAM_ATTACKS)
+    ]
+    cases += [
+        Case("six", method, defence, attack)
+        for method in ("cycp-pairwise, sigmoid", "cycp-fedavg")
+        for defence in ("none", "checks", "history limit 3")
+        for attack in ("", *UPDATE_ATTACKS)
+    ]
+    cases += [
+        Case("twelve", method, defence, attack)
+        for method in ("cycp-pairwise, sigmoid", "cycp-fedavg")
+        for defence in ("none", "checks", "checks, trimmed mean", "checks, median")
+        for attack in ("", *UPDATE_ATTACKS)
+    ]
+    return list(dict.fromkeys(cases))
+
+
+def run_cases(cases: list[Case], record: Path) -> None:
+    """Run what the record does not hold yet, and add it."""
+    stored: dict[str, Any] = json.loads(record.read_text()) if record.is_file() else {"about": {}, "rows": []}
+    done = {Case(*(row[name] for name in Case._fields)) for row in stored["rows"]}
+    attacks = {**UPDATE_ATTACKS, **SCORE_ATTACKS, **HISTOGRAM_ATTACKS, "": None}
+    federations: dict[str, Federation] = {}
+    for case in cases:
+        if case in done:
+            continue
+        federation = federations.setdefault(case.federation, make_federation(case.federation))
+        defence, attack = DEFENCES[case.defence], attacks[case.attack]
+        outcome = train_federation(federation, case.method, defence, attack, HONEST_SETTINGS[case.settings])
+        stored["rows"].append({**case._asdict(), **outcome})
+        stored["about"] = {"cycles": CYCLES, "seed": 0, **describe_hardware()}
+        record.write_text(json.dumps(stored, indent=1) + "\n")
+        score = outcome["stopped"] or f"AUC {outcome['auc'] or math.nan:.4f}"
+        print(f"{' | '.join(case)} | {score} | refused {outcome['refused']}", flush=True)
+
+
 def main() -> None:
     """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["honest", "attacks", "tables"])
+    parser.add_argument("--record", type=Path, default=RECORD)
+    arguments = parser.parse_args()
+    # What is refused is counted; thousands of warnings would hide the results.
+    logging.getLogger("fedauc").setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    if arguments.part == "tables":
+        print_tables(json.loads(arguments.record.read_text())["rows"])
+        return
+    run_cases(list_honest_cases() if arguments.part == "honest" else list_attack_cases(), arguments.record)
+
+
+def print_tables(rows: list[dict[str, Any]]) -> None:
+    """The refusals of honest sites, then one table of AUCs for each federation and method."""
+    honest = [row for row in rows if not row["attack"] and row["defence"] == "checks"]
+    answers, refused = sum(row["answers"] for row in honest), sum(sum(row["refused"].values()) for row in honest)
+    print(f"{len(honest)} honest runs, {answers} answers, {refused} refused")
+    for row in honest:
+        if row["refused"]:
+            print(f"  {row['federation']} {row['method']} {row['settings']}: {row['refused']} {row['reasons']}")
+    attacked = [row for row in rows if not row["settings"]]
+    for federation, method in dict.fromkeys((row["federation"], row["method"]) for row in attacked if row["attack"]):
+        part = [row for row in attacked if (row["federation"], row["method"]) == (federation, method)]
+        defences = list(dict.fromkeys(row["defence"] for row in part))
+        print(f"\n{federation}, {method}\n\n| attack | {' | '.join(defences)} |\n|---|{'---|' * len(defences)}")
+        for attack in dict.fromkeys(row["attack"] for row in part):
+            cells = {row["defence"]: describe_outcome(row) for row in part if row["attack"] == attack}
+            print(f"| {attack or 'none'} | {' | '.join(cells.get(defence, '-') for defence in defences)} |")
+
+
+def describe_outcome(row: dict[str, Any]) -> str:
+    """The AUC, and how often the poisoned site and others were refused."""
+    poisoned = row["refused"].get(row["poisoned"], 0)
+    others = sum(row["refused"].values()) - poisoned
+    notes = [f"{poisoned} refused"] * bool(poisoned) + [f"{others} of others"] * bool(others)
+    score = "stopped" if row["stopped"] else "no number" if row["auc"] is None else f"{row['auc']:.4f}"
+    return f"{score} ({', '.join(notes)})" if notes else score
 
 
 if __name__ == "__main__":

@@ -35,27 +35,17 @@ class RoundScores(NamedTuple):
     scores: Sequence[Tensor]
 
 
-class PoolLimits(NamedTuple):
-    """What a single client can do to the pool: how far its scores may lie from those of others, and its largest share.
-
-    `reach` is in multiples of the clients' usual range. The defaults limit nothing.
-    """
-
-    reach: float = math.inf
-    share: float = 1.0
-
-
 def rebuild_pool(
-    setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Pool, limits: PoolLimits = PoolLimits()
+    setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Pool, reach: float | None = None
 ) -> Pool:
     """One flat pool per class from the scores of recent rounds.
 
     The scores of a class that a client does not hold are dropped. Under `pooled` weighting the scores are resampled
     systematically in proportion to the rows of their clients, so that draws from the pool stay uniform. A class without
-    new scores keeps its old ones.
+    new scores keeps its old ones. With a `reach` scores are first limited to the clients' usual range.
     """
-    if limits.reach < math.inf:
-        recent = limit_scores(setting, recent, limits.reach)
+    if reach is not None:
+        recent = limit_scores(setting, recent, reach)
     sides = []
     for side, held in enumerate(list_counts(setting.census)):
         counts = [held[uploaded.clients.cpu().numpy()] for uploaded in recent]
@@ -67,10 +57,6 @@ def rebuild_pool(
         scores = torch.cat(parts) if parts else old[side][:0]
         if setting.weighting == "pooled" and len(scores):
             per_client = [uploaded.scores[side].shape[1:3].numel() for uploaded in recent]
-            if limits.share < 1:
-                present = np.unique(np.concatenate([uploaded.clients.cpu().numpy() for uploaded in recent]))
-                largest = find_largest_rows(held[present], limits.share)
-                counts = [np.minimum(count, largest) for count in counts]
             rows = np.concatenate([np.repeat(count[count > 0], n) for count, n in zip(counts, per_client, strict=True)])
             chosen = resample_systematically(rows, (setting.seed, "resample", phase.round, side))
             scores = scores[send_to_device(chosen, scores.device)]
@@ -82,49 +68,24 @@ def limit_scores(setting: Setting, recent: Sequence[RoundScores], reach: float) 
     """Scores further than `reach` ranges beyond the clients' usual range [L, H] become the nearest that are not.
 
     L and H are the medians over clients of their smallest and of their largest score, of all classes that they hold.
-    Fewer than three clients have no usual range. Of an anchor that travels with estimates, the score is limited.
+    Fewer than three clients have no usual range.
     """
     census, ranges = list_counts(setting.census), dict[int, tuple[float, float]]()
     for clients, sides in recent:
         for position, client in enumerate(clients.tolist()):
-            held = [_read_scores(side)[position] for side, rows in zip(sides, census, strict=True) if rows[client]]
-            low, high = ranges.get(client, (math.inf, -math.inf))
-            for scores in held:
-                low, high = min(low, float(scores.min())), max(high, float(scores.max()))
-            ranges[client] = (low, high)
-    known = np.array([bounds for bounds in ranges.values() if bounds[0] <= bounds[1]]).reshape(-1, 2)
-    if len(known) < LEAST_CLIENTS:
+            for side, rows in zip(sides, census, strict=True):
+                if rows[client]:
+                    low, high = ranges.get(client, (math.inf, -math.inf))
+                    scores = side[position]
+                    ranges[client] = (min(low, float(scores.min())), max(high, float(scores.max())))
+    if len(ranges) < LEAST_CLIENTS:
         return list(recent)
-    low, high = np.median(known, axis=0).tolist()
+    low, high = np.median(list(ranges.values()), axis=0).tolist()
     slack = reach * (high - low)
-
-    def limit_side(side: Tensor) -> Tensor:
-        limited = side.clone()
-        _read_scores(limited).clamp_(low - slack, high + slack)
-        return limited
-
-    return [RoundScores(clients, _gather_sides([limit_side(side) for side in sides], sides)) for clients, sides in recent]
-
-
-def _read_scores(side: Tensor) -> Tensor:
-    """The scores `[M, I, B]` of a class, as a view."""
-    return side[..., 0] if side.ndim > 3 else side
-
-
-def find_largest_rows(counts: np.ndarray, share: float) -> float:
-    """The number t of rows such that no client has more than a share of sum min(counts, t), the largest such number.
-
-    With fewer than 1/share clients that have rows there is none; all then count with the rows of the smallest.
-
-    >>> find_largest_rows(np.array([80, 10, 6, 4]), 0.5)
-    20.0
-    """
-    ordered = np.sort(counts[counts > 0])[::-1].astype(np.float64)
-    rest = ordered.sum() - np.cumsum(ordered)
-    for capped, following in enumerate([*ordered[1:], 0.0], 1):
-        if share * capped < 1 and (largest := share * rest[capped - 1] / (1 - share * capped)) >= following:
-            return float(min(largest, ordered[0])) or float(ordered[-1])
-    return float(ordered[-1])
+    return [
+        RoundScores(clients, _gather_sides([side.clamp(low - slack, high + slack) for side in sides], sides))
+        for clients, sides in recent
+    ]
 
 
 def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:

@@ -19,7 +19,6 @@ with the score of a raw output of 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -33,7 +32,7 @@ from fedauc.algorithms._histogram_pool import (
     read_distribution,
 )
 from fedauc.algorithms._local import Method, apply_mean_change, check_objective, sgd_step
-from fedauc.algorithms._pool import PoolLimits, RoundScores, draw_passive_scores, rebuild_pool
+from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool
 from fedauc.fields import option
 from fedauc.interfaces import Algorithm, Batch, Cohort, Download, Model, Network, Phase, Server, Setting, Upload
 from fedauc.objectives.kinds import GapObjective, PairObjective, Passive, split_by_class
@@ -65,15 +64,11 @@ class Pairwise(Algorithm):
     pool: Literal["cycle", "window", "histogram"] = option(
         "cycle", "Passive scores of the previous cycle, of the last K rounds, or histograms instead of scores."
     )
-    pool_reach: float = option(
-        math.inf,
-        "How far scores of the pool may lie beyond the clients' usual range, in multiples of that range; scores "
-        "further away are moved there.",
+    pool_reach: float | None = option(
+        None,
+        "How far scores of the pool may lie beyond the clients' usual range, in multiples of that range; others are "
+        "moved there. By default scores stay as they are.",
         at_least=0,
-        at_most=math.inf,
-    )
-    pool_share: float = option(
-        1.0, "Largest share of a class's pool that one client may have.", above=0, at_most=1
     )
     pool_bins: int = option(24, "Bins of a histogram pool, per class.", at_least=2, at_most=65536)
     pool_range: float = option(
@@ -88,12 +83,15 @@ class Pairwise(Algorithm):
                 f"pool is 'histogram', but the objective {self.objective.name!r} compares embeddings, which have no "
                 "histogram; use pool='cycle'"
             )
+        if self.pool_reach is not None and (self.pool == "histogram" or self.objective.takes_embeddings):
+            reason = "a histogram has its range already" if self.pool == "histogram" else "embeddings have no range"
+            raise ValueError(f"pool_reach is {self.pool_reach:g}, but {reason}: leave pool_reach out")
         object.__setattr__(self, "scoring_pass", self.pool != "histogram")
         object.__setattr__(self, "emits_histograms", self.pool == "histogram")
 
     def without_server_settings(self) -> Pairwise:
         """Only the server tells a cycle from a window."""
-        return self if self.pool == "histogram" else replace(self, pool="cycle", pool_reach=math.inf, pool_share=1.0)
+        return self if self.pool == "histogram" else replace(self, pool="cycle", pool_reach=None)
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The pool is empty; the scoring rounds fill it. A histogram pool starts with the score of raw outputs of 0."""
@@ -156,14 +154,10 @@ class Pairwise(Algorithm):
             recent = (*recent, RoundScores(torch.tensor(cohort.clients), reduced.pool))
         if self.pool == "window":
             recent = recent[-setting.cycle_length :]
-            pool = rebuild_pool(setting, recent, phase, pool, self._limits)
+            pool = rebuild_pool(setting, recent, phase, pool, self.pool_reach)
         elif phase.ends_cycle:
-            pool, recent = rebuild_pool(setting, recent, phase, pool, self._limits), ()
+            pool, recent = rebuild_pool(setting, recent, phase, pool, self.pool_reach), ()
         return server._replace(shared=apply_mean_change(server.shared, reduced), private=PoolState(pool, recent))
-
-    @property
-    def _limits(self) -> PoolLimits:
-        return PoolLimits(self.pool_reach, self.pool_share)
 
     def extract_model(self, shared: Tree) -> Model:
         """The shared state is the model, with a histogram pool its first part."""
