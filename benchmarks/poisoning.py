@@ -237,7 +237,7 @@ def train_federation(
         scores = run.loop.network.predict(model, federation.test[0]).double().numpy()
         quarantined = [line["site"] for line in run.folder.read_lines("quarantine.jsonl")]
     refused = {site: sum(site in line["refused"] for line in lines) for site in names}
-    reasons = sorted({reason.split(";")[0].split(" lie ")[0] for line in lines for reason in line["refused"].values()})
+    reasons = sorted({reason for line in lines for reason in line["refused"].values()})
     return {
         "auc": None if stopped or not np.isfinite(scores).all() else float(auc(federation.test[1], scores)),
         "stopped": stopped[:200],

@@ -149,7 +149,7 @@ def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> N
 def limit_by_hand(census: Census, rounds: list[RoundScores], reach: float) -> list[list[np.ndarray]]:
     """The twin: the range of each client that holds rows, medians over clients, and clipping, in plain numpy."""
     counts = (census.positives, census.negatives)
-    lows, highs = {}, {}
+    lows, highs = dict[int, float](), dict[int, float]()
     for clients, scores in rounds:
         for position, client in enumerate(clients.tolist()):
             held = [np.asarray(side)[position] for side, rows in zip(scores, counts, strict=True) if rows[client] > 0]

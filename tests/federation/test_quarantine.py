@@ -89,6 +89,14 @@ def test_after_its_cycles_a_site_is_asked_again(tmp_path: Path) -> None:
     assert list_quarantined(RunFolder(tmp_path / "run")) == {}
 
 
+def test_after_quarantine_refusals_count_from_zero(tmp_path: Path) -> None:
+    """Refused in rounds 1 and 4, asked again from round 8 on, and refused once more in round 10: one is not two."""
+    grid = make_misbehaving_grid(tmp_path / "sites", {4: send_nan}, rounds=[1, 4, 10])
+    train_cycles(grid, tmp_path / "run", {**POLICY, "quarantine_cycles": 1}, cycles=5)
+    assert visited_rounds(grid, "site-4") == [1, 4, 10, 13]
+    assert list_quarantined(RunFolder(tmp_path / "run")) == {}
+
+
 HONEST_FAULTS = ["lost", "late", "error", "lost reply"]
 
 
