@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedauc.algorithms import _pool
 from fedauc.algorithms._pool import RoundScores, draw_passive_scores, rebuild_pool, resample_systematically
+from fedauc.algorithms.pairwise import Pairwise
 from fedauc.interfaces import BatchSize, Census, Cohort, Phase, Setting
 from fedauc.objectives.kinds import Passive
 
@@ -140,3 +141,73 @@ def test_a_class_without_scores_is_drawn_as_nothing(extra: tuple[int, ...]) -> N
     passive = draw_passive_scores(make_setting(), pool, Cohort(0, (0, 1), (0.5, 0.5)), make_phase())
     assert passive.positives.shape == (2, 2, 0, *extra)
     assert passive.negatives.shape == (2, 2, 3, *extra)
+
+
+# ------------------------------------------------------------------------------------------------- limits of scores
+
+
+def limit_by_hand(census: Census, rounds: list[RoundScores], reach: float) -> list[list[np.ndarray]]:
+    """The twin: the range of each client that holds rows, medians over clients, and clipping, in plain numpy."""
+    counts = (census.positives, census.negatives)
+    lows, highs = dict[int, float](), dict[int, float]()
+    for clients, scores in rounds:
+        for position, client in enumerate(clients.tolist()):
+            held = [np.asarray(side)[position] for side, rows in zip(scores, counts, strict=True) if rows[client] > 0]
+            lows[client] = min([lows.get(client, np.inf), *(values.min() for values in held)])
+            highs[client] = max([highs.get(client, -np.inf), *(values.max() for values in held)])
+    low, high = np.median(list(lows.values())), np.median(list(highs.values()))
+    slack = reach * (high - low)
+    return [[np.clip(np.asarray(side), low - slack, high + slack) for side in scores] for _, scores in rounds]
+
+
+def random_rounds(seed: int, scales: tuple[float, ...]) -> list[RoundScores]:
+    """Two rounds; every client has a scale of its own, and client 0 comes twice."""
+    rng = np.random.default_rng(seed)
+
+    def draw(client: int, size: int) -> Tensor:
+        return torch.from_numpy(scales[client] * rng.normal(size=(2, size)))
+
+    return [
+        RoundScores(
+            torch.tensor(clients),
+            Passive(torch.stack([draw(c, 2) for c in clients]), torch.stack([draw(c, 3) for c in clients])),
+        )
+        for clients in ((0, 1), (2, 3, 0))
+    ]
+
+
+FOUR = Census(np.array([4, 0, 1, 5]), np.array([2, 8, 0, 5]))
+"""Client 1 lacks positives and client 2 negatives, so that their scores of that class say nothing."""
+
+
+@pytest.mark.parametrize("reach", [0.0, 0.5, 2.0])
+def test_limited_scores_are_the_twins(reach: float) -> None:
+    rounds = random_rounds(7, (1.0, 2.0, 0.5, 1e6))
+    limited = _pool.limit_scores(make_setting(census=FOUR), rounds, reach)
+    for result, expected in zip(limited, limit_by_hand(FOUR, rounds, reach), strict=True):
+        for side, values in zip(result.scores, expected, strict=True):
+            np.testing.assert_array_equal(side.numpy(), values)
+    # The last client's scores were a million times larger.
+    assert max(float(side.abs().max()) for uploaded in limited for side in uploaded.scores) < 100
+
+
+def test_two_clients_have_no_usual_range() -> None:
+    rounds = random_rounds(7, (1.0, 1e6, 1.0, 1.0))[:1]
+    assert _pool.limit_scores(make_setting(census=FOUR), rounds, 0.0) == rounds
+
+
+def test_a_pool_is_rebuilt_from_limited_scores() -> None:
+    """Client 3 holds half the positives, so that its scores are among those that are resampled."""
+    rounds, setting = random_rounds(3, (1.0, 2.0, 0.5, 1e6)), make_setting("pooled", FOUR)
+    pool = rebuild_pool(setting, rounds, make_phase(), NONE)
+    limited = rebuild_pool(setting, rounds, make_phase(), NONE, reach=1.0)
+    assert float(pool.positives.abs().max()) > 1e5
+    assert float(limited.positives.abs().max()) < 100
+    unlimited = rebuild_pool(setting, rounds, make_phase(), NONE, reach=1e12)
+    assert unlimited.positives.tolist() == pool.positives.tolist()
+
+
+def test_a_reach_needs_scores_in_the_pool() -> None:
+    with pytest.raises(ValueError, match=r"pool_reach is 1, but a histogram has its range already: leave pool_reach"):
+        Pairwise(pool="histogram", pool_reach=1.0)
+    assert Pairwise(pool_reach=1.0).without_server_settings() == Pairwise()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -23,6 +24,10 @@ Pool = TypeVar("Pool", bound=Sequence[Any])
 """The scores of positives and of negatives (`Passive`), or those of each of several classes (a tuple)."""
 
 
+LEAST_CLIENTS = 3
+"""Clients below which a median says nothing: that of two lies halfway to a wrong one."""
+
+
 class RoundScores(NamedTuple):
     """The scores of a round `[M, I, B]` per class (embeddings `[M, I, B, E]`), and their clients `[M]`, on the CPU."""
 
@@ -30,13 +35,17 @@ class RoundScores(NamedTuple):
     scores: Sequence[Tensor]
 
 
-def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Pool) -> Pool:
+def rebuild_pool(
+    setting: Setting, recent: Sequence[RoundScores], phase: Phase, old: Pool, reach: float | None = None
+) -> Pool:
     """One flat pool per class from the scores of recent rounds.
 
     The scores of a class that a client does not hold are dropped. Under `pooled` weighting the scores are resampled
     systematically in proportion to the rows of their clients, so that draws from the pool stay uniform. A class without
-    new scores keeps its old ones.
+    new scores keeps its old ones. With a `reach` scores are first limited to the clients' usual range.
     """
+    if reach is not None:
+        recent = limit_scores(setting, recent, reach)
     sides = []
     for side, held in enumerate(list_counts(setting.census)):
         counts = [held[uploaded.clients.cpu().numpy()] for uploaded in recent]
@@ -53,6 +62,30 @@ def rebuild_pool(setting: Setting, recent: Sequence[RoundScores], phase: Phase, 
             scores = scores[send_to_device(chosen, scores.device)]
         sides.append(scores if len(scores) else old[side])
     return _gather_sides(sides, old)
+
+
+def limit_scores(setting: Setting, recent: Sequence[RoundScores], reach: float) -> list[RoundScores]:
+    """Scores further than `reach` ranges beyond the clients' usual range [L, H] become the nearest that are not.
+
+    L and H are the medians over clients of their smallest and of their largest score, of all classes that they hold.
+    Fewer than three clients have no usual range.
+    """
+    census, ranges = list_counts(setting.census), dict[int, tuple[float, float]]()
+    for clients, sides in recent:
+        for position, client in enumerate(clients.tolist()):
+            for side, rows in zip(sides, census, strict=True):
+                if rows[client]:
+                    low, high = ranges.get(client, (math.inf, -math.inf))
+                    scores = side[position]
+                    ranges[client] = (min(low, float(scores.min())), max(high, float(scores.max())))
+    if len(ranges) < LEAST_CLIENTS:
+        return list(recent)
+    low, high = np.median(list(ranges.values()), axis=0).tolist()
+    slack = reach * (high - low)
+    return [
+        RoundScores(clients, _gather_sides([side.clamp(low - slack, high + slack) for side in sides], sides))
+        for clients, sides in recent
+    ]
 
 
 def resample_systematically(weights: np.ndarray, key: tuple[int | str, ...]) -> np.ndarray:

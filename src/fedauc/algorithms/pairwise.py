@@ -64,6 +64,12 @@ class Pairwise(Algorithm):
     pool: Literal["cycle", "window", "histogram"] = option(
         "cycle", "Passive scores of the previous cycle, of the last K rounds, or histograms instead of scores."
     )
+    pool_reach: float | None = option(
+        None,
+        "How far scores of the pool may lie beyond the clients' usual range, in multiples of that range; others are "
+        "moved there. By default scores stay as they are.",
+        at_least=0,
+    )
     pool_bins: int = option(24, "Bins of a histogram pool, per class.", at_least=2, at_most=65536)
     pool_range: float = option(
         8.0, "Largest score of a histogram pool, and minus its smallest; scores beyond count at the ends.", above=0
@@ -77,12 +83,15 @@ class Pairwise(Algorithm):
                 f"pool is 'histogram', but the objective {self.objective.name!r} compares embeddings, which have no "
                 "histogram; use pool='cycle'"
             )
+        if self.pool_reach is not None and (self.pool == "histogram" or self.objective.takes_embeddings):
+            reason = "a histogram has its range already" if self.pool == "histogram" else "embeddings have no range"
+            raise ValueError(f"pool_reach is {self.pool_reach:g}, but {reason}: leave pool_reach out")
         object.__setattr__(self, "scoring_pass", self.pool != "histogram")
         object.__setattr__(self, "emits_histograms", self.pool == "histogram")
 
     def without_server_settings(self) -> Pairwise:
         """Only the server tells a cycle from a window."""
-        return self if self.pool == "histogram" else replace(self, pool="cycle")
+        return self if self.pool == "histogram" else replace(self, pool="cycle", pool_reach=None)
 
     def init(self, setting: Setting, model: Model) -> Server:
         """The pool is empty; the scoring rounds fill it. A histogram pool starts with the score of raw outputs of 0."""
@@ -145,9 +154,9 @@ class Pairwise(Algorithm):
             recent = (*recent, RoundScores(torch.tensor(cohort.clients), reduced.pool))
         if self.pool == "window":
             recent = recent[-setting.cycle_length :]
-            pool = rebuild_pool(setting, recent, phase, pool)
+            pool = rebuild_pool(setting, recent, phase, pool, self.pool_reach)
         elif phase.ends_cycle:
-            pool, recent = rebuild_pool(setting, recent, phase, pool), ()
+            pool, recent = rebuild_pool(setting, recent, phase, pool, self.pool_reach), ()
         return server._replace(shared=apply_mean_change(server.shared, reduced), private=PoolState(pool, recent))
 
     def extract_model(self, shared: Tree) -> Model:

@@ -23,7 +23,9 @@ from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
+from fedauc.federation.membership import list_member_names
 from fedauc.federation.pausing import PAUSED, request_pause
+from fedauc.federation.quarantine import request_release
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
 from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
 from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, read_failure, summarize_run
@@ -214,6 +216,22 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
         raise TrainingStopped(f"the run has stopped: {summary['status']}")
 
 
+@app.command()
+def release(
+    folder: Folder, site: Annotated[str, typer.Argument(help="The site's name, as in the site table.")]
+) -> None:
+    """Let the server ask a site again that is in quarantine, beginning with its next round.
+
+    Example: [bold]fedauc federation release run north[/bold]
+    """
+    run = _find_run(folder)
+    if not (run / AGREEMENT_FILE).is_file():
+        raise ValueError(f"{folder} holds no federated run: it has no {AGREEMENT_FILE}; give the app's or run's folder")
+    agreed = [entry["name"] for entry in json.loads((run / AGREEMENT_FILE).read_text())["sites"]]
+    request_release(run, site, list_member_names(run, agreed))
+    print(f"site {site!r} is asked again from the server's next round on")
+
+
 def describe_summary(summary: dict[str, Any]) -> list[str]:
     """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
     lines = [f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds"]
@@ -232,6 +250,7 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
         reason = f"; last: {summary['reasons'][name]}" if name in summary["reasons"] else ""
         answered = ", ".join(f"{status} {count}" for status, count in counts.items())
         lines.append(f"{name}: {answered}{reason}")
+    lines += [f"{name} {text}" for name, text in summary["quarantine"].items()]
     return lines
 
 

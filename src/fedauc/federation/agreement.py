@@ -63,6 +63,20 @@ class ServerPolicy:
     staleness_exponent: float = option(
         0.5, "The weight of an answer s rounds late is (1 + s) to minus this.", at_least=0
     )
+    history_limit: float = option(
+        20.0, "Largest norm of an update, as a multiple of the median of what sites sent in the last cycles.", above=1
+    )
+    score_limit: float = option(
+        100.0,
+        "How far scores may lie beyond the range of the last cycles' scores, in multiples of that range.",
+        above=0,
+    )
+    quarantine_after: int = option(
+        3, "Refused answers after which a site is no longer asked; 0 asks it always.", at_least=0
+    )
+    quarantine_cycles: int | None = option(
+        None, "Cycles after which a site in quarantine is asked again; by default the run ends first.", at_least=1
+    )
     registration_deadline: float = option(86400.0, "Seconds to wait for the first answer of every site.", above=0)
     evaluation: Literal["none", "histograms", "scores"] = option("histograms", "What sites send to compute the AUC.")
     evaluate_every: int = option(1, "Cycles between two evaluations.", at_least=1)

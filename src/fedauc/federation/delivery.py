@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -59,13 +60,23 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def deliver_model(
-    exchange: Exchange, header: Mapping[str, Any], model: Model, digest: str, delivered: Mapping[str, str]
+    exchange: Exchange,
+    header: Mapping[str, Any],
+    model: Model,
+    digest: str,
+    delivered: Mapping[str, str],
+    excluded: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Send the model to the sites that are online and do not have it; returns all sites' status by their names."""
+    """Send the model to the sites that are online and do not have it; returns all sites' status by their names.
+
+    `excluded` are sites that are sent nothing, with the reason.
+    """
     names = [site.name for site in exchange.sites]
     members = [name for client, name in enumerate(names) if client not in exchange.left]
     status = {name: delivered.get(name, "is offline") for name in members}
-    waiting = {client for client in exchange.online_sites() if status[names[client]] != "delivered"}
+    waiting = {client for client in exchange.online_sites() if status[names[client]] != "delivered"} - set(excluded)
+    reasons = {names[client]: reason for client, reason in excluded.items() if client not in exchange.left}
+    status |= {name: reason for name, reason in reasons.items() if status[name] != "delivered"}
 
     def pack_message(name: str) -> Payload:
         return pack_payload({**header, "kind": "deliver", "site": name, "sha256": digest}, {"model": model})

@@ -15,8 +15,10 @@ from torch import Tensor
 from fedauc.engines.loop import LoopEngine
 from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, describe_missing_sites, read_answer
 from fedauc.federation.late_answers import LateAnswer, LateAnswers, select_present
+from fedauc.federation.quarantine import Quarantine, QuarantineState
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
 from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensors
+from fedauc.federation.upload_checks import UploadChecks, UploadHistory
 from fedauc.federation.visit_messages import pack_visit
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, Cohort, Download, Engine, Phase, Upload, UploadSize, Visits
@@ -33,6 +35,21 @@ class SiteProgress(NamedTuple):
 
     last_accepted_round: Tensor = torch.tensor(NEVER)
     anchor_stage: Tensor = torch.tensor(NEVER)
+
+
+FLEET = -1
+"""The key, among those of clients, of what the server knows of all sites together."""
+
+
+class FleetRecord(NamedTuple):
+    """What the server remembers of the sites' behaviour: their uploads, refusals, and held-out rows per class `[N, 2]`.
+
+    A site that has not sent scores of held-out rows yet has -1 of them.
+    """
+
+    history: UploadHistory
+    quarantine: QuarantineState
+    held_out_counts: Tensor
 
 
 class RoundAttendance(NamedTuple):
@@ -69,8 +86,12 @@ class FederatedEngine(Engine):
         template_engine: LoopEngine,
         uploads: UploadPipeline,
         secure: SecureRounds | None = None,
+        checks: UploadChecks | None = None,
     ) -> None:
         self._exchange, self.header, self._census = exchange, header, census
+        self.checks = checks
+        self.quarantine = Quarantine(exchange.policy, [site.name for site in exchange.sites], header["cycle_length"])
+        self.held_out_counts = torch.full((len(exchange.sites), 2), NEVER)
         self._template_engine, self._uploads, self._secure = template_engine, uploads, secure
         self._site_progress: dict[int, SiteProgress] = {}
         self._templates: dict[tuple[Any, ...], Upload] = {}
@@ -91,9 +112,13 @@ class FederatedEngine(Engine):
         if self._secure is not None:
             return self._visit_securely(self._secure, download, cohort)
         template = self._upload_template(download)
-        read_upload = partial(self._read_upload, phase=download.phase, template=template)
+        excluded = self.quarantine.exclude_sites(cohort)
+        for client in excluded:
+            self._late.open_messages.pop(client, None)
+        asked = [client for client in cohort.clients if client not in excluded]
+        read_upload = partial(self._read_upload, download=download, template=template)
         result = self._exchange.ask_sites(
-            {client: partial(self._pack_message, download, cohort, client) for client in cohort.clients},
+            {client: partial(self._pack_message, download, cohort, client) for client in asked},
             self._late.begin_round(download.phase, read_upload),
             self._forget_lost_state,
             open_messages=self._late.open_messages if policy.late_answers == "merge" else None,
@@ -104,9 +129,7 @@ class FederatedEngine(Engine):
             self._refuse_outliers(result, download.shared)
         answered = tuple(client for client in cohort.clients if client in result.answers.keys() - result.late)
         late = {client: self._late.describe(client) for client in sorted(result.late & result.answers.keys())}
-        self.last_attendance = RoundAttendance(
-            cohort.round, answered, result.absent, result.refused, late=late, dropped=result.dropped
-        )
+        self._note_attendance(cohort, answered, result, excluded, late)
         answer_count = len(answered) + len(late)
         if answer_count < min(policy.quorum, len(cohort.clients)):
             problem = f"{answer_count} of {len(cohort.clients)} sites answered; the quorum is {policy.quorum}"
@@ -125,19 +148,36 @@ class FederatedEngine(Engine):
         """
         template = self._uploads.zero_mean(download.shared)
         length = flatten_integers(template).numel()
+        excluded = self.quarantine.exclude_sites(cohort)
         total, answered, problem, result = secure.sum_uploads(
             cohort,
+            excluded,
             length,
             lambda client, session: self._pack_message(download, cohort, client, session),
             lambda client, header: self._check_answer(client, header, download.phase),
             self._forget_lost_state,
         )
-        self.last_attendance = RoundAttendance(cohort.round, answered, result.absent, result.refused)
+        self._note_attendance(cohort, answered, result, excluded)
         if total is None:
             return self._skip_round(cohort, problem)
         cohort = self._accept_answers(download, cohort, answered)
         size = UploadSize(len(answered) * length, len(answered) * length * total.element_size())
         return Visits(Upload(rebuild_integers(total, template)), None, cohort, size)
+
+    def _note_attendance(
+        self,
+        cohort: Cohort,
+        answered: tuple[int, ...],
+        result: ExchangeResult[Any],
+        excluded: dict[int, str],
+        late: Mapping[int, LateAnswer] = MappingProxyType({}),
+    ) -> None:
+        """Say who answered and who did not, and put sites in quarantine that have misbehaved too often."""
+        self.quarantine.count_refusals(result.misbehaved, cohort.round)
+        absent = {**result.absent, **excluded}
+        self.last_attendance = RoundAttendance(
+            cohort.round, answered, absent, result.refused, late=late, dropped=result.dropped
+        )
 
     def _accept_answers(
         self,
@@ -147,6 +187,8 @@ class FederatedEngine(Engine):
         late: Mapping[int, LateAnswer] = MappingProxyType({}),
     ) -> Cohort:
         """Remember whose uploads are used; the cohort as it came, with the other sites absent."""
+        if self.checks is not None:
+            self.checks.remember_uploads(download.phase, (*answered, *late))
         self._skipped_rounds = 0
         stage = torch.tensor(download.phase.stage)
         self._site_progress |= dict.fromkeys(answered, SiteProgress(torch.tensor(cohort.round), stage))
@@ -162,12 +204,21 @@ class FederatedEngine(Engine):
         return self._secure is not None
 
     def client_states(self) -> dict[int, Tree]:
-        """What the server knows about each site; the client states themselves stay at the sites."""
-        return dict(self._site_progress)
+        """What the server knows about each site, and about all; the client states themselves stay at the sites."""
+        history = UploadHistory() if self.checks is None else self.checks.history
+        return {**self._site_progress, FLEET: FleetRecord(history, self.quarantine.state, self.held_out_counts)}
 
     def restore_client_states(self, client_states: dict[int, Tree]) -> None:
-        """Restore what the server knew about each site."""
-        self._site_progress = dict(client_states)
+        """Restore what the server knew about each site, and about all; older checkpoints say nothing of the latter."""
+        states = dict(client_states)
+        if (record := states.pop(FLEET, None)) is not None:
+            history, quarantine, held_out_counts = record
+            self.quarantine.restore_state(quarantine)
+            # Sites that have joined since the checkpoint have the last numbers.
+            self.held_out_counts[: len(held_out_counts)] = held_out_counts
+            if self.checks is not None:
+                self.checks.history = history
+        self._site_progress = states
 
     def _pack_message(
         self, download: Download, cohort: Cohort, client: int, session: SecureSumSession | None = None
@@ -185,9 +236,9 @@ class FederatedEngine(Engine):
         last_accepted = progress.last_accepted_round if what == "anchor" else torch.tensor(NEVER)
         self._site_progress[client] = SiteProgress(last_accepted)
 
-    def _read_upload(self, client: int, payload: Payload, phase: Phase, template: Upload) -> Upload:
-        """A site's upload, if it has the right kind, round, class counts, size, dtypes and shapes, and is finite."""
-        self._check_answer(client, read_answer(payload, "visit"), phase)
+    def _read_upload(self, client: int, payload: Payload, download: Download, template: Upload) -> Upload:
+        """A site's upload, if it has the right kind, round, class counts, size, dtypes and shapes, and is plausible."""
+        self._check_answer(client, read_answer(payload, "visit"), download.phase)
         max_bytes = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(template))
         tensors = unpack_tensors(payload, max_bytes)
         if set(tensors) != {"mean", "pool"}:
@@ -196,17 +247,32 @@ class FederatedEngine(Engine):
         invalid = sum(int((~torch.isfinite(leaf)).sum()) for leaf in tree_leaves((mean, pool)))
         if invalid:
             raise AnswerRefused(f"{invalid} of its values are NaN or infinite")
+        if self.checks is not None:
+            self.checks.check_upload(client, Upload(mean, pool), download)
         return Upload(mean, pool)
 
     def _check_answer(self, client: int, header: dict[str, Any], phase: Phase) -> None:
         """Refuse an answer to another round, or from rows that have changed, where the server knows their counts."""
         if header.get("round") != phase.round:
             raise AnswerRefused(f"it answers round {header.get('round')!r}; this is round {phase.round}")
+        self.check_counts(client, header)
+
+    def check_counts(self, client: int, header: dict[str, Any]) -> None:
+        """Refuse an answer from rows that have changed, where the server knows their counts."""
         if self._census is None:
             return
         counts, received = [int(side[client]) for side in self._census], header.get("class_counts")
         if received != counts:
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
+
+    def check_held_out_counts(self, client: int, counts: tuple[int, int]) -> None:
+        """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives."""
+        first = tuple(self.held_out_counts[client].tolist())
+        if NEVER not in first and counts != first:
+            problem = f"it sends scores of {counts[0]} held-out positives and {counts[1]} negatives"
+            raise AnswerRefused(f"{problem}; before they were {first[0]} and {first[1]}")
+        self.held_out_counts = self.held_out_counts.clone()
+        self.held_out_counts[client] = torch.tensor(counts)
 
     def _refuse_outliers(self, result: ExchangeResult[Upload], shared: Tree) -> None:
         """Refuse updates far larger than the cohort's median, which needs at least three sites to mean something."""
@@ -222,6 +288,8 @@ class FederatedEngine(Engine):
                 reason = f"its update has norm {norm:.3g}; the limit is {limit:g} times the median of {median:.3g}"
                 del result.answers[client]
                 result.refused[client] = reason
+                # With a few small sites in the cohort, an honest update may be that large.
+                result.excused.add(client)
                 LOG.warning("the answer of site %r is refused: %s", self._exchange.sites[client].name, reason)
 
     def _skip_round(self, cohort: Cohort, problem: str) -> Visits:

@@ -8,7 +8,7 @@ and gets every score with its label, and the AUC is exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,21 @@ from fedauc.federation.serialization import Payload, pack_payload, unpack_tensor
 from fedauc.interfaces import Model
 from fedauc.metrics import auc
 
+if TYPE_CHECKING:
+    from fedauc.federation.engine import FederatedEngine
+
 SCORE_BINS = 4096
 """Equal bins of score / (1 + |score|), which maps all numbers to (-1, 1) and saturates slowly."""
 
 MAX_ANSWER_BYTES = 1 << 31
 """Bytes of scores that one site may send."""
+
+
+MAX_HELD_OUT_ROWS = 1e12
+"""More held-out rows of a class than this are taken for an attempt to count more than all other sites."""
+
+AUC_TOLERANCE = 1e-9
+"""How far a site's own AUC may lie outside the bounds that its scores give."""
 
 
 class PooledAUC(NamedTuple):
@@ -36,8 +46,12 @@ class PooledAUC(NamedTuple):
     negatives: int
 
 
-def evaluate_at_sites(exchange: Exchange, header: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def evaluate_at_sites(
+    exchange: Exchange, header: Mapping[str, Any], model: Model, engine: FederatedEngine
+) -> dict[str, Any]:
     """The AUC over the sites that are online now and share their scores, as columns of a record.
+
+    Sites in quarantine are not asked. The engine knows the class counts of every site, which must stay what they were.
 
     `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. `site_auc` lists the sites
     that share their own AUC.
@@ -46,10 +60,13 @@ def evaluate_at_sites(exchange: Exchange, header: Mapping[str, Any], model: Mode
     if requested == "none":
         return {"auc": None}
     message = pack_payload({**header, "kind": "evaluate", "requested": requested}, {"model": model})
+    online = exchange.online_sites()
+    excluded = engine.quarantine.list_excluded(online)
     result = exchange.ask_sites(
-        dict.fromkeys(exchange.online_sites(), lambda: message),
-        lambda client, payload: _read_scores(payload, requested),
+        {client: lambda: message for client in online if client not in excluded},
+        lambda client, payload: _read_scores(client, payload, requested, header["round"], engine),
     )
+    engine.quarantine.count_refusals(result.misbehaved, header["round"])
     answers = {exchange.sites[client].name: answer for client, answer in sorted(result.answers.items())}
     tensors = [site_tensors for site_tensors, _ in answers.values()]
     if not answers:
@@ -101,9 +118,14 @@ def auc_from_scores(scores: Tensor, labels: Tensor) -> PooledAUC:
     return PooledAUC(exact, exact, exact, positives, negatives)
 
 
-def _read_scores(payload: Payload, requested: str) -> tuple[list[Tensor], float | None]:
+def _read_scores(
+    client: int, payload: Payload, requested: str, round: int, engine: FederatedEngine
+) -> tuple[list[Tensor], float | None]:
     """The tensors of a site's answer, if they are plausible, and the site's own AUC where it is shared."""
     header = read_answer(payload, "evaluate")
+    if header.get("round") != round:
+        raise AnswerRefused(f"it evaluates the model of round {header.get('round')!r}; this is round {round}")
+    engine.check_counts(client, header)
     tensors = unpack_tensors(payload, max_bytes=MAX_ANSWER_BYTES).get(requested, [])
     shapes = [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors]
     if requested == "histograms":
@@ -113,5 +135,21 @@ def _read_scores(payload: Payload, requested: str) -> tuple[list[Tensor], float 
         raise AnswerRefused(f"its scores are {shapes}; expected are scores and labels of the same length")
     elif not torch.isfinite(tensors[0]).all() or not ((tensors[1] == 0) | (tensors[1] == 1)).all():
         raise AnswerRefused("its scores are not finite, or its labels are not 0 and 1")
-    site_auc = header.get("auc")
-    return tensors, float(site_auc) if isinstance(site_auc, (int, float)) else None
+    if requested == "histograms" and float(tensors[0].double().sum(1).max()) > MAX_HELD_OUT_ROWS:
+        raise AnswerRefused(f"its histogram counts more than {MAX_HELD_OUT_ROWS:g} rows of a class")
+    pooled = auc_from_histograms(tensors[0]) if requested == "histograms" else auc_from_scores(*tensors)
+    site_auc = _check_site_auc(header.get("auc"), pooled)
+    engine.check_held_out_counts(client, (pooled.positives, pooled.negatives))
+    return tensors, site_auc
+
+
+def _check_site_auc(site_auc: Any, pooled: PooledAUC) -> float | None:
+    """The AUC that a site says it has, if its scores or their histogram can have it."""
+    if site_auc is None:
+        return None
+    if type(site_auc) not in (int, float) or pooled.low is None or pooled.high is None:
+        raise AnswerRefused(f"it says that its AUC is {site_auc!r}, but its scores have none")
+    if not pooled.low - AUC_TOLERANCE <= site_auc <= pooled.high + AUC_TOLERANCE:
+        bounds = f"between {pooled.low:.6g} and {pooled.high:.6g}"
+        raise AnswerRefused(f"it says that its AUC is {site_auc!r}, but its scores have one {bounds}")
+    return float(site_auc)

@@ -91,12 +91,18 @@ class LateAnswerDropped(Exception):
     """An answer to a message of an earlier exchange is not used; the text says why. The site is free again."""
 
 
+class SiteDeclined(AnswerRefused):
+    """A site says itself that it does not answer, and why; that is no misbehaviour."""
+
+
 @dataclass
 class ExchangeResult(Generic[Answer]):
     """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused.
 
-    `late` are the clients in `answers` whose answer is to a message of an earlier exchange, and `dropped` says why
-    other answers to such messages are not used.
+    `excused` are the clients among the refused that have done nothing wrong by themselves: those that say that they do
+    not answer, and those whose answer was refused because of what others sent. `late` are the clients in `answers`
+    whose answer is to a message of an earlier exchange, and `dropped` says why other answers to such messages are not
+    used.
     """
 
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -104,6 +110,12 @@ class ExchangeResult(Generic[Answer]):
     refused: dict[int, str] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     dropped: dict[int, str] = field(default_factory=dict)
+    excused: set[int] = field(default_factory=set)
+
+    @property
+    def misbehaved(self) -> dict[int, str]:
+        """Whose answers the server has refused for what they held, and why."""
+        return {client: reason for client, reason in self.refused.items() if client not in self.excused}
 
 
 @dataclass
@@ -367,6 +379,8 @@ class _AnswerCollection(Generic[Answer]):
     def _refuse_answer(self, client: int, reason: Exception) -> None:
         self._waiting.discard(client)
         self._result.refused[client] = str(reason)
+        if isinstance(reason, SiteDeclined):
+            self._result.excused.add(client)
         LOG.warning("the answer of site %r is refused: %s", self._exchange.sites[client].name, reason)
 
     def _send_again(self, client: int, reply: Reply, reason: str) -> None:
@@ -421,7 +435,7 @@ def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":
-        raise AnswerRefused(f"the site reports: {str(header.get('reason'))[:300]}")
+        raise SiteDeclined(f"the site reports: {str(header.get('reason'))[:300]}")
     if header.get("kind") != kind:
         raise AnswerRefused(f"it is of kind {header.get('kind')!r}; expected is {kind!r}")
     return header

@@ -6,7 +6,7 @@ that answered, and nothing else of their uploads (`fedauc.privacy.secure_sum` sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class SecureRounds:
     def sum_uploads(
         self,
         cohort: Cohort,
+        excluded: Collection[int],
         length: int,
         pack_message: Callable[[int, SecureSumSession], Payload],
         check_header: Callable[[int, dict[str, Any]], None],
@@ -53,16 +54,22 @@ class SecureRounds:
     ) -> SecureOutcome:
         """Ask the sites of a cohort for masked uploads, then those that answered for shares.
 
-        `pack_message` makes the message of a client's visit, and `check_header` refuses answers that must not be used.
+        `excluded` are not asked. `pack_message` makes the message of a client's visit, and `check_header` refuses
+        answers that must not be used.
         """
-        session = self._open_session(cohort, length)
+        asked = tuple(client for client in cohort.clients if client not in excluded)
+        threshold = self._transform.least_clients(len(cohort.clients) + len(cohort.absent))
+        if len(asked) < threshold:
+            problem = f"{len(asked)} of {len(cohort.clients)} sites could be asked; the secure sum needs {threshold}"
+            return SecureOutcome(None, (), problem, ExchangeResult())
+        session = self._open_session(cohort.round, asked, threshold, length)
         server = SecureSumServer(session, self._transform.minimum_cohort)
 
         def add_upload(client: int, payload: Payload) -> None:
             check_header(client, read_answer(payload, "visit"))
             server.add_upload(client, _read_masked_upload(payload, session))
 
-        messages = {client: partial(pack_message, client, session) for client in cohort.clients}
+        messages = {client: partial(pack_message, client, session) for client in asked}
         result = self._exchange.ask_sites(messages, add_upload, on_missing_state)
         survivors = server.survivors
         least = max(session.threshold, min(self._exchange.policy.quorum, len(cohort.clients)))
@@ -80,16 +87,15 @@ class SecureRounds:
         except ValueError as error:
             return SecureOutcome(None, survivors, f"the secure sum could not be unmasked: {error}", result)
 
-    def _open_session(self, cohort: Cohort, length: int) -> SecureSumSession:
+    def _open_session(self, round: int, asked: tuple[int, ...], threshold: int, length: int) -> SecureSumSession:
         """A new session for a round; a round that is repeated gets another one."""
-        due = len(cohort.clients) + len(cohort.absent)
-        missing = [client for client in cohort.clients if client not in self._public_keys]
+        missing = [client for client in asked if client not in self._public_keys]
         assert not missing, f"clients {missing} have rows but no key"
         return SecureSumSession(
-            session_id=create_session_id(cohort.round),
-            members=tuple(sorted(cohort.clients)),
-            public_keys=tuple(bytes.fromhex(self._public_keys[client]) for client in sorted(cohort.clients)),
-            threshold=self._transform.least_clients(due),
+            session_id=create_session_id(round),
+            members=tuple(sorted(asked)),
+            public_keys=tuple(bytes.fromhex(self._public_keys[client]) for client in sorted(asked)),
+            threshold=threshold,
             length=length,
         )
 

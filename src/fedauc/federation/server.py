@@ -10,6 +10,8 @@ privacy.json       what a private run promises
 membership.json    which sites have joined or left, and from which round on, where some have
 records.jsonl      one line per evaluated round
 attendance.jsonl   which sites answered in each round, which were absent or refused, and why
+quarantine.jsonl   which sites were no longer asked from which round on, why, and which were asked again
+releases.json      whom the operator has released from quarantine
 timing.jsonl       seconds so far, per evaluated round
 round_times.jsonl  when each round ended, its seconds, and how long each site took
 status.json        while the run goes on: what the server is waiting for
@@ -71,6 +73,7 @@ from fedauc.federation.membership import (
     write_members,
 )
 from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause_due, withdraw_pause
+from fedauc.federation.quarantine import list_quarantined
 from fedauc.federation.round_status import ROUND_TIMES_FILE, StatusWriter, read_status
 from fedauc.federation.run_plan import describe_plan
 from fedauc.federation.schema import DataSchema
@@ -78,6 +81,7 @@ from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.site_data import ROW_TYPES
+from fedauc.federation.upload_checks import make_upload_checks
 from fedauc.federation.versions import MESSAGE_FORMAT
 from fedauc.federation.visit_messages import describe_totals
 from fedauc.files import write_atomically
@@ -262,6 +266,7 @@ class FederatedRun:
         assert isinstance(assembly.training.engine, FederatedEngine)
         self._engine = assembly.training.engine
         self._status = StatusWriter(folder, [site.name for site in agreement.sites], exchange.clock.now)
+        self._engine.quarantine.attach_folder(folder)
         self.loop = RunLoop(
             assembly,
             checkpoint,
@@ -402,13 +407,14 @@ class FederatedRun:
         records = self.folder.read_records()
         final = records[-1] if records else {}
         header = {**self._engine.header, "round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
-        status = deliver_model(self._exchange, header, model, digest, delivered)
+        excluded = self._engine.quarantine.list_excluded(range(len(self.agreement.sites)))
+        status = deliver_model(self._exchange, header, model, digest, delivered, excluded)
         content = encode_json({"sha256": digest, "sites": status})
         write_atomically(self.folder.path / DELIVERY_FILE, content.encode())
 
     def _evaluate_round(self, run: RunView) -> dict[str, Any]:
         header = {**self._engine.header, "round": run.round.phase.round}
-        return evaluate_at_sites(self._exchange, header, run.model)
+        return evaluate_at_sites(self._exchange, header, run.model, self._engine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -496,6 +502,7 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "round_seconds": [line["seconds"] for line in folder.read_lines(ROUND_TIMES_FILE)],
         "now": {} if folder.done else read_status(path),
         "privacy": folder.read_privacy(),
+        "quarantine": list_quarantined(folder),
         "delivery": json.loads(delivery.read_text())["sites"] if delivery.is_file() else {},
         "warnings": census.get("preparation", {}).get("warnings", []),
     }
@@ -572,7 +579,8 @@ def _assemble_federation(
         header["secure_sum"] = last.to_plain()
         secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
     census = None if has_client_noise(agreement.recipe) else registered.census
-    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure)
+    checks = None if secure is not None else make_upload_checks(training, agreement.policy)
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, checks)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 

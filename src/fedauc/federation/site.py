@@ -252,6 +252,8 @@ class Site:
         if self._report is not None:
             self._report.add_evaluation(header["run"], header["round"], labels.numpy(), scores.numpy())
         answer = {"kind": "evaluate", "round": header["round"]}
+        if not has_client_noise(_decode_recipe(header)):
+            answer |= _describe_counts(data)
         if self._policy.share_auc:
             answer["auc"] = site_auc
         tensors = (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
