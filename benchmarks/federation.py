@@ -1,6 +1,7 @@
 """What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
 
-The sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; both in one run.
+The sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; the SuperLink has
+its database on disk or in memory. All of that is measured in one run.
 
 Run it in the environment of `make test-federation`: `.venv-flower/bin/python benchmarks/federation.py`.
 """
@@ -79,14 +80,16 @@ def read_site_memory(federation: LocalFederation) -> float:
     return kilobytes / 1e3
 
 
-def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = True) -> dict[str, Any]:
+def measure_rounds(
+    parameters: str, rounds: int, home: Path, resident: bool = True, in_memory: bool = False
+) -> dict[str, Any]:
     """The mean over the rounds after the first of a run with full participation."""
-    folder = home / f"app-{parameters}-{resident}"
+    folder = home / f"app-{parameters}-{resident}-{in_memory}"
     create_app_folder(folder, SITES)
     write_demo_sites(folder / "sites", list(SITES))
     with LocalFederation(folder, resident) as federation:
         meter = CpuMeter(federation)
-        federation.start_superlink()
+        federation.start_superlink(in_memory)
         for name in SITES:
             federation.register_site(name)
             federation.start_site(name)
@@ -105,6 +108,7 @@ def measure_rounds(parameters: str, rounds: int, home: Path, resident: bool = Tr
     return {
         "parameters": parameters,
         "resident": resident,
+        "database": "memory" if in_memory else "disk",
         "load": round(os.getloadavg()[0], 1),
         "seconds": round((last_time - first_time) / (len(readings) - 1), 1),
         "cpu_seconds": round(sum(cpu.values()), 1),
@@ -119,11 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--parameters", default=",".join(HIDDEN_LAYERS), help="sizes, with commas between them")
+    parser.add_argument("--resident-only", action="store_true", help="leave out Flower's own SuperNodes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         for parameters in options.parameters.split(","):
-            for resident in (False, True):
-                print(json.dumps(measure_rounds(parameters, options.rounds, Path(home), resident)), flush=True)
+            for resident, in_memory in ((False, False), (True, False), (True, True)):
+                if resident or not options.resident_only:
+                    measured = measure_rounds(parameters, options.rounds, Path(home), resident, in_memory)
+                    print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":
