@@ -1,7 +1,8 @@
 """What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
 
-On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message; on NVFlare a
-site has a process per job. Run it in the environment of the message service, and in turn where both are compared:
+On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message, and the SuperLink
+has its database on disk or in memory; on NVFlare a site has a process per job. Run it in the environment of the message
+service, and in turn where both are compared:
 
 .venv-flower/bin/python benchmarks/federation.py --sites resident
 .venv-nvflare/bin/python benchmarks/federation.py --sites nvflare
@@ -83,8 +84,8 @@ def read_site_memory(federation: LocalProcesses) -> float:
     return kilobytes / 1e3
 
 
-KINDS = ("supernode", "resident", "nvflare")
-"""The kinds of sites; the first two are on Flower."""
+KINDS = ("supernode", "resident", "memory", "nvflare")
+"""The kinds of sites; `memory` are resident workers of a SuperLink with its database in memory."""
 
 
 def measure_rounds(parameters: str, rounds: int, home: Path, kind: str) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def measure_rounds(parameters: str, rounds: int, home: Path, kind: str) -> dict[
         if isinstance(federation, LocalFlare):
             start_flare_run(federation, settings)
         else:
-            start_flower_run(federation, settings)
+            start_flower_run(federation, settings, in_memory=kind == "memory")
         meter, run = CpuMeter(federation), RunFolder(folder / "run")
         readings, largest = list[tuple[float, dict[str, float]]](), 0.0
         while len(readings) < rounds:
@@ -128,12 +129,12 @@ def create_federation(folder: Path, kind: str) -> LocalFederation | LocalFlare:
     if kind == "nvflare":
         return LocalFlare(folder, SITES)
     create_app_folder(folder, SITES)
-    return LocalFederation(folder, kind == "resident")
+    return LocalFederation(folder, kind != "supernode")
 
 
-def start_flower_run(federation: LocalFederation, settings: Mapping[str, Any]) -> None:
+def start_flower_run(federation: LocalFederation, settings: Mapping[str, Any], in_memory: bool) -> None:
     """Start the SuperLink, the sites, and the run."""
-    federation.start_superlink()
+    federation.start_superlink(in_memory)
     for name in SITES:
         federation.register_site(name)
         federation.start_site(name)
@@ -157,7 +158,7 @@ def main() -> None:
     """Print a line of JSON per size and kind of site."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--sites", choices=KINDS, nargs="+", default=["supernode", "resident"])
+    parser.add_argument("--sites", choices=KINDS, nargs="+", default=["supernode", "resident", "memory"])
     parser.add_argument("--parameters", default=",".join(HIDDEN_LAYERS), help="sizes, with commas between them")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:

@@ -25,17 +25,20 @@ DAMAGE_ERRORS = (
 """What a reader raises if a file has the right format and the wrong content, besides ValueError and OSError."""
 
 
-def write_atomically(path: Path, *chunks: bytes | memoryview, is_private: bool = False) -> None:
+def write_atomically(
+    path: Path, *chunks: bytes | memoryview, is_private: bool = False, is_durable: bool = True
+) -> None:
     """Write a file that is either complete or absent, even if the process is killed or several processes write it.
 
-    A private one is readable by its owner alone, from its first byte on.
+    A private one is readable by its owner alone, from its first byte on. One that is not durable may be lost or empty
+    after the machine itself has crashed, and is written without waiting for the disk.
     """
-    with open_atomically(path, is_private) as file:
+    with open_atomically(path, is_private, is_durable) as file:
         file.writelines(chunks)
 
 
 @contextmanager
-def open_atomically(path: Path, is_private: bool = False) -> Iterator[BinaryIO]:
+def open_atomically(path: Path, is_private: bool = False, is_durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when the block ends without an error."""
     _remove_stale_parts(path.parent.absolute())
     part = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.part")
@@ -44,7 +47,8 @@ def open_atomically(path: Path, is_private: bool = False) -> Iterator[BinaryIO]:
         with naming_path(path), open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         part.replace(path)
     finally:
         # It exists only where the write has failed.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedauc.federation.agreement import FederationAgreement
+from fedauc.federation.engine import count_invalid, measure_norm
 from fedauc.federation.exchange import Exchange, Node
 from fedauc.guards import TrainingStopped
 from fedauc.participation.cyclic import Cyclic
@@ -273,3 +274,15 @@ def test_of_two_nodes_with_one_name_the_later_one_counts(tmp_path: Path) -> None
         assert exchange.online_sites()[0].node_id == 999
         assert np.count_nonzero([node.node_id == 999 for node in exchange.online_sites().values()]) == 1
     assert len(small_federation()) == len(exchange.online_sites())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_norms_and_invalid_values_are_those_of_numpy(dtype: torch.dtype) -> None:
+    leaf = (torch.randn(7, 13, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
+    assert measure_norm(leaf) == pytest.approx(np.linalg.norm(leaf.double().numpy()), rel=1e-6)
+    assert count_invalid(leaf) == count_invalid(torch.zeros(0, dtype=dtype)) == 0
+    if dtype.is_floating_point:
+        leaf[1, 2], leaf[3, 4], leaf[5, 6] = torch.nan, torch.inf, -torch.inf
+        assert count_invalid(leaf) == int((~np.isfinite(leaf.double().numpy())).sum()) == 3
+    # Squares that overflow float32 are not infinite.
+    assert measure_norm(torch.tensor([3e30, 4e30])) == pytest.approx(5e30)

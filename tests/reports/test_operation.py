@@ -179,9 +179,9 @@ def make_view(answered: int, is_over: bool = False) -> ExchangeView:
 def test_the_status_is_written_no_oftener_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, now = list[int](), [100.0]
 
-    def count_writes(path: Path, *chunks: bytes) -> None:
+    def count_writes(path: Path, *chunks: bytes, is_durable: bool) -> None:
         written.append(len(json.loads(chunks[0])["answered"]))
-        write_atomically(path, *chunks)
+        write_atomically(path, *chunks, is_durable=is_durable)
 
     monkeypatch.setattr(round_status, "write_atomically", count_writes)
     writer = StatusWriter(RunFolder(tmp_path), ["a", "b", "c"], lambda: now[0])

@@ -244,7 +244,7 @@ class FederatedEngine(Engine):
         if set(tensors) != {"mean", "pool"}:
             raise AnswerRefused(f"it contains {sorted(tensors)}; expected are ['mean', 'pool']")
         mean, pool = (rebuild_tree(tensors[part], getattr(template, part), part) for part in ("mean", "pool"))
-        invalid = sum(int((~torch.isfinite(leaf)).sum()) for leaf in tree_leaves((mean, pool)))
+        invalid = sum(count_invalid(leaf) for leaf in tree_leaves((mean, pool)))
         if invalid:
             raise AnswerRefused(f"{invalid} of its values are NaN or infinite")
         if self.checks is not None:
@@ -279,7 +279,7 @@ class FederatedEngine(Engine):
         norms = {}
         for client, sent in result.answers.items():
             leaves = tree_leaves(self._uploads.decode_upload(sent, shared).mean)
-            norms[client] = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in leaves))
+            norms[client] = math.hypot(*(measure_norm(leaf) for leaf in leaves))
         if len(norms) < 3:
             return
         median, limit = statistics.median(norms.values()), self._exchange.policy.norm_limit
@@ -313,3 +313,28 @@ class FederatedEngine(Engine):
             first = download._replace(per_client=tree_at(download.per_client, 0))
             self._templates[kind] = self._template_engine.visit_client(first, 0).upload
         return self._templates[kind]
+
+
+def count_invalid(leaf: Tensor) -> int:
+    """How many values of a tensor are NaN or infinite.
+
+    >>> count_invalid(torch.tensor([1.0, float("nan"), float("inf")]))
+    2
+    """
+    if not leaf.numel() or not leaf.is_floating_point():
+        return 0
+    # A NaN is the smallest and the largest value of its tensor; nearly always one pass without a copy is enough.
+    if all(math.isfinite(float(end)) for end in torch.aminmax(leaf)):
+        return 0
+    return int((~torch.isfinite(leaf)).sum())
+
+
+def measure_norm(leaf: Tensor) -> float:
+    """The Euclidean norm of a tensor, in its own precision, of at least float32; float64 where that overflows.
+
+    >>> round(measure_norm(torch.tensor([3e30, 4e30])) / 1e30, 3)
+    5.0
+    """
+    leaf = leaf if leaf.is_floating_point() else leaf.double()
+    norm = float(torch.linalg.vector_norm(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32)))
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(leaf, dtype=torch.float64))

@@ -93,7 +93,7 @@ class ContextSiteState:
         """Store a payload, replacing one of the same name."""
         from flwr.app import ConfigRecord
 
-        record = ConfigRecord({"header": payload.header_text, "body": payload.body.tobytes()})
+        record = ConfigRecord({"header": payload.header_text, "body": payload.body_bytes()})
         self._state[self._prefix + name] = record
 
     def delete_payload(self, name: str) -> None:
@@ -107,10 +107,10 @@ def payload_to_records(payload: Payload) -> RecordDict:
 
     header = ConfigRecord({"text": payload.header_text})
     if payload.body.nbytes <= INLINE_BYTES:
-        header["body"] = payload.body.tobytes()
+        header["body"] = payload.body_bytes()
         return RecordDict({HEADER_RECORD: header})
     # Flower would write the array in numpy's format, with two more copies of it.
-    array = Array("uint8", (payload.body.nbytes,), BODY_FORMAT, payload.body.tobytes())
+    array = Array("uint8", (payload.body.nbytes,), BODY_FORMAT, payload.body_bytes())
     return RecordDict({HEADER_RECORD: header, BODY_RECORD: ArrayRecord({"flat": array})})
 
 

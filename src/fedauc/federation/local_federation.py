@@ -30,6 +30,9 @@ from fedauc.plugins import VARIABLE
 SUPERLINK_NAME = "trial"
 """The SuperLink's name in Flower's configuration."""
 
+IN_MEMORY = ":flwr-in-memory:"
+"""What Flower calls a database that is not on disk."""
+
 STARTUP_SECONDS = 60.0
 """Time in which a SuperLink must come up."""
 
@@ -139,13 +142,17 @@ class LocalFederation(LocalProcesses):
             # How often a SuperNode looks for a message to start a process for.
             self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink, with the same port and database each time, and wait until it answers."""
+    def start_superlink(self, in_memory: bool = False) -> None:
+        """Start the SuperLink, with the same port and database each time, and wait until it answers.
+
+        Without a database on disk it needs less time for large models, and forgets its sites when it ends.
+        """
+        database = IN_MEMORY if in_memory else str(self.folder / "flower" / "superlink.db")
         certificates = self.folder / "certificates"
         self.start_process(
             "superlink",
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--database", str(self.folder / "flower" / "superlink.db"), "--enable-supernode-auth"),
+            *("--database", database, "--enable-supernode-auth"),
             *("--ssl-ca-certfile", str(certificates / "ca.pem"), "--ssl-certfile", str(certificates / "server.pem")),
             *("--ssl-keyfile", str(certificates / "server.key"), "--disable-runtime-dependency-installation"),
         )

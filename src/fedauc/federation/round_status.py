@@ -95,7 +95,7 @@ class StatusWriter:
 
     def _write(self, status: dict[str, Any]) -> None:
         try:
-            write_atomically(self._folder.path / STATUS_FILE, json.dumps(status).encode())
+            write_atomically(self._folder.path / STATUS_FILE, json.dumps(status).encode(), is_durable=False)
         except OSError as error:
             self._report(error)
 
@@ -109,9 +109,11 @@ def read_status(path: Path) -> dict[str, Any]:
     """What the server of a run's folder has last written; empty for a run that is done or has asked nobody yet."""
     file = path / STATUS_FILE
     try:
-        status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
+    # It is empty where the machine has crashed.
+    status: dict[str, Any] = json.loads(text) if text.strip("\0 \n") else {}
     return status
 
 

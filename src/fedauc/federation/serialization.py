@@ -39,6 +39,11 @@ class Payload(NamedTuple):
     header_text: str
     body: np.ndarray
 
+    def body_bytes(self) -> bytes:
+        """The body as bytes; it is not copied where it is a view of all of a bytes object."""
+        base = self.body.base
+        return base if isinstance(base, bytes) and len(base) == self.body.nbytes else self.body.tobytes()
+
     def read_header(self) -> dict[str, Any]:
         """The header as a dictionary; anything else raises a ValueError of one line."""
         if len(self.header_text) > MAX_HEADER_LENGTH:
@@ -58,12 +63,14 @@ def pack_payload(header: Mapping[str, Any], trees: Mapping[str, Tree] | None = N
     """Pack a header and named trees of tensors; their layouts, and our version, are added to the header."""
     trees = trees or {}
     layouts = {name: tensor_layouts(tree) for name, tree in trees.items()}
-    chunks = [np.zeros(0, np.uint8)]
+    chunks = list[np.ndarray]()
     for leaf in tree_leaves(tuple(trees.values())):
         flat = leaf.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             chunks.append(flat.view(torch.uint8).numpy())
-    return Payload(json.dumps({**stamp_version(header), "layouts": layouts}), np.concatenate(chunks))
+    # The only copy of large tensors: what is sent, hashed and logged is this object.
+    body = np.frombuffer(b"".join(chunk.data for chunk in chunks), np.uint8)
+    return Payload(json.dumps({**stamp_version(header), "layouts": layouts}), body)
 
 
 def tensor_layouts(tree: Tree) -> TensorLayouts:

@@ -183,6 +183,8 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
     """A line of the audit log: what was asked, what leaves, how many bytes, and under which rule."""
     sent = answer.read_header()
     content = {key: value for key, value in sent.items() if key not in ("kind", "layouts")}
+    digest = hashlib.sha256(answer.header_text.encode())
+    digest.update(answer.body_bytes())
     phase = header.get("phase")
     round = phase.get("round") if isinstance(phase, Mapping) else header.get("round")
     return {
@@ -197,7 +199,7 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
         "reason": sent.get("reason", ""),
         "bytes_received": len(received.header_text.encode()) + received.body.nbytes,
         "bytes_sent": len(answer.header_text.encode()) + answer.body.nbytes,
-        "sha256": hashlib.sha256(answer.header_text.encode() + answer.body.tobytes()).hexdigest(),
+        "sha256": digest.hexdigest(),
         "rule": rule,
     }
 

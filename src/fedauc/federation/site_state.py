@@ -72,7 +72,7 @@ class FolderSiteState:
     def save_payload(self, name: str, payload: Payload) -> None:
         """Store a payload, completely or not at all."""
         # Our JSON contains no line break, so the first one ends the header.
-        content = payload.header_text.encode() + b"\n" + payload.body.tobytes()
+        content = payload.header_text.encode() + b"\n" + payload.body_bytes()
         # Keys and client states are for the site's owner alone.
         path = self._folder / f"{name}{SUFFIX}"
         write_atomically(path, _checksum_line(content) + b"\n" + content, is_private=True)
