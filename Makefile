@@ -72,7 +72,7 @@ test-browser: $(STAMP) tests/browser/node_modules/.installed  ## the report in h
 $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
 	PIP_CONSTRAINT=constraints-flower.txt $(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --editable '.[flower]' pytest
+	  --editable '.[flower]' pytest pytest-timeout
 	touch $@
 
 test-federation: $(FLOWER)/.installed  ## real SuperLinks and SuperNodes on this machine
