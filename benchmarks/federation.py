@@ -1,8 +1,8 @@
 """What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
 
-On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message, and the SuperLink
-has its database on disk or in memory; on NVFlare a site has a process per job. Run it in the environment of the message
-service, and in turn where both are compared:
+On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message, and the
+SuperLink has its database on disk or in memory; on NVFlare a site has a process per job. Run it in the environment of
+the message service, and in turn where both are compared:
 
 .venv-flower/bin/python benchmarks/federation.py --sites resident
 .venv-nvflare/bin/python benchmarks/federation.py --sites nvflare

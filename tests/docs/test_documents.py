@@ -87,7 +87,8 @@ def test_the_commands_of_a_document_exist(
         if words[0] == "--plugin":
             words = words[2:]
         verbs = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words))
-        verbs = verbs[: 2 if verbs and verbs[0] in ("data", "federation") else 1]
+        depth = 3 if verbs[:2] == ["federation", "nvflare"] else 2 if verbs[:1] in (["data"], ["federation"]) else 1
+        verbs = verbs[:depth]
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         shown = fedauc(capsys, *verbs, "--help")
         assert shown.code == 0, words
