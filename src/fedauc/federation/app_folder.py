@@ -20,7 +20,10 @@ from typing import Any
 from fedauc.federation.schema import SCHEMA_FILE, DataSchema
 from fedauc.files import write_atomically
 
-IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
+IGNORED_BY_GIT = (
+    *("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/"),
+    *("deploy/image/wheels/*.whl", "deploy/sites/*/data/", "deploy/sites/*/secrets/", "deploy/sites/*/state/"),
+)
 """What must never be published with the app."""
 
 CERTIFICATE_DAYS = 365
