@@ -78,7 +78,7 @@ class ContainerEngine:
         for folder, settings in reversed(self._projects):
             self.compose(folder, "down", "--timeout", "5", settings=settings, check=False)
         self._namespace.kill()
-        self._namespace.wait()
+        self._namespace.communicate()
 
     def run(
         self, *words: str | Path, check: bool = True, folder: Path | None = None, settings: dict[str, str] | None = None

@@ -33,7 +33,7 @@ services:
     extra_hosts: ["{host}:127.0.0.1"]
     ulimits: {{nofile: 4096, nproc: 4096}}
 """
-"""The machine of the test lacks a network for containers, a name for the server, and the right to raise limits."""
+"""What this machine lacks: a network for containers, a name for the server, and the right to raise limits."""
 
 
 @pytest.fixture

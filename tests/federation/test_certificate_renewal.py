@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import ssl
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,11 @@ def read(folder: Path, name: str) -> bytes:
 
 
 def sign_certificate(
-    folder: Path, authority_key: ec.EllipticCurvePrivateKey, hosts: list[str], days: int = 365
+    folder: Path,
+    authority_key: ec.EllipticCurvePrivateKey,
+    hosts: list[str],
+    days: int = 365,
+    has_own_address: bool = True,
 ) -> None:
     """A certificate of an authority whose key goes on from one renewal to the next, as that of a hospital does."""
     now, key = datetime.datetime.now(datetime.UTC), ec.generate_private_key(ec.SECP384R1())
@@ -56,7 +61,8 @@ def sign_certificate(
 
     folder.mkdir(parents=True, exist_ok=True)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    names = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
+    own = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))] if has_own_address else []
+    names = x509.SubjectAlternativeName([*(x509.DNSName(host) for host in hosts), *own])
     if not (folder / "ca.pem").exists():
         (folder / "ca.pem").write_bytes(build(issuer, authority_key.public_key(), x509.BasicConstraints(True, None)))
     (folder / "server.pem").write_bytes(build(subject, key.public_key(), names))
@@ -168,6 +174,10 @@ def test_the_command_says_when_certificates_expire(tmp_path: Path, capsys: pytes
     done = fedauc(capsys, "federation", "certificates", str(app))
     assert done.code == 2
     assert "server.pem has 19 days left, and 30 are needed: begin a renewal with --prepare" in done.err
+    (app / "certificates" / "ca.pem").unlink()
+    sign_certificate(app / "certificates", ec.generate_private_key(ec.SECP384R1()), HOSTS[:1], has_own_address=False)
+    done = fedauc(capsys, "federation", "certificates", str(app))
+    assert (done.code, "is not for 127.0.0.1, to which the server's own processes connect" in done.err) == (2, True)
     assert fedauc(capsys, "federation", "certificates", str(app), "--prepare", "--switch").code == 2
     assert fedauc(capsys, "federation", "certificates", str(tmp_path / "none")).code == 2
 

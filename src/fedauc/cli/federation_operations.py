@@ -11,6 +11,7 @@ import typer
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.certificate_renewal import (
     EXPIRY_DAYS,
+    check_own_address,
     find_expiring,
     finish_renewal,
     list_certificates,
@@ -96,6 +97,7 @@ def certificates(
     if expiring := find_expiring(entries, now):
         left = f"{expiring[0].file} has {expiring[0].days_left(now)} days left"
         raise ValueError(f"{left}, and {EXPIRY_DAYS} are needed: begin a renewal with --prepare")
+    check_own_address(folder)
 
 
 @app.command(name="replace-key")

@@ -21,10 +21,16 @@ from fedauc.federation.schema import SCHEMA_FILE, DataSchema
 from fedauc.federation.versions import FLOWER_REQUIREMENT
 from fedauc.files import write_atomically
 
-IGNORED_BY_GIT = ("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/")
+IGNORED_BY_GIT = (
+    *("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/"),
+    *("deploy/image/wheels/*.whl", "deploy/sites/*/data/", "deploy/sites/*/secrets/", "deploy/sites/*/state/"),
+)
 """What must never be published with the app."""
 
 CERTIFICATE_DAYS = 365
+
+OWN_ADDRESS = "127.0.0.1"
+"""Where the SuperLink's own processes connect to it. Without it in the server's certificate no run ever begins."""
 
 
 def create_app_folder(
@@ -65,7 +71,7 @@ def create_app_folder(
 
 
 def create_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write ca.pem, server.pem and server.key for a server with these names or addresses."""
+    """Write ca.pem, server.pem and server.key for a server with these names or addresses, and for `OWN_ADDRESS`."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
@@ -76,7 +82,7 @@ def create_certificates(folder: Path, hosts: Sequence[str]) -> None:
     name = f"fedauc trial authority {secrets.token_hex(4)}"
     issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, hosts[0]))
     alternatives: list[x509.GeneralName] = []
-    for host in hosts:
+    for host in dict.fromkeys([*hosts, OWN_ADDRESS]):
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:

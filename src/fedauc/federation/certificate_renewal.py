@@ -16,7 +16,7 @@ import ssl
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedauc.federation.app_folder import create_certificates
+from fedauc.federation.app_folder import OWN_ADDRESS, create_certificates
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER
 from fedauc.files import write_atomically
 
@@ -108,6 +108,14 @@ def find_expiring(entries: list[CertificateEntry], now: datetime.datetime) -> li
     return [entry for entry in entries if entry.file not in lasting]
 
 
+def check_own_address(app: Path) -> None:
+    """Refuse a server's certificate with which no run would begin, and no error would say why."""
+    path = app / "certificates" / "server.pem"
+    if OWN_ADDRESS not in _read_hosts(path):
+        reason = "to which the server's own processes connect, so that no run would begin"
+        raise ValueError(f"{path} is not for {OWN_ADDRESS}, {reason}: renew it with --prepare")
+
+
 def _need_next(folder: Path) -> Path:
     if not (folder / "next").is_dir():
         raise ValueError(f"{folder / 'next'} does not exist: no renewal is under way; begin one with --prepare")
@@ -125,7 +133,7 @@ def _check_files(app: Path) -> list[Any]:
         raise ValueError(f"{folder} has no {missing[0]}; put {', '.join(CERTIFICATE_FILES)} there")
     authorities = _load_certificates(folder.parent / "ca.pem")
     authorities += [known for known in _load_certificates(folder / "ca.pem") if known not in authorities]
-    for host in _read_hosts(folder.parent / "server.pem"):
+    for host in dict.fromkeys([*_read_hosts(folder.parent / "server.pem"), OWN_ADDRESS]):
         for trusted in (authorities, _load_certificates(folder / "ca.pem")):
             if problem := _find_handshake_problem(folder, _encode(trusted).decode(), host):
                 raise ValueError(f"a site would refuse {folder / 'server.pem'} ({problem}); get another certificate")
