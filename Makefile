@@ -39,7 +39,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --timeout 600
 
 test-gpu:  ## tests that need a CUDA device, with whatever python has torch for it
-	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider tests
+	PYTHONPATH=src $(PYTHON) -m pytest --only gpu -p no:cacheprovider $$(grep -rl --include='*.py' pytest.mark.gpu tests)
 
 test-slow: $(STAMP)  ## tests that take long: they compile much or start many processes
 	$(BIN)/python -m pytest --only slow -p no:cacheprovider tests

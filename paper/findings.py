@@ -11,11 +11,13 @@ from functools import partial
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedauc.reports.tables import format_share
 from paper.significance import SIGNIFICANCE_LEVEL, Difference, correct_p_values
-from paper.table_specs import ALL_METHODS, OURS, PUBLISHED, Column
+from paper.table_specs import ALL_METHODS, OURS, PUBLISHED, TEXTS, Column
 from paper.tables import NEARLY, Cell, Table
 
 OUTCOMES = ("significantly higher", "not significantly different", "significantly lower", "not tested")
@@ -131,6 +133,32 @@ def make_contrast_frame(contrasts: Sequence[Comparison]) -> pd.DataFrame:
         f"{pair.column.name}: {pair.method} minus {pair.baseline}": str(pair) for pair in correct_comparisons(contrasts)
     }
     return pd.DataFrame({"difference": texts})
+
+
+def make_class_frame(table: Table) -> pd.DataFrame:
+    """A line for each contrast: the mean difference over the classes of `classes`, over the later ones, and over all.
+
+    The intervals and p-values are those of a t-test over classes alone, without the uncertainty of a class's test part.
+    """
+    known = TEXTS["classes"]["classes"]
+    rows = {}
+    for pair in list_contrasts(table):
+        first, second = (table.cells[row, pair.column.name].case_aucs for row in (pair.method, pair.baseline))
+        gains = [one.mean - other.mean for one, other in zip(first, second, strict=True) if one and other]
+        parts = {f"classes 0-{known - 1}": gains[:known], f"classes {known}-{len(gains) - 1}": gains[known:]}
+        parts |= {f"all {len(gains)}": gains}
+        rows[f"{pair.column.name}: {pair.method} minus {pair.baseline}"] = {
+            name: _test_over_classes(values) for name, values in parts.items()
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def _test_over_classes(gains: Sequence[float]) -> str:
+    """The mean, its 95 % interval and p-value over at least two classes."""
+    test = stats.ttest_1samp(gains, 0)
+    interval = test.confidence_interval(0.95)
+    half = format_share((interval.high - interval.low) / 2, 4)
+    return f"{format_difference(float(np.mean(gains)))} ± {half}, p {format_p_value(float(test.pvalue))}"
 
 
 def make_comparison_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:

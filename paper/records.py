@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,9 @@ from fedauc.files import write_atomically
 
 MOST_ROWS = 22_500
 """Test rows whose ranks are stored. Of a larger test part, every positive and a random sample of the negatives are."""
+
+COMMIT_VARIABLE = "FEDAUC_COMMIT"
+"""The environment variable that names the commit of a copy of the source that lies in no repository."""
 
 FORMAT = 1
 """Raised when an old reader could misunderstand a new line."""
@@ -349,14 +353,29 @@ def summarize_folder(folder: RunFolder, stopped: str) -> Record:
 
 
 def find_source_commit(package: Path = Path(fedauc.__file__).parent) -> str | None:
-    """The commit of the source in use, if it lies in a repository; a plus marks changes of the source since."""
+    """The commit of the source in use, if it lies in a repository; a plus marks changes of the source since.
+
+    A copy of the source without its repository, such as one sent to another machine, has the commit that
+    `FEDAUC_COMMIT` names.
+    """
     texts = []
     # New records beside the source change nothing in it.
     for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."]):
         try:
             done = subprocess.run(["git", "-C", package, *words], capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
-            return None
+            return _read_named_commit()
         texts.append(done.stdout.strip())
     commit, changes = texts
     return commit + ("+" if changes else "")
+
+
+def _read_named_commit() -> str | None:
+    """The commit that the environment names, in the length of the others."""
+    named = os.environ.get(COMMIT_VARIABLE, "")
+    if not named:
+        return None
+    if not re.fullmatch(r"[0-9a-f]{12,40}\+?", named):
+        bound = "12 to 40 hexadecimal digits, and a plus if the source has changed since"
+        raise ValueError(f"{COMMIT_VARIABLE} is {named!r}; it must be {bound}: see `git rev-parse HEAD`")
+    return named[:12] + ("+" if named.endswith("+") else "")

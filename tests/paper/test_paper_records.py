@@ -13,7 +13,7 @@ import pytest
 
 from cli_helpers import paper_command
 from fedauc.experiments.config import Config
-from paper.records import RecordStore, changed_fields, find_source_commit, read_changes, run_name
+from paper.records import COMMIT_VARIABLE, RecordStore, changed_fields, find_source_commit, read_changes, run_name
 from paper.scales import PAPER, SMOKE
 from paper.table_specs import METHODS, Row
 from paper.tuning import ChoiceStore, TuningChoice, TuningJob
@@ -237,7 +237,7 @@ def test_a_run_is_complete_with_its_record_and_the_ranks_it_needs(tmp_path: Path
 
 
 def test_a_source_commit_has_a_plus_where_the_source_has_changed_and_not_for_what_lies_beside_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
@@ -255,7 +255,22 @@ def test_a_source_commit_has_a_plus_where_the_source_has_changed_and_not_for_wha
     git("add", "-A")
     git("commit", "-qm", "first")
     first = git("rev-parse", "HEAD")[:12]
+    # A repository knows its commit better than the environment.
+    monkeypatch.setenv(COMMIT_VARIABLE, "0" * 40)
     (beside / "file").unlink()
     assert find_source_commit(package) == first
     (package / "other").write_text("2")
     assert find_source_commit(package) == f"{first}+"
+
+
+def test_a_copy_without_a_repository_has_the_commit_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setenv(COMMIT_VARIABLE, commit)
+    assert find_source_commit(tmp_path) == commit[:12]
+    monkeypatch.setenv(COMMIT_VARIABLE, f"{commit}+")
+    assert find_source_commit(tmp_path) == f"{commit[:12]}+"
+    monkeypatch.setenv(COMMIT_VARIABLE, "latest")
+    with pytest.raises(ValueError, match="FEDAUC_COMMIT is 'latest'; it must be 12 to 40 hexadecimal digits"):
+        find_source_commit(tmp_path)

@@ -16,6 +16,7 @@ from cli_helpers import paper_command
 from fedauc.metrics import auc, delong_test
 from fedauc.reports.summary import Spread
 from fedauc.reports.tables import format_share
+from paper.findings import make_class_frame
 from paper.records import Point, Ranks, RecordStore, read_json_lines
 from paper.scales import PAPER, SMOKE
 from paper.significance import Case, Difference, PairShares, compare_rows, compute_pair_shares
@@ -497,3 +498,21 @@ def test_mistakes_are_one_line(
     assert message in found.err
     assert len(found.err.strip().splitlines()) == 1
     assert list(inside.iterdir()) == []
+
+
+def test_differences_over_classes_are_tested_over_classes_alone() -> None:
+    store = RecordStore(Path(__file__).parents[2] / "paper/records")
+    table = TableBuilder(store, PAPER, [0]).build(build_tables(PAPER)["all-classes"])
+    first, second = (
+        np.array([case.mean for case in table.cells[row, "cifar10"].case_aucs if case])
+        for row in ("cycp-pairwise", "cycp-fedavg")
+    )
+    gains = first - second
+    assert len(gains) == 10
+    frame = make_class_frame(table).loc["cifar10: cycp-pairwise minus cycp-fedavg"]
+    # Quantiles of Student's t with 4 and 9 degrees of freedom.
+    for name, part, quantile in (("classes 5-9", gains[5:], 2.776), ("all 10", gains, 2.262)):
+        half = quantile * part.std(ddof=1) / np.sqrt(len(part))
+        mean, interval = frame[name].split(", p ")[0].split(" ± ")
+        assert float(mean) == pytest.approx(part.mean(), abs=1e-4)
+        assert float(interval) == pytest.approx(half, abs=1e-4)

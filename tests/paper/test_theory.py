@@ -14,7 +14,7 @@ import pytest
 
 from fedauc.experiments.assembly import assemble_training
 from fedauc.models.linear import Linear
-from paper import theory, theory_figure
+from paper import theory, theory_figure, theory_groups
 from paper.theory import COHORTS, METHODS, Curve, Findings, Problem, Trial, repeat_trial, solve_rows
 
 SMALL = Problem(groups=2, shards=4, rows=3, features=2)
@@ -183,6 +183,25 @@ def panels(kept: tuple[Findings, Trial]) -> dict[tuple[str, str], dict[str, floa
 
 def test_the_page_has_the_records_table(table: list[str]) -> None:
     assert "\n".join(table) in (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_table_of_groups() -> None:
+    gaps = theory_groups.read_gaps(ROOT / "paper/records/theory-groups.json")
+    assert "\n".join(theory_groups.markdown_table(gaps)) in (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+    for by_order in gaps.values():
+        for measured in by_order.values():
+            assert len(measured.gaps) == 6
+
+
+def test_a_power_law_in_the_number_of_groups_is_found_exactly() -> None:
+    """Gaps of (K / rounds)^2 need rounds ∝ K for any gap."""
+    counts = np.array(theory_groups.GROUPS, dtype=float)
+    rounds = counts[:, None] * np.array([10.0, 20.0])
+    measured = theory_groups.Gaps(rounds, np.repeat(((counts[:, None] / rounds) ** 2)[None], 3, axis=0))
+    growth = theory_groups.measure_growth(measured)
+    assert growth.exponent == pytest.approx(1)
+    assert growth.exponent_interval == pytest.approx([1, 1])
+    assert growth.rounds == pytest.approx(counts / np.sqrt(growth.gap))
 
 
 @pytest.mark.parametrize("name", METHODS)
