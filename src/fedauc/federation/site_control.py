@@ -30,8 +30,8 @@ from fedauc.federation.run_plan import check_against_plan, hash_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
 from fedauc.federation.site_report import SiteReport
-from fedauc.federation.site_state import FolderSiteState, SiteRefusal, SiteState
-from fedauc.files import write_atomically
+from fedauc.federation.site_state import FolderSiteState, MissingSiteState, SiteRefusal, SiteState
+from fedauc.files import make_folder, write_atomically
 
 LOG = logging.getLogger("fedauc.site")
 
@@ -50,7 +50,7 @@ class SiteHome:
     """The files of a site's folder, apart from the log and the runs' states."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.folder = folder
 
     def propose_plan(self, plan: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ class SiteHome:
         digest = hash_plan(plan)
         path = self.folder / "plans" / f"{digest}.json"
         if not path.is_file():
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
             write_atomically(path, json.dumps(plan, indent=2).encode(), is_private=True)
         return digest
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.files import write_atomically
+from fedauc.files import make_folder, write_atomically
 from fedauc.trees import Tree
 
 MAGIC = b"fedauc-site-1 "
@@ -51,7 +51,7 @@ class FolderSiteState:
     """Site state in a folder on the site's disk: it survives processes, restarts and runs of the message service."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
 
     def list_names(self) -> list[str]:
