@@ -17,7 +17,7 @@ from fedauc.federation.owner_policy import EXAMPLE_POLICY, OpeningHours, OwnerPo
 from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_control import ControlledSite, SiteHome, open_controlled_site
-from fedauc.federation.site_report import describe_report, list_reports
+from fedauc.federation.site_report import SiteReport, describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.federation.site_table import SiteTable
 from fedauc.guards import TrainingStopped
@@ -335,6 +335,20 @@ COMPLETED_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "row noise": ("cycp-fedavg", {"wrappers": (ExampleDP(),), "epsilon": 4.0, "delta": 1e-3}),
 }
 """Runs whose recipe the server completes: with a prior, with the noise of a budget, with the sizes of a sum."""
+
+def test_a_line_of_the_report_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    report, labels, scores = SiteReport(tmp_path), np.array([1, 0, 1, 0]), np.array([0.9, 0.1, 0.8, 0.2])
+    report.add_evaluation("r1", 0, labels, scores)
+    path = tmp_path / "reports" / "r1.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"round": 1, "posi')
+    assert "after round 1: AUC 1.0000" in describe_report(tmp_path, "r1")[0]
+    report.add_evaluation("r1", 2, labels, -scores)
+    lines = describe_report(tmp_path, "r1")
+    assert "after round 3: AUC 0.0000" in lines[0]
+    assert "last 2 evaluations: 1.0000, 0.0000" in lines[1]
+    path.write_bytes(b'{"rou')
+    assert describe_report(tmp_path, "r1") == ["run r1: no evaluation is complete"]
+
 
 
 @pytest.mark.parametrize("kind", COMPLETED_RUNS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedauc.data.checks import MIN_ROWS_PER_CLASS
-from fedauc.files import naming_path
+from fedauc.files import append_durably, make_folder
 from fedauc.metrics import auc
 from fedauc.scoring.model_card import POINT_HEADERS, format_point
 from fedauc.scoring.thresholds import list_operating_points
@@ -37,14 +38,18 @@ class SiteReport:
             "points": [list(format_point(point)) for point in points],
         }
         path = self._folder / REPORT_FOLDER / f"{run}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with naming_path(path), path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        make_folder(path.parent)
+        with append_durably(path) as file:
+            # A line that a crash or a full disk has cut off stays apart from this one.
+            start = "\n" if _is_torn(path) else ""
+            file.write(f"{start}{json.dumps(line)}\n".encode())
 
 
 def describe_report(folder: Path, run: str) -> list[str]:
     """The last evaluation of a run in words, with the history of the AUC."""
-    lines = [json.loads(line) for line in (folder / REPORT_FOLDER / f"{run}.jsonl").read_text().splitlines()]
+    lines = _read_lines(folder / REPORT_FOLDER / f"{run}.jsonl")
+    if not lines:
+        return [f"run {run}: no evaluation is complete"]
     last = lines[-1]
     rows = f"{last['positives']} positives and {last['negatives']} negatives"
     text = [
@@ -65,6 +70,20 @@ def list_reports(folder: Path) -> list[str]:
     """The runs that have a report, the latest last."""
     paths = sorted((folder / REPORT_FOLDER).glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     return [path.stem for path in paths]
+
+
+def _is_torn(path: Path) -> bool:
+    content = path.read_bytes() if path.is_file() else b""
+    return bool(content) and not content.endswith(b"\n")
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a report."""
+    lines = list[dict[str, Any]]()
+    for line in path.read_text().splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
 
 
 def _format_auc(line: dict[str, Any]) -> str:
