@@ -134,6 +134,9 @@ class FederatedEngine(Engine):
 
     @property
     def is_secure(self) -> bool:
+        if cohort.expected_size is None and len(set(cohort.weights)) == 1:
+            # The same bits as in a simulation in which only these sites were due: a sum of fractions is rounded.
+            present_weights = (1 / len(answered),) * len(answered)
         """Whether the server sees sums of uploads only."""
         return self._secure is not None
 
