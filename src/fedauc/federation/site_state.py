@@ -83,9 +83,12 @@ class FolderSiteState:
 
 
 def save_client_state(store: SiteState, round: int, client_state: Tree, last_accepted_round: int) -> None:
-    """Store the state after a visit. Two versions stay: the one the server knows, and the one it may accept next."""
+    """Store the state after a visit. Two versions stay: the one the server knows, and the one it may accept next.
+
+    Those of later rounds stay as well: then this visit is that of a message which was delivered again, or very late.
+    """
     store.save_payload(f"client-state-{round}", pack_payload({}, {"client_state": client_state}))
-    _delete_others(store, "client-state-", {last_accepted_round, round})
+    _delete_earlier(store, "client-state-", {last_accepted_round}, round)
 
 
 def load_client_state(store: SiteState, round: int, template: Tree) -> Tree:
@@ -100,8 +103,8 @@ def load_client_state(store: SiteState, round: int, template: Tree) -> Tree:
 
 
 def save_anchor(store: SiteState, stage: int, anchor: Tree) -> None:
-    """Store the anchor of a stage; those of other stages are deleted."""
-    _delete_others(store, "anchor-", {stage})
+    """Store the anchor of a stage; those of earlier stages are deleted."""
+    _delete_earlier(store, "anchor-", set(), stage)
     store.save_payload(f"anchor-{stage}", pack_payload({}, {"anchor": anchor}))
 
 
@@ -113,9 +116,8 @@ def load_anchor(store: SiteState, stage: int, template: Tree) -> Tree:
     return rebuild_tree(unpack_tensors(stored)["anchor"], template, "anchor")
 
 
-def _delete_others(store: SiteState, prefix: str, numbers: set[int]) -> None:
-    """Delete all payloads with this prefix, except those with these numbers."""
-    names = {f"{prefix}{number}" for number in numbers}
+def _delete_earlier(store: SiteState, prefix: str, needed: set[int], number: int) -> None:
+    """Delete all payloads with this prefix and a smaller number, except those that are needed."""
     for name in store.list_names():
         if name.startswith(prefix) and name not in names:
             store.delete_payload(name)
