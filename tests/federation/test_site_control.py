@@ -213,6 +213,9 @@ def test_the_hash_of_a_plan_does_not_depend_on_the_order_of_fields_or_on_the_sch
     assert hash_plan(json.loads(json.dumps(plan))) == hash_plan(plan)
     other = describe_plan(make_hospital_agreement(evaluation="scores"))
     assert hash_plan(other) != hash_plan(plan)
+    written = json.loads(json.dumps(plan).replace('"minimum": 0,', '"minimum": 0.0,'))
+    assert '"minimum": 0.0' in json.dumps(written)
+    assert hash_plan(written) == hash_plan(plan), "a file turns whole numbers into floats"
 
 
 def test_a_run_without_a_plan_is_refused(tmp_path: Path) -> None:
