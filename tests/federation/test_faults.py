@@ -258,6 +258,24 @@ def test_a_site_that_lost_its_client_state_starts_afresh_and_is_logged(
     assert all(bool(torch.isfinite(leaf).all()) for leaf in tree_leaves(rounds[-1].state.server.shared))
 
 
+def test_what_a_site_has_lost_is_sent_in_the_same_round_with_a_single_attempt(tmp_path: Path) -> None:
+    """Anchor and client state are sent again, because no message was lost; a run could not go on otherwise."""
+    settings: dict[str, Any] = {"prox": 0.5, "transforms": ["clip", "quantize"], "cycles": 3}
+    grid = make_grid(tmp_path / "sites")
+    agreement = make_agreement("cycp-minimax", {"evaluation": "none", "max_attempts": 1}, **settings)
+    run = create_run(agreement, grid, tmp_path / "run")
+
+    def lose_site_state(finished: Round) -> None:
+        if finished.phase.round == 2:
+            for file in (tmp_path / "sites" / NAMES[0]).rglob("*.payload"):
+                file.unlink()
+
+    rounds: list[Round] = []
+    collect_rounds(run, rounds, after_round=lose_site_state)
+    assert [header["anchor"] for header in grid.visit_headers(NAMES[0])][1:4] == ["stored", "included", "included"]
+    assert rounds[3].cohort.clients == (0, 1)
+
+
 def test_a_site_is_not_sent_the_class_counts_of_others(tmp_path: Path) -> None:
     """Totals per class and how many hold it, not who holds what: the census itself is never sent."""
     grid = make_grid(tmp_path / "sites")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -49,7 +50,8 @@ class FederatedEngine(Engine):
 
     `header` is part of every message, and `census` holds the class counts that the sites registered; None where they
     hide them. `template_engine` has one client with placeholder rows; a visit to it shows what a valid upload looks
-    like. With `secure` the server sees sums of uploads only, so that it cannot check a single one.
+    like. With `secure` the server sees sums of uploads only, so that it cannot check a single one. `plan` is sent to
+    sites that no longer have it.
     """
 
     name: ClassVar[str] = "federated"
@@ -62,7 +64,9 @@ class FederatedEngine(Engine):
         template_engine: LoopEngine,
         uploads: UploadPipeline,
         secure: SecureRounds | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
+        self._plan, self._sites_without_plan = plan, set[int]()
         self._exchange, self.header, self._census = exchange, header, census
         self._template_engine, self._uploads, self._secure = template_engine, uploads, secure
         self._site_progress: dict[int, SiteProgress] = {}
@@ -130,13 +134,13 @@ class FederatedEngine(Engine):
         total = sum(weights[client] for client in answered) if cohort.expected_size is None else 1.0
         missing = (client for client in cohort.clients if client not in answered)
         present_weights = tuple(weights[client] / total for client in answered)
+        if cohort.expected_size is None and len(set(cohort.weights)) == 1:
+            # The same bits as in a simulation in which only these sites were due: a sum of fractions is rounded.
+            present_weights = (1 / len(answered),) * len(answered)
         return Cohort(cohort.round, answered, present_weights, (*cohort.absent, *missing), cohort.expected_size)
 
     @property
     def is_secure(self) -> bool:
-        if cohort.expected_size is None and len(set(cohort.weights)) == 1:
-            # The same bits as in a simulation in which only these sites were due: a sum of fractions is rounded.
-            present_weights = (1 / len(answered),) * len(answered)
         """Whether the server sees sums of uploads only."""
         return self._secure is not None
 
@@ -154,12 +158,18 @@ class FederatedEngine(Engine):
         progress = self._site_progress.get(client, SiteProgress())
         has_anchor = int(progress.anchor_stage) == download.phase.stage
         header, position = {**self.header, "client": client}, cohort.clients.index(client)
+        if client in self._sites_without_plan:
+            self._sites_without_plan.discard(client)
+            header["plan"] = self._plan
         if session is not None:
             header["session"] = session.to_plain()
         return pack_visit(header, download, position, int(progress.last_accepted_round), has_anchor)
 
     def _forget_lost_state(self, client: int, what: str) -> None:
-        """A site has lost its disk: the anchor is sent again, and a lost client state starts afresh."""
+        """A site has lost its disk: plan and anchor are sent again, and a lost client state starts afresh."""
+        if what == "plan":
+            self._sites_without_plan.add(client)
+            return
         progress = self._site_progress.get(client, SiteProgress())
         last_accepted = progress.last_accepted_round if what == "anchor" else torch.tensor(NEVER)
         self._site_progress[client] = SiteProgress(last_accepted)

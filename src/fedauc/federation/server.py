@@ -321,7 +321,9 @@ class FederatedRun:
         digest = hash_tensors(self._assembly.network.build_module(model).state_dict())
         records = self.folder.read_records()
         final = records[-1] if records else {}
-        header = {**self._engine.header, "round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
+        # The model is for every site, also for one that was offline when the others admitted the run.
+        header = {**self._engine.header, "plan": describe_plan(self.agreement)}
+        header |= {"round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
         status = deliver_model(self._exchange, header, model, digest, delivered)
         content = encode_json({"sha256": digest, "sites": status})
         write_atomically(self.folder.path / DELIVERY_FILE, content.encode())
@@ -455,8 +457,8 @@ def _assemble_federation(
         LOG.info("uploads are summed securely: the server sees no single one, and cannot check their norms")
         header["secure_sum"] = last.to_plain()
         secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
-    census = None if has_client_noise(agreement.recipe) else registered.census
-    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure)
+    census, plan = None if has_client_noise(agreement.recipe) else registered.census, describe_plan(agreement)
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, plan)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 

@@ -128,6 +128,8 @@ class ControlledSite:
             LOG.warning("%s", refusal)
             rule = "refused by the site's policy"
             answer = pack_payload({"kind": "refusal", "reason": str(refusal)})
+        except MissingSiteState as missing:
+            rule, answer = "the plan is missing", pack_payload({"kind": "missing-state", "what": str(missing)})
         except Exception as error:
             rule, answer = "refused after an error", refuse_after_error(error)
         else:
@@ -162,7 +164,8 @@ class ControlledSite:
                 self._home.admit_run(run, digest, header["plan"])
             return f"{rule}; {reason}"
         if admitted is None:
-            raise SiteRefusal("this site has not admitted the run: the server has sent no plan for it")
+            # The server sends the plan with the next message, for example where this folder was lost.
+            raise MissingSiteState("plan")
         # The operator may change the policy, or refuse the plan, while a run goes on.
         plan = self._home.list_plans()[admitted["plan"]]
         decision = self._home.read_decisions().get(admitted["plan"], {}).get("decision", "")

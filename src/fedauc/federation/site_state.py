@@ -24,7 +24,7 @@ SUFFIX = ".payload"
 
 
 class MissingSiteState(Exception):
-    """A site no longer has its 'anchor' or its 'client state', so the server must send it or start afresh."""
+    """A site has no 'plan', 'anchor' or 'client state' any more, so the server must send it or start afresh."""
 
 
 class SiteRefusal(Exception):
@@ -119,7 +119,8 @@ def load_anchor(store: SiteState, stage: int, template: Tree) -> Tree:
 def _delete_earlier(store: SiteState, prefix: str, needed: set[int], number: int) -> None:
     """Delete all payloads with this prefix and a smaller number, except those that are needed."""
     for name in store.list_names():
-        if name.startswith(prefix) and name not in names:
+        text = name.removeprefix(prefix)
+        if text != name and int(text) < number and int(text) not in needed:
             store.delete_payload(name)
 
 
