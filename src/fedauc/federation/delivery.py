@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +120,8 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
     except ValueError as error:
         LOG.error("the model is not stored, because %s", error)
         raise SiteRefusal("this site's own rows do not suffice to choose a threshold; see its log") from error
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    # A site has one process at a time; what a killed one has left is removed by the next.
+    part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     make_folder(part)
     scorer.save(part)
