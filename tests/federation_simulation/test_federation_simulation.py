@@ -7,7 +7,7 @@ import pytest
 from federation_simulation.scenario import MESSAGE_FAULTS, MOMENT_FAULTS, STEP_FAULTS, draw_scenario
 from federation_simulation.trials import describe_failure, open_trials, run_seeds
 
-SEEDS = range(60)
+SEEDS = range(40)
 
 FOUND = (286, 293, 5004, 5116)
 """Seeds that have found faults of the library: a message repeated much later, a folder whose name was lost, a line of a
