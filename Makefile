@@ -13,7 +13,7 @@ AUDIT ?= .venv-audit
 DEPLOY ?= .venv-deploy
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit fuzz test-crash lock test-gpu test-slow test-browser test-federation test-nvflare test-deploy test-trackers test-packaging dist audit bench docs docs-links clean
+.PHONY: demo test lint types unit fuzz test-crash test-federation-simulation test-chaos lock test-gpu test-slow test-browser test-federation test-nvflare test-deploy test-trackers test-packaging dist audit bench docs docs-links clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -58,6 +58,17 @@ CRASH_PROGRESS ?= .crash_trials.json
 test-crash: $(STAMP)  ## kill commands KILLS times (SEED=n repeats), also inside writes and on a full disk; goes on after a break
 	PYTHONPATH=src:tests:. $(BIN)/python -m crash.crash_trials --kills $(KILLS) --progress $(CRASH_PROGRESS) $(if $(SEED),--seed $(SEED))
 	rm -f $(CRASH_PROGRESS)
+
+SEEDS ?= 0:2000
+
+test-federation-simulation: $(STAMP)  ## federations in one process under faults: SEEDS=A:B, SEED=n repeats one, FROM_DATE=today
+	PYTHONPATH=src:tests:. $(BIN)/python -m federation_simulation \
+	  $(if $(SEED),--seed $(SEED),$(if $(FROM_DATE),--from-date $(FROM_DATE),--seeds $(SEEDS)))
+
+CHAOS_SECONDS ?= 240
+
+test-chaos: $(FLOWER)/.installed  ## real processes killed, stopped and cut off for CHAOS_SECONDS; SEED=n repeats the choices
+	PYTHONPATH=src:tests:. $(FLOWER)/bin/python -m chaos.chaos_trial --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED))
 
 lock: $(STAMP)  ## the pins with the hashes of their files, for this Python and platform (needs the package index)
 	$(BIN)/python packaging/lock_hashes.py constraints.txt requirements-hashed.txt

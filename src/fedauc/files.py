@@ -1,7 +1,12 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and that are still there when the power has failed.
+
+A file is durable once it is synced and the folder that names it is synced as well: until then a new name may be lost
+with the power, though the process that gave it has long sent a message about it.
+"""
 
 from __future__ import annotations
 
+import errno
 import functools
 import glob
 import os
@@ -30,8 +35,9 @@ def write_atomically(
 ) -> None:
     """Write a file that is either complete or absent, even if the process is killed or several processes write it.
 
-    A private one is readable by its owner alone, from its first byte on. One that is not durable may be lost or empty
-    after the machine itself has crashed, and is written without waiting for the disk.
+    When this returns, the file is on the disk under its name. One that is not durable may be lost or empty after the
+    machine itself has crashed, and is written without waiting for the disk. A private one is readable by its owner
+    alone, from its first byte on.
     """
     with open_atomically(path, is_private, is_durable) as file:
         file.writelines(chunks)
@@ -50,9 +56,55 @@ def open_atomically(path: Path, is_private: bool = False, is_durable: bool = Tru
             if is_durable:
                 os.fsync(file.fileno())
         part.replace(path)
+        if is_durable:
+            sync_folder(path.parent)
     finally:
         # It exists only where the write has failed.
         part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder survive the loss of power, where the system offers that."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and its parents where they do not exist, and let their names survive the loss of power."""
+    # An empty one may be what a process made that was killed before it could sync the name.
+    if folder.is_dir() and any(folder.iterdir()):
+        return
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode, exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def move_folder(folder: Path, target: Path) -> None:
+    """Give a finished folder its name, for good."""
+    folder.rename(target)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def append_durably(path: Path, is_private: bool = False) -> Iterator[BinaryIO]:
+    """A file to append to, which is on the disk under its name when the block ends without an error."""
+    is_new = not path.exists()
+    mode = 0o600 if is_private else 0o666
+    with naming_path(path), open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        sync_folder(path.parent)
 
 
 @contextmanager

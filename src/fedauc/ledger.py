@@ -55,7 +55,10 @@ class Ledger:
         sent_to_all = (download.shared, download.announced)
         trees = (sent_to_all, download.anchor, download.per_client, upload.mean, upload.pool)
         shared, anchor, per_client, mean, pool = map(_count_floats_and_bytes, trees)
-        down = [visits * shared[unit] + anchors * anchor[unit] + per_client[unit] for unit in range(2)]
+        # Sites that were due and did not come have a part of `per_client` as well, which does not count.
+        due = len(next(iter(tree_leaves(download.per_client)), ())) or 1
+        per_visit = [shared[unit] + per_client[unit] // due for unit in range(2)]
+        down = [visits * per_visit[unit] + anchors * anchor[unit] for unit in range(2)]
         up = sent or [visits * mean[unit] + pool[unit] for unit in range(2)]
         self._add_totals(Traffic(1, visits, len(cohort.absent), down[0], up[0], down[1], up[1]))
 

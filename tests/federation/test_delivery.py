@@ -75,6 +75,17 @@ def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> Non
     assert len(hashes) == 1
 
 
+def test_what_a_killed_process_left_of_a_model_does_not_stay(tmp_path: Path) -> None:
+    run = start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run")
+    run_id = json.loads((tmp_path / "run" / "census.json").read_text())["run"]
+    part = tmp_path / "sites" / "west" / "state" / "models" / f".{run_id}.part"
+    part.mkdir(parents=True)
+    (part / "model.pt").write_bytes(b"half")
+    run.train_to_end()
+    assert verify_model(find_model(tmp_path / "sites", "west")) == []
+    assert not part.exists()
+
+
 class TamperedSite:
     """A network that changes one weight of the delivered model on its way."""
 

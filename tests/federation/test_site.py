@@ -15,7 +15,13 @@ from fedauc.federation import visit_messages as orders
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.site import Site, SitePolicy
 from fedauc.federation.site_data import SiteData
-from fedauc.federation.site_state import FolderSiteState
+from fedauc.federation.site_state import (
+    FolderSiteState,
+    load_anchor,
+    load_client_state,
+    save_anchor,
+    save_client_state,
+)
 from fedauc.federation.visit_messages import ClassTotals
 from fedauc.interfaces import Census, Phase
 from federation.memory_grid import create_run, make_agreement, make_grid, make_sites
@@ -145,6 +151,18 @@ def test_site_state_is_stored_completely(tmp_path: Path) -> None:
     store.delete_payload("client-state-1")
     store.delete_payload("client-state-1")
     assert store.list_names() == []
+
+
+def test_a_message_that_is_delivered_again_much_later_deletes_no_newer_state(tmp_path: Path) -> None:
+    """The message of the first visit names no state before it, so that it is answered; the state of round 3 stays."""
+    store, state = FolderSiteState(tmp_path), torch.arange(3.0)
+    for round, last_accepted in ((0, -1), (3, 0), (0, -1)):
+        save_client_state(store, round, state + round, last_accepted)
+        save_anchor(store, round, state)
+    assert torch.equal(load_client_state(store, 3, state), state + 3)
+    assert torch.equal(load_anchor(store, 3, state), state)
+    save_client_state(store, 6, state, 3)
+    assert store.list_names() == ["anchor-0", "anchor-3", "client-state-3", "client-state-6"]
 
 
 # ------------------------------------------------------------------------------------------------------------ data

@@ -14,9 +14,11 @@ import pytest
 from fedauc.cli.federation_site import plan
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
+from fedauc.federation.in_process import InProcessGrid
 from fedauc.federation.owner_policy import EXAMPLE_POLICY, OpeningHours, OwnerPolicy, PrivacyRules
 from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan
 from fedauc.federation.serialization import Payload, pack_payload
+from fedauc.federation.server import FederatedRun
 from fedauc.federation.site_control import ControlledSite, SiteHome, open_controlled_site
 from fedauc.federation.site_report import SiteReport, describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
@@ -212,20 +214,56 @@ def test_the_hash_of_a_plan_does_not_depend_on_the_order_of_fields_or_on_the_sch
     plan = describe_plan(make_hospital_agreement())
     assert hash_plan(plan) == hash_plan(dict(reversed(list(plan.items()))))
     assert hash_plan(json.loads(json.dumps(plan))) == hash_plan(plan)
+    written = json.loads(json.dumps(plan).replace('"minimum": 0,', '"minimum": 0.0,'))
+    assert '"minimum": 0.0' in json.dumps(written)
+    assert hash_plan(written) == hash_plan(plan), "a file turns whole numbers into floats"
     other = describe_plan(make_hospital_agreement(evaluation="scores"))
     assert hash_plan(other) != hash_plan(plan)
 
 
-def test_a_run_without_a_plan_is_refused(tmp_path: Path) -> None:
+def test_a_site_asks_for_the_plan_of_a_run_that_it_has_not_admitted(tmp_path: Path) -> None:
     site = make_controlled_sites(tmp_path / "sites")["north"]
     for kind in ("register", "visit", "unmask", "evaluate"):
         header = site.answer_message(pack_payload({"kind": kind, "run": "r1"})).read_header()
-        assert header["reason"] == "this site has not admitted the run: the server has sent no plan for it"
+        assert (header["kind"], header["what"]) == ("missing-state", "plan")
     header = site.answer_message(pack_payload({"kind": "visit", "run": "../up"})).read_header()
     assert "letters and digits" in header["reason"]
     header = site.answer_message(Payload("[" * 100_000, np.zeros(0, np.uint8))).read_header()
     assert header["kind"] == "refusal"
     assert verify_log(tmp_path / "sites" / "north" / "state").head.entries == 6
+
+
+def test_a_site_that_has_lost_its_folder_is_sent_the_plan_and_takes_part_again(tmp_path: Path) -> None:
+    """Without the plan it would refuse every visit until the end."""
+    sites = make_controlled_sites(tmp_path / "sites")
+    run = start_hospital_run(sites, tmp_path / "run")
+    site = make_controlled_sites(tmp_path / "rebuilt")["north"]
+    exchange = replace(run._exchange, grid=InProcessGrid({**sites, "north": site}))
+    result = FederatedRun.resume(exchange, run.folder).train_to_end()
+    counts = result["attendance"]["north"]
+    assert counts["answered"] > 0
+    assert (counts["absent"], counts["refused"]) == (0, 0)
+    home = SiteHome(tmp_path / "rebuilt" / "north" / "state")
+    assert list(home.read_runs()) == [json.loads((tmp_path / "run" / "census.json").read_text())["run"]]
+    rules = [entry["rule"] for entry in read_entries(home.folder)]
+    assert rules[:2] == ["the plan is missing", "upload of an admitted run; runs.approval is any"]
+
+
+def test_a_site_that_has_lost_its_folder_awaits_approval_again(tmp_path: Path) -> None:
+    sites = make_controlled_sites(tmp_path / "sites", EXAMPLE_POLICY)
+    agreement = make_hospital_agreement()
+    digest = hash_plan(describe_plan(agreement))
+    for name in sites:
+        home = SiteHome(tmp_path / "sites" / name / "state")
+        home.propose_plan(describe_plan(agreement))
+        home.decide(digest, "approved", "ana")
+    run = start_hospital_run(sites, tmp_path / "run", agreement)
+    site = make_controlled_sites(tmp_path / "rebuilt", EXAMPLE_POLICY)["north"]
+    exchange = replace(run._exchange, grid=InProcessGrid({**sites, "north": site}))
+    result = FederatedRun.resume(exchange, run.folder).train_to_end()
+    assert result["attendance"]["north"]["answered"] == 0
+    reasons = [line["refused"].get("north", "") for line in run.folder.read_lines("attendance.jsonl")]
+    assert any(f"plan {digest[:12]} awaits approval" in reason for reason in reasons)
 
 
 # -------------------------------------------------------------------------------------------------------- the policy
@@ -299,6 +337,20 @@ def test_the_example_policy_can_be_read(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- the site's report
 
 
+def test_a_line_of_the_report_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    report, labels, scores = SiteReport(tmp_path), np.array([1, 0, 1, 0]), np.array([0.9, 0.1, 0.8, 0.2])
+    report.add_evaluation("r1", 0, labels, scores)
+    path = tmp_path / "reports" / "r1.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"round": 1, "posi')
+    assert "after round 1: AUC 1.0000" in describe_report(tmp_path, "r1")[0]
+    report.add_evaluation("r1", 2, labels, -scores)
+    lines = describe_report(tmp_path, "r1")
+    assert "after round 3: AUC 0.0000" in lines[0]
+    assert "last 2 evaluations: 1.0000, 0.0000" in lines[1]
+    path.write_bytes(b'{"rou')
+    assert describe_report(tmp_path, "r1") == ["run r1: no evaluation is complete"]
+
+
 def test_the_sites_own_report_stays_at_the_site(tmp_path: Path) -> None:
     sites = make_controlled_sites(tmp_path / "sites")
     start_hospital_run(sites, tmp_path / "run").train_to_end()
@@ -364,12 +416,11 @@ def test_the_report_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
     assert max(map(len, lines[2:])) <= 80
 
 
-def test_a_damaged_report_is_named(tmp_path: Path) -> None:
+def test_damaged_lines_of_a_report_are_counted(tmp_path: Path) -> None:
     SiteReport(tmp_path).add_evaluation("1", 3, np.arange(2), np.arange(2.0))
     path = tmp_path / "reports" / "1.jsonl"
     path.write_text(path.read_text() + "{\n")
-    with pytest.raises(ValueError, match=r"1\.jsonl is damaged .*; remove the damaged line"):
-        describe_report(tmp_path, "1")
+    assert "lines of the report that are damaged and left out: 1" in describe_report(tmp_path, "1")
 
 
 @pytest.mark.parametrize("text", ["", "[tool.flwr.app.config]\nmethod = 'focus'", "tool = 3", "[tool.flwr"])

@@ -24,6 +24,14 @@ def test_the_audit_is_a_workflow_of_its_own() -> None:
     assert "-o dist/sbom.cdx.json" in (ROOT / "Makefile").read_text()
 
 
+def test_nightly_jobs_are_make_targets() -> None:
+    workflow = (ROOT / ".github/workflows/nightly.yml").read_text()
+    commands = re.findall(r"^\s*- run: make (\S+)", workflow, re.MULTILINE)
+    assert commands == ["test-federation-simulation", "test-chaos"]
+    for target in commands:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_the_hooks_are_the_linters_of_make_test() -> None:
     hooks = re.findall(r"^\s*entry: \.venv/bin/(.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
     commands = re.findall(r"^\t\$\(BIN\)/((?:ruff|mypy)[^$\n]*)", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -17,7 +17,7 @@ from fedauc.experiments.run_group import plan_run_groups, train_run_group
 from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.experiments.sweep import setting_of
-from fedauc.files import write_atomically
+from fedauc.files import move_folder, write_atomically
 
 NAME = "comparison.json"
 
@@ -48,7 +48,7 @@ class Comparison:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         write_atomically(part / NAME, encode_json({"sweep": sweep, "runs": configs}).encode())
-        part.rename(path)
+        move_folder(part, path)
         return Comparison(path, cache, groups)
 
     @staticmethod

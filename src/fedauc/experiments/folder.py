@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ import torch
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.config import Config
 from fedauc.experiments.manifest import write_manifest
-from fedauc.files import check_writable, naming_path, write_atomically
+from fedauc.files import append_durably, check_writable, make_folder, move_folder, write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
 
@@ -60,7 +59,7 @@ class RunFolder:
     @staticmethod
     def create(path: Path, files: Mapping[str, str], first: Checkpoint, secret: bytes | None = None) -> RunFolder:
         """Make the folder with its descriptions and the first checkpoint; it appears complete or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         part = path.with_name(f".{path.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         (part / "checkpoints").mkdir(parents=True)
@@ -69,7 +68,7 @@ class RunFolder:
         RunFolder(part).write_checkpoint(first)
         if secret is not None:
             RunFolder(part).write_secret(secret)
-        part.rename(path)
+        move_folder(part, path)
         return RunFolder(path)
 
     @staticmethod
@@ -83,9 +82,7 @@ class RunFolder:
 
     def write_secret(self, secret: bytes) -> None:
         """Keep the secret of a private run's noise, readable by its owner alone."""
-        path = self.path / SECRET_FILE
-        path.touch(mode=0o600)
-        path.write_bytes(secret)
+        write_atomically(self.path / SECRET_FILE, secret, is_private=True)
 
     def read_secret(self) -> bytes:
         """The secret that the run began with; without it, a resumed run would add other noise to the same rounds."""
@@ -165,10 +162,8 @@ class RunFolder:
 
     def append_line(self, name: str, line: Mapping[str, Any]) -> None:
         """Add a line to a file of JSON lines; it is on the disk when this returns."""
-        with naming_path(self.path / name), (self.path / name).open("ab") as file:
+        with append_durably(self.path / name) as file:
             file.write(encode_json(line, indent=None).encode())
-            file.flush()
-            os.fsync(file.fileno())
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """The complete lines of a file of JSON lines; a line that a crash cut off is left out."""

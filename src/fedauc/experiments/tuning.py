@@ -29,7 +29,7 @@ from fedauc.experiments.options import build_config
 from fedauc.experiments.run_loop import Observer, Progress, RunPaused
 from fedauc.experiments.runner import DataCache, Run
 from fedauc.experiments.search_space import Dimension, SearchSpace
-from fedauc.files import write_atomically
+from fedauc.files import move_folder, write_atomically
 from fedauc.guards import TrainingStopped
 from fedauc.locks import hold_lock
 from fedauc.metrics import parse_metrics
@@ -92,7 +92,7 @@ class Tuning:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             write_atomically(part / NAME, encode_json(document).encode())
-            part.rename(path)
+            move_folder(part, path)
         return Tuning(path)
 
     @staticmethod

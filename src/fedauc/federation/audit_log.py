@@ -11,12 +11,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedauc.files import naming_path, write_atomically
+from fedauc.files import append_durably, make_folder, write_atomically
 from fedauc.locks import hold_lock
 
 LOG_FILE, HEAD_FILE, LOCK_FILE = "audit.jsonl", "audit-head.json", ".audit.lock"
@@ -51,7 +50,7 @@ class AuditLog:
     """Appends to the log of a folder; several processes may do so."""
 
     def __init__(self, folder: Path, clock: Callable[[], str] = read_time) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder, self._clock = folder, clock
 
     def append(self, entry: Mapping[str, Any]) -> LogHead:
@@ -88,10 +87,8 @@ class AuditLog:
         digest = _hash_entry(content)
         line = json.dumps({**content, "hash": digest}, sort_keys=True).encode() + b"\n"
         path = self._folder / LOG_FILE
-        with naming_path(path), open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with append_durably(path, is_private=True) as file:
             file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
         return LogHead(head.entries + 1, digest, head.size + len(line))
 
 

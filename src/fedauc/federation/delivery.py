@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import SiteRefusal
-from fedauc.files import write_atomically
+from fedauc.files import make_folder, move_folder, write_atomically
 from fedauc.interfaces import Model
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
@@ -133,9 +132,10 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
     except ValueError as error:
         LOG.error("the model is not stored, because %s", error)
         raise SiteRefusal("this site's own rows do not suffice to choose a threshold; see its log") from error
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    # A site has one process at a time; what a killed one has left is removed by the next.
+    part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    make_folder(part)
     scorer.save(part)
     write_model_card(part, scorer, _describe_facts(delivered, data))
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(part.iterdir())}
@@ -143,7 +143,7 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
     write_atomically(part / DELIVERY_FILE, f"{json.dumps(origin, indent=2)}\n".encode())
     stored = hash_tensors(load(part).module.state_dict())
     shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    move_folder(part, folder)
     return stored
 
 

@@ -73,7 +73,8 @@ class FederatedEngine(Engine):
 
     `header` is part of every message, and `census` holds the class counts that the sites registered; None where they
     hide them. `template_engine` has one client with placeholder rows; a visit to it shows what a valid upload looks
-    like. With `secure` the server sees sums of uploads only, so that it cannot check a single one.
+    like. With `secure` the server sees sums of uploads only, so that it cannot check a single one. `plan` is sent to
+    sites that no longer have it.
     """
 
     name: ClassVar[str] = "federated"
@@ -87,7 +88,9 @@ class FederatedEngine(Engine):
         uploads: UploadPipeline,
         secure: SecureRounds | None = None,
         checks: UploadChecks | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
+        self._plan, self._sites_without_plan = plan, set[int]()
         self._exchange, self.header, self._census = exchange, header, census
         self.checks = checks
         self.quarantine = Quarantine(exchange.policy, [site.name for site in exchange.sites], header["cycle_length"])
@@ -226,12 +229,18 @@ class FederatedEngine(Engine):
         progress = self._site_progress.get(client, SiteProgress())
         has_anchor = int(progress.anchor_stage) == download.phase.stage
         header, position = {**self.header, "client": client}, cohort.clients.index(client)
+        if client in self._sites_without_plan:
+            self._sites_without_plan.discard(client)
+            header["plan"] = self._plan
         if session is not None:
             header["session"] = session.to_plain()
         return pack_visit(header, download, position, int(progress.last_accepted_round), has_anchor)
 
     def _forget_lost_state(self, client: int, what: str) -> None:
-        """A site has lost its disk: the anchor is sent again, and a lost client state starts afresh."""
+        """A site has lost its disk: plan and anchor are sent again, and a lost client state starts afresh."""
+        if what == "plan":
+            self._sites_without_plan.add(client)
+            return
         progress = self._site_progress.get(client, SiteProgress())
         last_accepted = progress.last_accepted_round if what == "anchor" else torch.tensor(NEVER)
         self._site_progress[client] = SiteProgress(last_accepted)

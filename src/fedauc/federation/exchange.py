@@ -27,6 +27,9 @@ LOG = logging.getLogger("fedauc.server")
 ONLINE_CHECK_INTERVAL = 1.0
 """Seconds between two queries of which sites are online."""
 
+REPLACEABLE_STATE = ("plan", "anchor", "client state")
+"""What a site may have lost, and is sent again or starts afresh without."""
+
 Answer = TypeVar("Answer")
 
 
@@ -224,6 +227,7 @@ class _AnswerCollection(Generic[Answer]):
         self._client_of_message: dict[str, int] = {}
         self._node_written_to: dict[int, Node] = {}
         self._attempts = dict.fromkeys(messages, 0)
+        self._reported_missing = set[tuple[int, str]]()
         self._status = dict.fromkeys(messages, "was not online before the deadline")
         self._result: ExchangeResult[Answer] = ExchangeResult()
         self._online: frozenset[int] = frozenset()
@@ -314,6 +318,10 @@ class _AnswerCollection(Generic[Answer]):
             LOG.warning("site %r no longer has its %s", name, missing)
             if self._on_missing_state is not None:
                 self._on_missing_state(client, str(missing))
+                if (client, str(missing)) not in self._reported_missing and str(missing) in REPLACEABLE_STATE:
+                    # What is missing is sent once, whatever the number of attempts: nothing was lost on the way.
+                    self._reported_missing.add((client, str(missing)))
+                    self._attempts[client] -= 1
             self._send_again(client, reply, f"no longer has its {missing}")
         except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
             self._refuse_answer(client, reason)

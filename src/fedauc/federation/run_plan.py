@@ -44,8 +44,18 @@ def describe_plan(agreement: FederationAgreement) -> dict[str, Any]:
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
-    """The SHA-256 of a plan, whatever the order of its fields."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """The SHA-256 of a plan, whatever the order of its fields, and whether a number is written as 1 or as 1.0."""
+    text = json.dumps(_shorten_numbers(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shorten_numbers(value: Any) -> Any:
+    """A plain value with whole numbers as integers, which a file may have turned into floats."""
+    if isinstance(value, Mapping):
+        return {name: _shorten_numbers(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shorten_numbers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_against_plan(header: Mapping[str, Any], plan: Mapping[str, Any]) -> None:

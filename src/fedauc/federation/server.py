@@ -406,7 +406,9 @@ class FederatedRun:
         digest = hash_tensors(self._assembly.network.build_module(model).state_dict())
         records = self.folder.read_records()
         final = records[-1] if records else {}
-        header = {**self._engine.header, "round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
+        # The model is for every site, also for one that was offline when the others admitted the run.
+        header = {**self._engine.header, "plan": describe_plan(self.agreement)}
+        header |= {"round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
         excluded = self._engine.quarantine.list_excluded(range(len(self.agreement.sites)))
         status = deliver_model(self._exchange, header, model, digest, delivered, excluded)
         content = encode_json({"sha256": digest, "sites": status})
@@ -578,9 +580,9 @@ def _assemble_federation(
         LOG.info("uploads are summed securely: the server sees no single one, and cannot check their norms")
         header["secure_sum"] = last.to_plain()
         secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
-    census = None if has_client_noise(agreement.recipe) else registered.census
+    census, plan = None if has_client_noise(agreement.recipe) else registered.census, describe_plan(agreement)
     checks = None if secure is not None else make_upload_checks(training, agreement.policy)
-    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, checks)
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, checks, plan)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 

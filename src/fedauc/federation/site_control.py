@@ -30,9 +30,9 @@ from fedauc.federation.run_plan import check_against_plan, hash_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
 from fedauc.federation.site_report import SiteReport
-from fedauc.federation.site_state import FolderSiteState, SiteRefusal, SiteState
+from fedauc.federation.site_state import FolderSiteState, MissingSiteState, SiteRefusal, SiteState
 from fedauc.federation.versions import find_version_problem
-from fedauc.files import write_atomically
+from fedauc.files import make_folder, write_atomically
 
 LOG = logging.getLogger("fedauc.site")
 
@@ -51,7 +51,7 @@ class SiteHome:
     """The files of a site's folder, apart from the log and the runs' states."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.folder = folder
 
     def propose_plan(self, plan: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ class SiteHome:
         digest = hash_plan(plan)
         path = self.folder / "plans" / f"{digest}.json"
         if not path.is_file():
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
             write_atomically(path, json.dumps(plan, indent=2).encode(), is_private=True)
         return digest
 
@@ -129,6 +129,8 @@ class ControlledSite:
             LOG.warning("%s", refusal)
             rule = "refused by the site's policy"
             answer = pack_payload({"kind": "refusal", "reason": str(refusal)})
+        except MissingSiteState as missing:
+            rule, answer = "the plan is missing", pack_payload({"kind": "missing-state", "what": str(missing)})
         except Exception as error:
             rule, answer = "refused after an error", refuse_after_error(error)
         else:
@@ -165,7 +167,8 @@ class ControlledSite:
                 self._home.admit_run(run, digest, header["plan"])
             return f"{rule}; {reason}"
         if admitted is None:
-            raise SiteRefusal("this site has not admitted the run: the server has sent no plan for it")
+            # The server sends the plan with the next message, for example where this folder was lost.
+            raise MissingSiteState("plan")
         # The operator may change the policy, or refuse the plan, while a run goes on.
         plan = self._home.list_plans()[admitted["plan"]]
         decision = self._home.read_decisions().get(admitted["plan"], {}).get("decision", "")

@@ -19,6 +19,7 @@ from fedauc.data.checks import as_inputs, as_labels, label_tensor
 from fedauc.data.clients import Clients, Examples, stack_items
 from fedauc.data.io.memory import make_writable
 from fedauc.data.io.readers import Columns, read_table
+from fedauc.files import make_folder
 from fedauc.interfaces import Census
 
 ARRAY_NAMES = ("x", "y", "test_x", "test_y")
@@ -119,7 +120,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray], stamp: str = ""
     """Write a folder of arrays, completely or not at all; the empty file `stamp` says which version was read."""
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    make_folder(folder.parent)
+    part.mkdir()
     for name, array in arrays.items():
         np.save(part / f"{name}.npy", array)
     if stamp:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedauc.data.checks import MIN_ROWS_PER_CLASS
-from fedauc.files import naming_path
+from fedauc.files import append_durably, make_folder
 from fedauc.metrics import auc
 from fedauc.scoring.model_card import POINT_HEADERS, format_point
 from fedauc.scoring.thresholds import list_operating_points
@@ -38,20 +38,18 @@ class SiteReport:
             "points": [list(format_point(point)) for point in points],
         }
         path = self._folder / REPORT_FOLDER / f"{run}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with naming_path(path), path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        make_folder(path.parent)
+        with append_durably(path) as file:
+            # A line that a crash or a full disk has cut off stays apart from this one.
+            start = "\n" if _is_torn(path) else ""
+            file.write(f"{start}{json.dumps(line)}\n".encode())
 
 
 def describe_report(folder: Path, run: str) -> list[str]:
     """The last evaluation of a run in words, with the history of the AUC."""
-    path = folder / REPORT_FOLDER / f"{run}.jsonl"
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove the damaged line") from error
+    lines, damaged = _read_lines(folder / REPORT_FOLDER / f"{run}.jsonl")
     if not lines:
-        raise ValueError(f"{path} is empty: no model of this run has been evaluated here; wait for the next cycle")
+        return [f"run {run}: no evaluation is complete"]
     last = lines[-1]
     rows = f"{last['positives']} positives and {last['negatives']} negatives"
     text = [
@@ -59,6 +57,8 @@ def describe_report(folder: Path, run: str) -> list[str]:
     ]
     history = ", ".join(_format_auc(line) for line in lines[-10:])
     text.append(f"AUC of the last {min(10, len(lines))} evaluations: {history}")
+    if damaged:
+        text.append(f"lines of the report that are damaged and left out: {damaged}")
     if last["points"]:
         text += _format_points(last["points"])
     return text
@@ -79,6 +79,22 @@ def list_reports(folder: Path) -> list[str]:
     """The runs that have a report, the latest last."""
     paths = sorted((folder / REPORT_FOLDER).glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
     return [path.stem for path in paths]
+
+
+def _is_torn(path: Path) -> bool:
+    content = path.read_bytes() if path.is_file() else b""
+    return bool(content) and not content.endswith(b"\n")
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The complete lines of a report, and how many lines a crash or a damaged disk has left incomplete."""
+    lines, damaged = list[dict[str, Any]](), 0
+    for line in filter(None, path.read_text().splitlines()):
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            damaged += 1
+    return lines, damaged
 
 
 def _format_auc(line: dict[str, Any]) -> str:

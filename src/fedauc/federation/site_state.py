@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from fedauc.federation.serialization import Payload, pack_payload, rebuild_tree, unpack_tensors
-from fedauc.files import write_atomically
+from fedauc.files import make_folder, write_atomically
 from fedauc.trees import Tree
 
 MAGIC = b"fedauc-site-1 "
@@ -24,7 +24,7 @@ SUFFIX = ".payload"
 
 
 class MissingSiteState(Exception):
-    """A site no longer has its 'anchor' or its 'client state', so the server must send it or start afresh."""
+    """A site has no 'plan', 'anchor' or 'client state' any more, so the server must send it or start afresh."""
 
 
 class SiteRefusal(Exception):
@@ -51,7 +51,7 @@ class FolderSiteState:
     """Site state in a folder on the site's disk: it survives processes, restarts and runs of the message service."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
 
     def list_names(self) -> list[str]:
@@ -83,9 +83,12 @@ class FolderSiteState:
 
 
 def save_client_state(store: SiteState, round: int, client_state: Tree, last_accepted_round: int) -> None:
-    """Store the state after a visit. Two versions stay: the one the server knows, and the one it may accept next."""
+    """Store the state after a visit. Two versions stay: the one the server knows, and the one it may accept next.
+
+    Those of later rounds stay as well: then this visit is that of a message which was delivered again, or very late.
+    """
     store.save_payload(f"client-state-{round}", pack_payload({}, {"client_state": client_state}))
-    _delete_others(store, "client-state-", {last_accepted_round, round})
+    _delete_earlier(store, "client-state-", {last_accepted_round}, round)
 
 
 def load_client_state(store: SiteState, round: int, template: Tree) -> Tree:
@@ -100,8 +103,8 @@ def load_client_state(store: SiteState, round: int, template: Tree) -> Tree:
 
 
 def save_anchor(store: SiteState, stage: int, anchor: Tree) -> None:
-    """Store the anchor of a stage; those of other stages are deleted."""
-    _delete_others(store, "anchor-", {stage})
+    """Store the anchor of a stage; those of earlier stages are deleted."""
+    _delete_earlier(store, "anchor-", set(), stage)
     store.save_payload(f"anchor-{stage}", pack_payload({}, {"anchor": anchor}))
 
 
@@ -113,11 +116,11 @@ def load_anchor(store: SiteState, stage: int, template: Tree) -> Tree:
     return rebuild_tree(unpack_tensors(stored)["anchor"], template, "anchor")
 
 
-def _delete_others(store: SiteState, prefix: str, numbers: set[int]) -> None:
-    """Delete all payloads with this prefix, except those with these numbers."""
-    names = {f"{prefix}{number}" for number in numbers}
+def _delete_earlier(store: SiteState, prefix: str, needed: set[int], number: int) -> None:
+    """Delete all payloads with this prefix and a smaller number, except those that are needed."""
     for name in store.list_names():
-        if name.startswith(prefix) and name not in names:
+        text = name.removeprefix(prefix)
+        if text != name and int(text) < number and int(text) not in needed:
             store.delete_payload(name)
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedauc.files import make_folder
 from fedauc.locks import hold_lock
 
 LOG = logging.getLogger("fedauc.site")
@@ -121,7 +122,7 @@ class SiteWorker:
     def start(self) -> None:
         """Start the process, in place of one that has died; it imports what it needs while nobody waits for it."""
         self.stop()
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._state, 0o700)
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = ("--socket", str(theirs.fileno()), "--factory", self._factory, "--state", str(self._state))
