@@ -103,8 +103,8 @@ def test_a_layout_lists_dtypes_and_shapes() -> None:
 
 def test_the_bytes_of_a_packed_body_are_not_copied_again() -> None:
     payload = pack_payload({}, {"mean": (torch.arange(5.0), torch.zeros(0), torch.tensor(3, dtype=torch.int8))})
-    body: object = payload.body_bytes()
-    assert body is payload.body.base
+    base: object = payload.body.base
+    assert payload.body_bytes() is base
     part = Payload(payload.header_text, payload.body[4:])
     assert part.body_bytes() == payload.body_bytes()[4:]
     assert pack_payload({}).body_bytes() == b""
