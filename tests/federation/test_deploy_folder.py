@@ -174,7 +174,7 @@ def test_the_image_has_the_versions_that_the_tests_run_with() -> None:
     assert {name: tests[name] for name in set(image) - set(flower)} == {
         name: image[name] for name in set(image) - set(flower)
     }
-    assert set(flower) - set(image) == {"execnet", "iniconfig", "pluggy", "pytest", "pytest-xdist"}
+    assert set(flower) - set(image) == {"execnet", "iniconfig", "pluggy", "pytest", "pytest-timeout", "pytest-xdist"}
     locked = read_pins("src/fedauc/federation/deploy_template/requirements.txt")
     assert locked == {name: version for name, version in image.items() if name != "torch"}
     assert image["torch"] == TORCH_VERSION

@@ -14,7 +14,8 @@ import torch
 from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
-from fedauc.federation.server import FederatedRun, register_sites
+from fedauc.federation.registration import register_sites
+from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import SitePolicy
 from fedauc.federation.site_data import SiteData
 from fedauc.guards import TrainingStopped

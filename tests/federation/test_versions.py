@@ -12,8 +12,9 @@ import pytest
 
 from cli_helpers import fedauc
 from fedauc.federation import versions
+from fedauc.federation.registration import CENSUS_FILE
 from fedauc.federation.serialization import Payload
-from fedauc.federation.server import CENSUS_FILE, summarize_run, write_failure
+from fedauc.federation.server import summarize_run, write_failure
 from fedauc.federation.site import Site
 from fedauc.federation.site_control import open_controlled_site
 from fedauc.federation.site_data import SiteData

@@ -17,7 +17,7 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.manifest import compare_with_manifest
 from fedauc.federation.audit_log import AuditLog, read_entries, verify_log
 from fedauc.federation.delivery import verify_model
-from fedauc.federation.server import RegisteredSites
+from fedauc.federation.registration import RegisteredSites
 from fedauc.federation.site_report import describe_report
 from fedauc.federation.site_state import FolderSiteState, load_client_state
 from fedauc.interfaces import Cohort, Participation, Roster, Schedule

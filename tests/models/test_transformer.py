@@ -27,7 +27,8 @@ from fedauc.experiments.fitting import fit
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.runner import Run
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
-from fedauc.federation.server import FederatedRun, register_sites
+from fedauc.federation.registration import register_sites
+from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import FolderSiteState

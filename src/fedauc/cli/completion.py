@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -52,8 +53,12 @@ def complete_from(names: Iterable[str], several: bool = False) -> Callable[[str]
 
 def sketch_group(name: str) -> typer.Typer:
     """The commands of a group by their names, read from its source files: importing the group would import torch."""
-    group = typer.Typer()
-    files = sorted(Path(__file__).parent.glob(f"{name}*.py"))
+    group, folder = typer.Typer(), Path(__file__).parent
+    # Such as `app.add_typer(federation_nvflare.app, name="nvflare")`.
+    nested = dict(re.findall(r"app\.add_typer\((\w+)\.app, name=\"(\w+)\"\)", (folder / f"{name}.py").read_text()))
+    for module, label in nested.items():
+        group.add_typer(sketch_group(module), name=label)
+    files = [path for path in sorted(folder.glob(f"{name}*.py")) if path.stem not in nested]
     nodes = [node for path in files for node in ast.parse(path.read_text(encoding="utf-8")).body]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     for node in functions:

@@ -26,9 +26,10 @@ from fedauc.federation.local_federation import LocalFederation, find_program, ru
 from fedauc.federation.membership import list_member_names
 from fedauc.federation.pausing import PAUSED, request_pause
 from fedauc.federation.quarantine import request_release
+from fedauc.federation.registration import CENSUS_FILE
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
 from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
-from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, CENSUS_FILE, read_failure, summarize_run
+from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, read_failure, summarize_run
 from fedauc.guards import TrainingStopped
 
 app = typer.Typer(no_args_is_help=True, help="The same algorithms across machines, on Flower.")

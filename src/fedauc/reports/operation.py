@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedauc.federation.delivery import DELIVERY_FILE
+from fedauc.federation.registration import CENSUS_FILE
 from fedauc.federation.round_status import ROUND_TIMES_FILE, read_status
-from fedauc.federation.server import ATTENDANCE_FILE, CENSUS_FILE, UNAVAILABLE
+from fedauc.federation.server import ATTENDANCE_FILE, UNAVAILABLE
 from fedauc.reports.figures import Axis, Cells, Figure, Layer, Line, Points
 from fedauc.reports.report_runs import ReportRun
 from fedauc.reports.report_tables import Cell, ReportTable

@@ -21,7 +21,8 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, RunRoster, name_groups
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.membership import read_members
-from fedauc.federation.server import AGREEMENT_FILE, CENSUS_FILE, RegisteredSites, read_failure
+from fedauc.federation.registration import CENSUS_FILE, RegisteredSites
+from fedauc.federation.server import AGREEMENT_FILE, read_failure
 from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import has_caveat
 
