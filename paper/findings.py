@@ -157,7 +157,7 @@ def _test_over_classes(gains: Sequence[float]) -> str:
     """The mean, its 95 % interval and p-value over at least two classes."""
     test = stats.ttest_1samp(gains, 0)
     interval = test.confidence_interval(0.95)
-    half = format_share((interval.high - interval.low) / 2, 4)
+    half = format_share(float(interval.high - interval.low) / 2, 4)
     return f"{format_difference(float(np.mean(gains)))} ± {half}, p {format_p_value(float(test.pvalue))}"
 
 
