@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t
 
 from recomputation.differences import Interval, holm
 from recomputation.effects import Effect, did_not_train, list_effects
@@ -102,6 +106,9 @@ class Page:
         yield from [self._by_case("classes"), self._differences("classes")]
         yield from self._aucs("alike")
         yield from [self._gaps(), self._outcome_counts()]
+        yield from [self._over_classes(), *self._aucs("all-classes"), self._by_case("all-classes")]
+        yield from [self._differences("all-classes"), self._contrasts("all-classes")]
+        yield from [*self._aucs("controls"), self._differences("controls"), self._contrasts("controls")]
         yield from [*self._aucs("as-printed"), self._contrasts("as-printed")]
         yield from self._aucs("table1", [False])
         for margin in (NEARLY, 0.0):
@@ -173,6 +180,26 @@ class Page:
                     of_case = Cell([table.cells[row.name, column.name].cases[position]], False, False)
                     texts[label, row.name] = share(of_case.auc.mean) if of_case.auc else "-"
         return grid_lines(texts)
+
+    def _over_classes(self) -> Lines:
+        """The gains of each contrast of `all-classes` over the first five classes, the last five and all ten."""
+        cells, lines = self.shown["all-classes"].cells, [["rows", "classes 0-4", "classes 5-9", "all 10"]]
+        for pair in self.shown["all-classes"].text["contrasts"]:
+            of_rows = []
+            for row in pair.split(" minus "):
+                of_cases = [Cell([case], False, False).auc for case in cells[row, "cifar10"].cases]
+                of_rows.append(np.array([spread.mean for spread in of_cases if spread]))
+            gains, texts = of_rows[0] - of_rows[1], []
+            for part in (gains[:5], gains[5:], gains):
+                error = part.std(ddof=1) / math.sqrt(len(part))
+                half, p_value = (
+                    t.ppf(0.975, len(part) - 1) * error,
+                    2 * t.sf(abs(part.mean()) / error, len(part) - 1),
+                )
+                text = "< .001" if p_value < 0.001 else f"= {share(p_value, 3)}"
+                texts.append(f"{signed(part.mean())} ± {share(half)}, p {text}")
+            lines.append([f"cifar10: {pair}", *texts])
+        return lines
 
     def _contrasts(self, name: str) -> Lines:
         """The pairs of rows that a table names, one on each line."""

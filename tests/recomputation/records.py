@@ -24,6 +24,7 @@ REAL_DATA = ("cifar10", "cifar100", "chestmnist", "insurance")
 IMAGES = ("cifar10", "cifar100", "chestmnist", "chest-stand-in")
 FRAUD = ("creditcard", "creditcard-mlp")
 MINIMAX = ("cycp-minimax", "rs-minimax", "coda-plus", "codasca")
+SMALL_STEPS = (*MINIMAX, "focus")
 PAIRWISE = ("cycp-pairwise", "rs-pairwise", "fedxl1")
 ALL_CLIENTS = ("coda-plus", "codasca", "fedxl1")
 """Methods in which all clients take part in every round: they have no groups."""
@@ -70,10 +71,13 @@ Key = frozenset[tuple[str, Any]]
 
 def make_key(method: str, options: Mapping[str, Any]) -> Key:
     """The options of a run in the one form that records and cells share."""
-    defaults = DEFAULTS | {"learning-rate": 0.01 if method in MINIMAX else 0.1, "partition.clients": 100.0}
+    defaults = DEFAULTS | {"learning-rate": 0.01 if method in SMALL_STEPS else 0.1, "partition.clients": 100.0}
     values = {name: normalise(value) for name, value in options.items()}
     values.setdefault("objective", "minimax" if method in MINIMAX else "sigmoid" if method in PAIRWISE else "logistic")
     defaults["objective.score"] = "sigmoid" if values["objective"] == "minimax" else "identity"
+    if method == "cycp-fedadam":
+        # The method has this optimizer; a configuration names it where its learning rate is another.
+        defaults["server-optimizer"] = "adam"
     kept = {name: value for name, value in values.items() if name not in defaults or defaults[name] != value}
     return frozenset({**kept, "method": method}.items())
 
