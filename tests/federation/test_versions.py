@@ -187,7 +187,7 @@ SENT_FIELDS = {
     "register": COMMON | {"hides_counts", "plan", "secure_sum", "site"},
     "visit": COMMON | VISIT | {"anchor", "last_accepted_round", "phase"},
     "evaluate": COMMON | (VISIT - {"client"}) | {"requested", "round"},
-    "deliver": COMMON | (VISIT - {"client"}) | {"federation_auc", "round", "sha256", "site"},
+    "deliver": COMMON | (VISIT - {"client"}) | {"federation_auc", "plan", "round", "sha256", "site"},
 }
 
 RECIPE_FIELDS = {

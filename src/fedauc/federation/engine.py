@@ -87,12 +87,12 @@ class FederatedEngine(Engine):
         template_engine: LoopEngine,
         uploads: UploadPipeline,
         secure: SecureRounds | None = None,
-        checks: UploadChecks | None = None,
         plan: Mapping[str, Any] | None = None,
     ) -> None:
         self._plan, self._sites_without_plan = plan, set[int]()
         self._exchange, self.header, self._census = exchange, header, census
-        self.checks = checks
+        self.checks: UploadChecks | None = None
+        """What uploads are compared with; set where the server sees single ones."""
         self.quarantine = Quarantine(exchange.policy, [site.name for site in exchange.sites], header["cycle_length"])
         self.held_out_counts = torch.full((len(exchange.sites), 2), NEVER)
         self._template_engine, self._uploads, self._secure = template_engine, uploads, secure

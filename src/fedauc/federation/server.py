@@ -431,8 +431,9 @@ def _assemble_federation(
         header["secure_sum"] = last.to_plain()
         secure = SecureRounds(exchange, last, registered.run_id, registered.public_keys)
     census, plan = None if has_client_noise(agreement.recipe) else registered.census, describe_plan(agreement)
-    checks = None if secure is not None else make_upload_checks(training, agreement.policy)
-    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, checks, plan)
+    engine = FederatedEngine(exchange, header, census, template_engine, training.uploads, secure, plan)
+    if secure is None:
+        engine.checks = make_upload_checks(training, agreement.policy)
     return assembly._replace(training=dataclasses.replace(training, engine=engine))
 
 
