@@ -60,7 +60,7 @@ def test_the_server_asks_again_soon_for_parts_of_a_reply_that_are_on_their_way()
     assert http_grid.pull_objects.keywords == {"initial_backoff": flower.OBJECT_BACKOFF}
 
 
-@pytest.mark.parametrize("text", ['data="rows.csv"', 'state="state"'])
+@pytest.mark.parametrize("text", ['data="rows.csv"', 'state="state"', "data=rows.csv state=state"])
 def test_a_site_needs_rows_and_a_state_folder(text: str) -> None:
     from fedauc.federation.site_node import read_node_config
 

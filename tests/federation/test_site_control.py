@@ -105,7 +105,9 @@ def test_a_site_that_cannot_log_sends_nothing(tmp_path: Path) -> None:
 def test_a_plan_awaits_the_operator_and_runs_after_approval(tmp_path: Path) -> None:
     agreement, sites = make_hospital_agreement(), make_controlled_sites(tmp_path / "sites", EXAMPLE_POLICY)
     digest = hash_plan(describe_plan(agreement))
-    with pytest.raises(TrainingStopped, match=f"^site 'north': plan {digest[:12]} awaits approval"):
+    with pytest.raises(
+        TrainingStopped, match=f"^site 'north': plan {digest[:12]} awaits approval.*; approve it there and"
+    ):
         start_hospital_run(sites, tmp_path / "run", agreement)
     homes = {name: SiteHome(tmp_path / "sites" / name / "state") for name in sites}
     for home in homes.values():

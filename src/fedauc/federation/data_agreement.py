@@ -95,7 +95,9 @@ def report_failures(exchange: Exchange, result: ExchangeResult[Any]) -> None:
         LOG.error("%s", failure)
     if failures and exchange.policy.on_site_failure == "stop":
         more = f" ({len(failures) - 1} more failed, see the log)" if len(failures) > 1 else ""
-        remedy = "correct it there, or set on-site-failure to 'continue'"
+        awaits = "awaits approval" in failures[0]
+        remedy = "approve it there and start the run again" if awaits else "correct it there"
+        remedy = f"{remedy}, or set on-site-failure to 'continue'"
         raise TrainingStopped(f"{failures[0]}{more}; {remedy}")
 
 

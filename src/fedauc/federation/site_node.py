@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from click import ClickException
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -190,10 +191,14 @@ def _describe_failure(message: Message, reason: str) -> tuple[Message, ObjectTre
 
 def read_node_config(text: str) -> dict[str, Any]:
     """The site's settings; the state folder is needed, because the worker's own memory does not survive it."""
-    settings: dict[str, Any] = parse_config_args([text])
+    example = 'data="rows.csv" state="state"'
+    try:
+        settings: dict[str, Any] = parse_config_args([text])
+    except ClickException as error:
+        raise ValueError(f"node-config is {text!r}; it must hold names and values, as in {example}") from error
     for name in ("data", "state"):
         if name not in settings:
-            raise ValueError(f'node-config is {text!r}; it must hold {name}, as in \'data="rows.csv" state="state"\'')
+            raise ValueError(f"node-config is {text!r}; it must hold {name}, as in {example}")
     return settings
 
 
