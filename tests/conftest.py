@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,13 @@ REASONS = {
     "flower": "needs Flower in an environment of its own; run it with `make test-federation`",
     "nvflare": "needs NVFlare in an environment of its own; run it with `make test-nvflare`",
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def handle_interrupts() -> None:
+    """SIGINT has its usual effect; a shell that starts tests in the background makes them ignore it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
