@@ -123,8 +123,17 @@ def test_scores_of_scoring_rounds_are_compared_with_one_another() -> None:
     nan = math.nan
     sent = {client: UploadMeasures(nan, -0.01, 0.01) for client in range(3)}
     history = UploadHistory().add_uploads(make_phase(0, scoring=True), sent, cycle_length=3)
-    assert is_refused(history, UploadMeasures(nan, -5.0, 5.0), make_phase(1, scoring=True))
-    assert not is_refused(history, UploadMeasures(1.0, -5.0, 5.0), make_phase(1))
+    assert is_refused(history, UploadMeasures(nan, -50.0, 50.0), make_phase(1, scoring=True))
+    assert not is_refused(history, UploadMeasures(1.0, -50.0, 50.0), make_phase(1))
+
+
+def test_the_narrow_range_of_a_model_that_has_just_begun_is_no_bound() -> None:
+    """After one local step all scores are nearly equal; a few steps later honest ones lie 300 such ranges beyond."""
+    sent = {client: UploadMeasures(1.0, 0.0, 0.0009) for client in range(3)}
+    history = UploadHistory().add_uploads(make_phase(0), sent, cycle_length=3)
+    assert not is_refused(history, UploadMeasures(1.0, 0.04, 0.27), make_phase(1))
+    assert not is_refused(history, UploadMeasures(1.0, -9.9, 9.9), make_phase(1))
+    assert is_refused(history, UploadMeasures(1.0, 0.0, 10.1), make_phase(1))  # 100 times 0.1, and 0.0009
 
 
 def test_measures_leave_histograms_and_estimates_out() -> None:

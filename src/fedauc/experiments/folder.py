@@ -35,7 +35,7 @@ import torch
 from fedauc.experiments.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedauc.experiments.config import Config
 from fedauc.experiments.manifest import write_manifest
-from fedauc.files import append_durably, check_writable, make_folder, move_folder, write_atomically
+from fedauc.files import append_durably, check_writable, make_folder, move_folder, sync_folder, write_atomically
 from fedauc.locks import hold_lock
 from fedauc.version import VERSION
 
@@ -180,8 +180,12 @@ class RunFolder:
         """Save a state, and delete all checkpoints but the last two."""
         folder = self.path / "checkpoints"
         save_checkpoint(folder / f"round-{checkpoint.state.round:08d}.pt", checkpoint)
-        for old in sorted(folder.glob("round-*.pt"))[:-CHECKPOINTS_KEPT]:
-            old.unlink()
+        outdated = sorted(folder.glob("round-*.pt"))[:-CHECKPOINTS_KEPT]
+        for path in outdated:
+            path.unlink()
+        if outdated:
+            # A file that returns after the power has failed would not be in the manifest of the finished run.
+            sync_folder(folder)
 
     def rewind_to_checkpoint(self, device: str) -> Checkpoint:
         """Read the last checkpoint, and cut off the lines of later rounds from all files of lines."""

@@ -68,7 +68,7 @@ class ServerPolicy:
     )
     score_limit: float = option(
         100.0,
-        "How far scores may lie beyond the range of the last cycles' scores, in multiples of that range.",
+        "How far scores may lie beyond the range of the last cycles' scores, in multiples of that range, or of 0.1.",
         above=0,
     )
     quarantine_after: int = option(

@@ -6,8 +6,8 @@ score. With these, over the last cycles, every site counts once, by its largest 
 
     norm  ≤ history_limit · e^σ · median over sites of their largest norm
             σ: the spread of the logarithms of these norms (their median absolute deviation)
-    score within [L - score_limit · (H - L), H + score_limit · (H - L)],
-            L, H: the medians over sites of their smallest and of their largest score
+    score within [L - score_limit · R, H + score_limit · R],
+            L, H: the medians over sites of their smallest and of their largest score; R = max(H - L, 0.1)
 
 Rounds that only score rows have a history of their own. A median over sites stays among honest ones while most sites
 are honest, however often a site comes and however small a cohort is. Norms of rounds with smaller learning rates or
@@ -41,6 +41,9 @@ HISTORY_CYCLES = 3
 
 LEAST_SITES = 3
 """Sites below which a median says nothing: that of two lies halfway to a wrong one."""
+
+LEAST_RANGE = 0.1
+"""Scores of a model that has made only a few steps lie in a narrower range, which says nothing about later ones."""
 
 MASS_TOLERANCE = 1e-3
 """Relative error of a sum of masses, which sites compute in the type of the model."""
@@ -89,12 +92,14 @@ class UploadHistory(NamedTuple):
         if len(lowest) < LEAST_SITES:
             return
         low, high = float(np.median(lowest)), float(np.median(highest))
-        slack = policy.score_limit * (high - low)
         # A model that has learned nothing gives all rows one score, which is no range to compare with.
-        if slack > 0 and (measures.low < low - slack or measures.high > high + slack):
-            bound = f"the fleet's lie between {low:.3g} and {high:.3g}, and the limit is {policy.score_limit:g} times"
+        if high == low:
+            return
+        slack = policy.score_limit * max(high - low, LEAST_RANGE)
+        if measures.low < low - slack or measures.high > high + slack:
             scores = f"its scores lie between {measures.low:.3g} and {measures.high:.3g}"
-            raise AnswerRefused(f"{scores}; {bound} that range beyond it")
+            bound = f"the fleet's lie between {low:.3g} and {high:.3g}, and may be left by {slack:.3g}"
+            raise AnswerRefused(f"{scores}; {bound} (score-limit {policy.score_limit:g})")
 
 
 class UploadChecks:
