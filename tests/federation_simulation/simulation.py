@@ -57,7 +57,7 @@ class Simulation(logging.Handler):
         for site in sites:
             site.report_error = self.network.report_error
         self.out = self.server.disk.folder / "run"
-        self._is_armed, self._is_calm = False, False
+        self._is_armed, self._is_calm, self._is_undisturbed = False, False, False
 
     def log_event(self, machine: str, text: str) -> None:
         """Add an event to the log."""
@@ -94,6 +94,8 @@ class Simulation(logging.Handler):
     def _serve(self) -> bool:
         """Start the server; says whether the run is done. What the operator is told must be right."""
         self.layer.process = self.server.process
+        # A site that was killed before may come back later.
+        self._is_undisturbed = self._is_calm and all(site.down_since is None for site in self.sites.values())
         self.log_event(SERVER, "starts")
         try:
             self._create_or_resume()
@@ -153,7 +155,7 @@ class Simulation(logging.Handler):
                 raise SimulationFailure(f"the reason is written down as {read_failure(self.out)!r}, but it is {text!r}")
             return
         status = summarize_run(self.out)["status"]
-        if not isinstance(error, TrainingStopped) or "rounds in a row" not in text or self._is_calm:
+        if not isinstance(error, TrainingStopped) or "rounds in a row" not in text or self._is_undisturbed:
             raise SimulationFailure(f"the run ended with {type(error).__name__}: {text}") from error
         if status != text:
             raise SimulationFailure(f"the run's status is {status!r}, but it was stopped: {text}")

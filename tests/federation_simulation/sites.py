@@ -14,7 +14,7 @@ from fedauc.data.clients import Examples
 from fedauc.federation.delivery import MODEL_FOLDER
 from fedauc.federation.owner_policy import OpeningHours, OwnerPolicy
 from fedauc.federation.serialization import Payload
-from fedauc.federation.site import Site
+from fedauc.federation.site import Site, refuse_after_error
 from fedauc.federation.site_control import ControlledSite
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_report import SiteReport
@@ -85,7 +85,11 @@ class SimulatedSite(Machine):
         outer, self._layer.process = self._layer.process, self.process
         try:
             self.take_step("receive a message")
-            answer = self._open_site().answer_message(payload)
+            try:
+                answer, is_opened = self._open_site().answer_message(payload), True
+            except OSError as error:
+                # As the adapters of the message services do where a site cannot be opened.
+                answer, is_opened = refuse_after_error(error), False
             digest = hashlib.sha256(answer.header_text.encode() + answer.body.tobytes()).hexdigest()
             header, asked = answer.read_header(), payload.read_header()
             if header["kind"] == "visit":
@@ -93,7 +97,7 @@ class SimulatedSite(Machine):
             detail = header.get("reason", header.get("what", ""))
             self._log(self.name, f"answers {message_id}: {header['kind']} {detail}".rstrip())
             # What cannot be logged is withheld, and the answer that says so is not in the log either.
-            if "cannot write its audit log" not in str(header.get("reason")):
+            if is_opened and "cannot write its audit log" not in str(header.get("reason")):
                 self.sent_digests.append(digest)
             self.take_step("send an answer")
         except ProcessKilled:
