@@ -118,6 +118,9 @@ def test_a_forged_result_is_found_without_any_hash(capsys: pytest.CaptureFixture
     done = verify_run(capsys, run_copy)
     assert done.code == 1
     assert "auc is 0.999 in result.json, but" in done.out
+    # A file that federations have does not switch the checks of a simulation off.
+    (run_copy / "federation.json").write_text("{}")
+    assert verify_run(capsys, run_copy).code == 1
 
 
 def test_forged_scores_are_not_those_of_the_model(capsys: pytest.CaptureFixture[str], run_copy: Path) -> None:

@@ -103,13 +103,44 @@ def test_the_certificate_of_the_same_authority_changes_nothing_at_the_sites(tmp_
     (app / "certificates" / "next").mkdir()
     (app / "certificates" / "next" / "ca.pem").write_bytes(before)
     sign_certificate(app / "certificates" / "next", authority, HOSTS[:1])
-    assert "sites need nothing" in prepare_renewal(app)
+    assert "need nothing, because it lists the authority" in prepare_renewal(app)
     switch_certificate(app)
     assert "sites need nothing" in finish_renewal(app)
     assert read(app, "ca.pem") == before
     assert (
         list_certificates(app / "certificates" / "server.pem")[0].days_left(datetime.datetime.now(datetime.UTC)) > 300
     )
+
+
+def test_a_next_authority_beside_the_present_one_goes_to_the_sites(tmp_path: Path) -> None:
+    """Whoever runs the authority may list the old one beside the new one already."""
+    app, present = make_app(tmp_path), read(tmp_path, "ca.pem")
+    create_certificates(app / "certificates" / "next", HOSTS)
+    both = present + read(app, "next/ca.pem")
+    (app / "certificates" / "next" / "ca.pem").write_bytes(both)
+    assert "send" in prepare_renewal(app)
+    assert read(app, "ca.pem") == both
+    switch_certificate(app)
+    finish_renewal(app)
+    assert read(app, "ca.pem") == both
+
+
+def test_a_finish_that_was_cut_off_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app(tmp_path)
+    prepare_renewal(app)
+    switch_certificate(app)
+    following = read(app, "next/ca.pem")
+
+    def fail(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(KeyboardInterrupt):
+            finish_renewal(app)
+    finish_renewal(app)
+    assert read(app, "ca.pem") == following
+    assert not (app / "certificates" / "next").exists()
 
 
 def test_steps_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
@@ -206,7 +237,8 @@ def test_an_old_authority_beside_a_new_one_does_not_fail_the_checks(tmp_path: Pa
 def test_a_key_is_replaced_for_a_known_site_with_a_key_of_its_own(tmp_path: Path) -> None:
     """What is refused before anything is done; the whole command is tried by `make test-federation`."""
     lines = {name: create_key_pair(tmp_path / name) for name in ("north", "south", "new")}
-    table = "".join(f'[{name}]\ngroup = "day"\nkey = "{lines[name]}"\n' for name in ("north", "south"))
+    # A comment after the key is no part of it.
+    table = "".join(f'[{name}]\ngroup = "day"\nkey = "{lines[name]} {name}"\n' for name in ("north", "south"))
     (tmp_path / "sites.toml").write_text(table)
 
     def run_flwr(*arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedauc.data.feature_fitting import FeatureSettings, fit_features
 from fedauc.experiments.assembly import assemble_training
 from fedauc.federation.column_sums import SUM_FIELDS, pack_sums, read_sums, sum_columns
 from fedauc.federation.data_agreement import warn_of_units
+from fedauc.federation.registration import _read_registration
 from fedauc.federation.schema import DataSchema, SchemaColumn, check_table
 from fedauc.federation.serialization import pack_payload
 from fedauc.federation.server import FederatedRun, summarize_run
@@ -214,6 +216,49 @@ def test_sums_that_cannot_be_are_refused(kind: str) -> None:
         tensors["sums"][0, 0] = torch.nan if kind == "nan" else -1.0
     with pytest.raises(ValueError, match="its sums are not"):
         read_sums(pack_payload(header, tensors), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((1e300, 0.0, 50.0, 1.0), "whole numbers of rows up to 1e+12"),
+        ((119.5, 0.5, 50.0, 1.0), "whole numbers of rows up to 1e+12"),
+        ((1e11, 0.0, 50.0, 1.0), "different numbers of rows"),
+        ((120.0, 0.0, 1e30, 1.0), "mean of column 'age' is outside the agreed range"),
+        ((120.0, 0.0, 50.0, 1e12), "deviations of column 'age' are too large for the agreed range"),
+    ],
+)
+def test_sums_that_would_spoil_the_preparation_of_all_sites_are_refused(
+    values: tuple[float, ...], message: str
+) -> None:
+    """Rows with a value, rows without, mean and squared deviations of the age, which is 0 to 120 years."""
+    checked, _ = check_table(make_hospital(4), SCHEMA)
+    assert checked is not None
+    header, tensors = pack_sums(sum_columns(checked.columns, SCHEMA, 1))
+    assert header["numbers"][0] == "age"
+    read_sums(pack_payload(header, tensors), SCHEMA)
+    tensors["sums"][0] = torch.tensor(values, dtype=torch.float64)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_sums(pack_payload(header, tensors), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"), [([10**30, 0, False], "are not counts up to 1e+12"), ([1, 0, False], "more than its 1 rows")]
+)
+def test_counts_of_categories_that_cannot_be_are_refused(rows: list[Any], message: str) -> None:
+    checked, _ = check_table(make_hospital(4), SCHEMA)
+    assert checked is not None
+    header, tensors = pack_sums(sum_columns(checked.columns, SCHEMA, 1))
+    header["categories"][0]["rows"] = rows
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_sums(pack_payload(header, tensors), SCHEMA)
+
+
+def test_a_site_whose_sums_are_of_other_rows_than_it_registers_is_refused() -> None:
+    payload = pack_payload({"kind": "register", "shape": [3], "dtype": "float", "class_counts": [20, 100]})
+    assert sum(_read_registration(payload, False, False, 120).class_counts) == 120
+    with pytest.raises(ValueError, match="but the sums that it has sent are of 1000 rows"):
+        _read_registration(payload, False, False, 1000)
 
 
 def test_a_changed_file_is_prepared_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 import fedauc as package
 from cli_helpers import fedauc
 from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.manifest import compare_with_manifest
 from fedauc.federation.delivery import hash_tensors, verify_model
 from fedauc.federation.exchange import Exchange
 from fedauc.federation.in_process import AnsweringSite, InProcessGrid
@@ -73,6 +74,8 @@ def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> Non
     north, west = (find_model(tmp_path / "sites", name) for name in ("north", "west"))
     hashes = {json.loads((folder / "delivery.json").read_text())["sha256"] for folder in (north, west)}
     assert len(hashes) == 1
+    # What was written after the end is in the manifest, too.
+    assert compare_with_manifest(tmp_path / "run") == ((), (), ())
 
 
 def test_what_a_killed_process_left_of_a_model_does_not_stay(tmp_path: Path) -> None:
@@ -121,6 +124,13 @@ def test_a_file_that_was_changed_at_the_site_is_named(tmp_path: Path) -> None:
     (folder / "model.pt").write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"model\.pt is not the file"):
         verify_model(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"sha256": "a", "files": 3}'])
+def test_a_damaged_list_of_files_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "delivery.json").write_text(content)
+    with pytest.raises(ValueError, match=r"delivery.json is damaged .*; resume the run to get the model again"):
+        verify_model(tmp_path)
 
 
 def test_the_hash_depends_on_names_types_shapes_and_bytes() -> None:

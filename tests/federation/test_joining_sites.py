@@ -180,9 +180,12 @@ def test_a_run_rewound_before_a_change_forgets_it(tmp_path: Path) -> None:
     (out / "checkpoints" / "round-00000003.pt").unlink()
     with pytest.raises(ValueError, match="in the middle of cycle 1"):
         resume_with(without(agreement, "site-6"), grid, out)
+    # The change that it forgets must not come back when it is paused and resumed again.
     rounds: list[Round] = []
+    train_until_paused(resume_with(agreement, grid, out), rounds, 3)
     collect_rounds(resume_with(agreement, grid, out), rounds)
     assert rounds[0].cohort.clients == (5, 6, 7)
+    assert rounds[3].cohort.clients == (5, 6, 7)
 
 
 @pytest.mark.parametrize(

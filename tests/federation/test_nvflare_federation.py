@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_allowing_fedauc_adds_its_two_classes_and_takes_code_from_nobody(tmp_pat
     assert rights == {"project_admin": expected, "lead": expected}
     with pytest.raises(ValueError, match="is no startup kit"):
         allow_fedauc(tmp_path)
+
+
+def test_a_site_keeps_its_policy_when_its_rows_move(tmp_path: Path) -> None:
+    """What is not given again stays: a policy above all. Paths may have any characters."""
+    kit = make_kit(tmp_path / "north")
+    allow_fedauc(kit, {"data": "/old/rows.csv", "state": "/data/fedauc", "policy": "/data/policy.toml"})
+    allow_fedauc(kit, {"data": "/новое/\U0001f3e5.csv", "state": "/data/fedauc"})
+    settings = tomllib.loads((kit / "local" / "fedauc.toml").read_text(encoding="utf-8"))
+    assert settings == {
+        "data": "/новое/\U0001f3e5.csv",
+        "state": "/data/fedauc",
+        "policy": "/data/policy.toml",
+    }
 
 
 def test_the_commands_write_the_files(

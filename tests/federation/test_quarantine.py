@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from cli_helpers import fedauc
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.evaluation import SCORE_BINS
-from fedauc.federation.quarantine import QUARANTINE_FILE, list_quarantined, request_release
+from fedauc.federation.quarantine import QUARANTINE_FILE, RELEASES_FILE, list_quarantined, request_release
 from fedauc.federation.server import summarize_run
 from fedauc.federation.site import SitePolicy
 from fedauc.participation.cyclic import Cyclic
@@ -146,15 +147,20 @@ class Killed(Exception):
     """Stands for a process that is killed."""
 
 
-def train_until(agreement: Any, grid: MemoryGrid, folder: Path, last_round: int) -> None:
-    """A new run that is killed after a round."""
+def kill_server_after(last_round: int) -> Callable[[Round], None]:
+    """What is called after every round, and kills the server after one."""
 
     def kill_server(finished: Round) -> None:
         if finished.phase.round == last_round:
             raise Killed
 
+    return kill_server
+
+
+def train_until(agreement: Any, grid: MemoryGrid, folder: Path, last_round: int) -> None:
+    """A new run that is killed after a round."""
     with pytest.raises(Killed):
-        collect_rounds(create_run(agreement, grid, folder), [], after_round=kill_server)
+        collect_rounds(create_run(agreement, grid, folder), [], after_round=kill_server_after(last_round))
 
 
 def test_quarantine_and_its_counts_survive_a_resume(tmp_path: Path) -> None:
@@ -183,6 +189,21 @@ def test_the_operator_releases_a_site(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "the operator has released it" in events[1]["text"]
     with pytest.raises(ValueError, match=r"site is 'site-9', which is no site of"):
         request_release(tmp_path / "run", "site-9", ["site-0"])
+
+
+def test_a_list_of_releases_that_was_deleted_begins_anew(tmp_path: Path) -> None:
+    """The error about a damaged list advises that."""
+    agreement = make_agreement("cycp-fedavg", {**POLICY, "quarantine_after": 1}, cycles=4)
+    grid = make_misbehaving_grid(tmp_path / "sites", {4: send_nan}, rounds=[4])
+    train_until(agreement, grid, tmp_path / "run", 2)
+    for name in ("site-1", "site-2"):
+        request_release(tmp_path / "run", name, [name])
+    with pytest.raises(Killed):
+        collect_rounds(resume_run(agreement, grid, tmp_path / "run"), [], kill_server_after(5))
+    (tmp_path / "run" / RELEASES_FILE).unlink()
+    request_release(tmp_path / "run", "site-4", ["site-4"])
+    resume_run(agreement, grid, tmp_path / "run").train_to_end()
+    assert visited_rounds(grid, "site-4") == [1, 4, 7, 10]
 
 
 def test_an_earlier_release_does_not_protect_a_site_later(tmp_path: Path) -> None:

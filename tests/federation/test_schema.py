@@ -156,6 +156,8 @@ def test_dates_and_booleans_have_their_kinds() -> None:
         ('[[columns]]\nname = "a"\nkind = "text"', "kind"),
         ('[[columns]]\nname = "a"\nminimum = 2\nmaximum = 1', "minimum 2 above maximum 1; swap them"),
         ('[[columns]]\nname = "a"\ncenter = 2', "only one of center and scale; give both"),
+        ('[[columns]]\nname = "a"\nminimum = nan', "minimum nan; it must be finite"),
+        ('[[columns]]\nname = "a"\ncenter = inf\nscale = 1', "center inf; it must be finite"),
         ('[[columns]]\nname = "a"\nkind = "category"\nmaximum = 1', "only numbers have one"),
         ("[[columns]", "is not TOML"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cli_helpers import fedauc
 from fedauc.federation.app_folder import create_certificates, create_key_pair
@@ -52,6 +54,17 @@ def test_every_part_that_is_wrong_is_named(tmp_path: Path) -> None:
     assert set(results) == {"schema", "policy", "versions", "certificate", "key"}
     assert results["schema"].text == "column 'age' is missing, and there is a column 'Age': rename it"
     assert "chmod 600" in results["key"].text
+
+
+def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """Flower takes keys on elliptic curves of NIST alone."""
+    setup = write_setup(tmp_path)
+    key = ed25519.Ed25519PrivateKey.generate()
+    forms = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    (tmp_path / "key").write_bytes(key.private_bytes(*forms))
+    results = {result.part: result for result in check_site(setup)}
+    assert not results["key"].is_ok
+    assert "is another kind of key, which Flower refuses" in results["key"].text
 
 
 def test_a_server_that_does_not_answer_is_reported(tmp_path: Path) -> None:

@@ -55,8 +55,11 @@ def update_manifest(folder: Path, names: Iterable[str]) -> None:
     """Give files that a command has changed their new hashes; a folder without a manifest gets none."""
     if not (folder / MANIFEST_FILE).is_file():
         return
-    present = list_folder_files(folder)
-    _write_entries(folder, read_manifest(folder) | {name: _hash_file(present[name]) for name in names})
+    present, entries = list_folder_files(folder), read_manifest(folder)
+    changed = entries | {name: _hash_file(present[name]) for name in names}
+    if changed == entries:
+        return
+    _write_entries(folder, changed)
     if (folder / SIGNATURE_FILE).is_file():
         logging.getLogger("fedauc").warning("%s has changed since it was signed; sign it again", folder)
 

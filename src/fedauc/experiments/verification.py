@@ -44,7 +44,8 @@ class Finding(NamedTuple):
 def verify_folder(path: Path, public_key: Path | None = None) -> list[Finding]:
     """All checks of a finished run folder, the cheap ones first."""
     folder = RunFolder(path)
-    is_federation = (path / "federation.json").is_file()
+    # A simulation has config.json; with a file more it must not pass for a run whose model cannot be checked.
+    is_federation = (path / "federation.json").is_file() and not (path / "config.json").exists()
     if not is_federation:
         RunFolder.open(path)
     if not folder.done:

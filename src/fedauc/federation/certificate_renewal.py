@@ -67,10 +67,11 @@ def prepare_renewal(app: Path) -> str:
         create_certificates(part, _read_hosts(folder / "server.pem"))
         part.rename(following)
     authorities = _check_files(app)
-    if set(_load_certificates(following / "ca.pem")) >= set(authorities):
-        return "the authority is the same: sites need nothing; stop the run and use --switch"
+    trusted = folder / "ca.pem"
+    if set(_load_certificates(following / "ca.pem")) == set(_load_certificates(trusted)):
+        return f"sites that have {trusted} need nothing, because it lists the authority; stop the run and use --switch"
     _write_authorities(app, authorities)
-    return f"send {folder / 'ca.pem'} to every site, restart the sites, stop the run, and use --switch"
+    return f"send {trusted} to every site, restart the sites, stop the run, and use --switch"
 
 
 def switch_certificate(app: Path) -> str:
@@ -93,7 +94,11 @@ def finish_renewal(app: Path) -> str:
         raise ValueError(f"the server still has its old certificate {folder / 'server.pem'}: use --switch first")
     before = (folder / "ca.pem").read_bytes()
     _write_authorities(app, _load_certificates(following / "ca.pem"))
-    shutil.rmtree(following)
+    # Renamed first, so that a crash leaves no incomplete folder under the name that the other steps read.
+    part = folder / ".next.part"
+    shutil.rmtree(part, ignore_errors=True)
+    following.rename(part)
+    shutil.rmtree(part)
     if (folder / "ca.pem").read_bytes() == before:
         return "done: the authority is the same, and sites need nothing"
     return f"send {folder / 'ca.pem'} to every site; a site reads it at its next start"

@@ -8,6 +8,7 @@ asks for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +18,19 @@ from torch import Tensor
 
 from fedauc.data.feature_fitting import RawColumn, has_times
 from fedauc.data.summaries import CategorySummary, NumberSummary, summarize_categories, summarize_numbers
-from fedauc.federation.schema import DataSchema
+from fedauc.federation.schema import DataSchema, SchemaColumn
 from fedauc.federation.serialization import Payload, unpack_tensors
 
 SUM_FIELDS = 4
 """Numbers per column: rows with a value, rows without, mean, and sum of squared deviations."""
 
 MAX_ANSWER_BYTES = 1 << 24
+
+MAX_ROWS = 10**12
+"""More rows than this are taken for an attempt to count more than all other sites."""
+
+RANGE_TOLERANCE = 1e-6
+"""What rounding may add, relative to the mean and the range."""
 
 CATEGORY_FIELDS = 3
 """Numbers per category column beside its counts: rows, missing rows, and whether it is an identifier."""
@@ -35,6 +42,12 @@ class ColumnSums(NamedTuple):
     numbers: Mapping[str, NumberSummary]
     categories: Mapping[str, CategorySummary]
     with_times: tuple[str, ...] = ()
+
+    def list_row_counts(self) -> set[int]:
+        """The numbers of rows that the columns have; a column without any was held back."""
+        counts = {int(summary.counts[0] + summary.missing[0]) for summary in self.numbers.values()}
+        counts |= {int(table.rows[0]) for table in self.categories.values()}
+        return counts - {0}
 
 
 def sum_columns(columns: Sequence[RawColumn], schema: DataSchema, minimum: int) -> ColumnSums:
@@ -79,6 +92,11 @@ def read_sums(payload: Payload, schema: DataSchema) -> ColumnSums:
         raise ValueError("its sums are not those of the schema's columns")
     if not torch.isfinite(rows).all() or (rows[:, [0, 1, 3]] < 0).any():
         raise ValueError("its sums are not finite, or a count is negative")
+    if (rows[:, :2] > MAX_ROWS).any() or (rows[:, :2] != rows[:, :2].floor()).any():
+        raise ValueError(f"its sums are not of whole numbers of rows up to {MAX_ROWS:.0e}")
+    agreed = {column.name: column for column in schema.columns}
+    for name, (count, _, mean, squares) in zip(expected, rows.tolist(), strict=True):
+        _check_range(agreed[name], count, mean, squares)
     numbers = {name: _make_summary(*row) for name, row in zip(expected, rows.tolist(), strict=True)}
     open_names = [column.name for column in schema.columns if column.kind == "category" and column.needs_sums]
     described = header.get("categories", [])
@@ -86,7 +104,25 @@ def read_sums(payload: Payload, schema: DataSchema) -> ColumnSums:
         raise ValueError("its counts of categories are not those of the schema's open columns")
     categories = {entry["name"]: _read_category(entry, column) for entry, column in zip(described, counts, strict=True)}
     dates = [column.name for column in schema.columns if column.kind == "date"]
-    return ColumnSums(numbers, categories, tuple(name for name in dates if name in header.get("with_times", [])))
+    sums = ColumnSums(numbers, categories, tuple(name for name in dates if name in header.get("with_times", [])))
+    if len(sums.list_row_counts()) > 1:
+        raise ValueError(f"its columns have different numbers of rows: {sorted(sums.list_row_counts())[:3]}")
+    return sums
+
+
+def _check_range(column: SchemaColumn, count: float, mean: float, squares: float) -> None:
+    """Refuse a mean outside the agreed range, and deviations that no values within it have."""
+    low = -math.inf if column.minimum is None else column.minimum
+    high = math.inf if column.maximum is None else column.maximum
+    if column.kind == "boolean":
+        low, high = 0.0, 1.0
+    tolerance = RANGE_TOLERANCE * max(1.0, abs(mean))
+    if count and not low - tolerance <= mean <= high + tolerance:
+        raise ValueError(f"its mean of column {column.name!r} is outside the agreed range")
+    width = high - low
+    # The deviations are largest where all values are at the two ends.
+    if math.isfinite(width) and squares > count * ((high - mean) * (mean - low) + tolerance * max(1.0, width)):
+        raise ValueError(f"its deviations of column {column.name!r} are too large for the agreed range")
 
 
 def count_sum_traffic(sums: ColumnSums) -> tuple[int, int]:
@@ -122,6 +158,11 @@ def _read_category(entry: Mapping[str, Any], counts: Tensor) -> CategorySummary:
         raise ValueError(f"its counts of column {entry['name']!r} do not fit its values")
     if not all(isinstance(value, str) for value in values) or (len(values) and int(counts.min()) < 0):
         raise ValueError(f"its categories of column {entry['name']!r} are not texts with counts")
+    known_rows = [rows, missing, *counts.tolist()]
+    if not all(type(number) is int and 0 <= number <= MAX_ROWS for number in known_rows):
+        raise ValueError(f"its rows of column {entry['name']!r} are not counts up to {MAX_ROWS:.0e}")
+    if sum(counts.tolist()) + missing > rows:
+        raise ValueError(f"its counts of column {entry['name']!r} are more than its {rows} rows")
     codes, site = np.arange(len(values)), np.zeros(len(values), dtype=np.int64)
     known = (np.array([int(rows)]), np.array([int(missing)]), np.array([bool(is_identifier)]))
     return CategorySummary(values, site, codes, counts.numpy(), *known)

@@ -54,10 +54,11 @@ class AgreedData(NamedTuple):
 
 def agree_on_data(
     exchange: Exchange, schema: DataSchema, header: Mapping[str, Any], is_private: bool
-) -> tuple[AgreedData, set[int]]:
-    """Let every site check its table and report its sums; returns the sites that failed as well.
+) -> tuple[AgreedData, set[int], dict[int, int]]:
+    """Let every site check its table and report its sums.
 
-    In a private run no sums are asked for, because they are exact: the schema then holds every number that is needed.
+    Returns the sites that failed as well, and the number of rows of each site that has reported sums. In a private run
+    no sums are asked for, because they are exact: the schema then holds every number that is needed.
     """
     needed = [column.name for column in schema.columns if column.needs_sums]
     if is_private and needed:
@@ -84,7 +85,8 @@ def agree_on_data(
     for warning in warnings[len(ignored) :]:
         LOG.warning("%s", warning)
     encoder = FeatureEncoder(tuple(columns))
-    return AgreedData(encoder, _count_traffic(encoder, sums), warnings), set(result.refused)
+    rows = {client: max(answer.list_row_counts(), default=0) for client, answer in result.answers.items() if answer}
+    return AgreedData(encoder, _count_traffic(encoder, sums), warnings), set(result.refused), rows
 
 
 def report_failures(exchange: Exchange, result: ExchangeResult[Any]) -> None:

@@ -28,7 +28,7 @@ from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import SiteRefusal
-from fedauc.files import make_folder, move_folder, write_atomically
+from fedauc.files import DAMAGE_ERRORS, make_folder, move_folder, write_atomically
 from fedauc.interfaces import Model
 from fedauc.metrics import auc
 from fedauc.models.model import ModelConfig
@@ -152,13 +152,19 @@ def verify_model(folder: Path) -> list[str]:
     path = folder / DELIVERY_FILE
     if not path.is_file():
         raise ValueError(f"{folder} holds no delivered model: it has no {DELIVERY_FILE}; give a folder in models/")
-    stored = json.loads(path.read_text())
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        expected, digests = stored["sha256"], dict(stored["files"])
+    except (*DAMAGE_ERRORS, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({type(error).__name__}); resume the run to get the model again"
+        ) from error
     changed = [
         name
-        for name, digest in stored["files"].items()
+        for name, digest in digests.items()
         if not (folder / name).is_file() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest
     ]
-    if hash_tensors(load(folder).module.state_dict()) != stored["sha256"]:
+    if hash_tensors(load(folder).module.state_dict()) != expected:
         raise ValueError(f"{folder} holds another model than the one that was delivered; ask for it again")
     return changed
 

@@ -32,7 +32,8 @@ def replace_site_key(app: Path, site: str, public_key: Path, superlink: str, run
     if site not in entries:
         raise ValueError(f"{table} has no site {site!r}; it has {', '.join(entries)}")
     line = _read_public_key(public_key)
-    owner = next((entry.name for entry in entries.values() if entry.name != site and entry.key == line), "")
+    others = (entry for entry in entries.values() if entry.name != site)
+    owner = next((entry.name for entry in others if _without_comment(entry.key) == line), "")
     if owner:
         raise ValueError(f"{public_key} is the key of site {owner!r}; every site needs a key of its own")
     runs = json.loads(run_flwr("list", superlink, "--format", "json"))["runs"]
@@ -85,7 +86,12 @@ def _read_public_key(path: Path) -> str:
         raise ValueError(f"{path} is no public key ({error}); give the file that ends in .pub") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"{path} is another kind of key; make one with ssh-keygen -t ecdsa -b 384")
-    return " ".join(content.decode().split()[:2])
+    return _without_comment(content.decode())
+
+
+def _without_comment(line: str) -> str:
+    """The kind and the content of a public key."""
+    return " ".join(line.split()[:2])
 
 
 def _replace_key(text: str, site: str, old: str, new: str) -> str:

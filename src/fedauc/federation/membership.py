@@ -149,11 +149,23 @@ def check_same_plan(old: Plan, new: Plan) -> None:
 
 
 def write_members(folder: Path, members: Members) -> None:
-    """Add an entry to membership.json, in place of those of the same round and of later ones."""
+    """Add an entry to membership.json, in place of one of the same round."""
     path = folder / MEMBERSHIP_FILE
     changes = [entry for entry in _read_changes(path) if entry["round"] < members.round]
-    content = json.dumps([*changes, members.to_json()], indent=2)
-    write_atomically(path, f"{content}\n".encode())
+    _write_changes(path, [*changes, members.to_json()])
+
+
+def forget_later_changes(folder: Path, round: int) -> None:
+    """Remove the changes after a round, to which a run was rewound because later checkpoints are missing."""
+    path = folder / MEMBERSHIP_FILE
+    changes = _read_changes(path)
+    remaining = [entry for entry in changes if entry["round"] <= round]
+    if len(remaining) < len(changes):
+        _write_changes(path, remaining)
+
+
+def _write_changes(path: Path, changes: list[dict[str, Any]]) -> None:
+    write_atomically(path, f"{json.dumps(changes, indent=2)}\n".encode())
 
 
 def _read_changes(path: Path) -> list[dict[str, Any]]:

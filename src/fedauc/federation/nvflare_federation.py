@@ -15,6 +15,7 @@ from typing import Any
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.local_federation import LocalProcesses, find_free_port, find_program
 from fedauc.federation.run_config import read_run_config
+from fedauc.federation.toml_files import read_toml_file
 from fedauc.files import write_atomically
 
 TASK_NAME = "fedauc"
@@ -50,7 +51,7 @@ def write_project(path: Path, sites: Sequence[str], server: str, admin: str, por
 def allow_fedauc(kit: Path, site_config: Mapping[str, str] | None = None) -> None:
     """Let a participant's jobs use fedauc: add its two classes to the list of allowed ones in `local/resources.json`.
 
-    `site_config` is what a site's owner decides: `data`, `state` and `policy`, written to `local/fedauc.toml`. The site
+    `site_config` is what a site's owner decides: `data`, `state` and `policy`, added to `local/fedauc.toml`. The site
     then takes no code from jobs, and no shell commands: NVFlare allows both, and they pass no policy of ours.
     """
     local = kit / "local"
@@ -64,8 +65,11 @@ def allow_fedauc(kit: Path, site_config: Mapping[str, str] | None = None) -> Non
             rules = rules if isinstance(rules, dict) else dict.fromkeys(sorted(names), rules)
             rights["permissions"][role] = {**rules, "byoc": "none", "shell_commands": "none"}
         write_atomically(local / "authorization.json", json.dumps(rights, indent=2).encode())
-        lines = [f"{name} = {json.dumps(value)}" for name, value in site_config.items()]
-        write_atomically(local / SITE_FILE, ("\n".join(lines) + "\n").encode())
+        known = read_toml_file(local / SITE_FILE, "file", "call allow") if (local / SITE_FILE).is_file() else {}
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in (known | {**site_config}).items()
+        ]
+        write_atomically(local / SITE_FILE, "".join(lines).encode())
 
 
 def _read_local_file(local: Path, name: str) -> dict[str, Any]:
@@ -73,9 +77,7 @@ def _read_local_file(local: Path, name: str) -> dict[str, Any]:
     for path in (local / name, local / f"{name}.default"):
         if path.is_file():
             return dict(json.loads(path.read_text(encoding="utf-8")))
-    raise ValueError(
-        f"{local.parent} is no startup kit: it has no local/{name}.default; give the folder NVFlare has made"
-    )
+    raise ValueError(f"{local.parent} is no startup kit: local/{name}.default is missing; give one that NVFlare made")
 
 
 def write_job(folder: Path, settings: Mapping[str, Any], min_sites: int = 0) -> None:

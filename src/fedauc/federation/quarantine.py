@@ -70,7 +70,9 @@ class Quarantine:
         Those whose time is over, or whom the operator has released, are asked again.
         """
         requested = [] if self._folder is None else read_releases(self._folder.path)
-        new_requests = requested[int(self.state.releases) :]
+        # A shorter list than before was begun anew, as the error about a damaged one advises.
+        known = int(self.state.releases)
+        new_requests = requested[known:] if known <= len(requested) else requested
         for client, first in enumerate(self.state.asked_from.tolist()):
             is_pardoned = self._names[client] in new_requests
             if 0 < first <= cohort.round or is_pardoned:

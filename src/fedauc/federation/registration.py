@@ -89,10 +89,11 @@ def register_sites(
     seconds, names = exchange.policy.registration_deadline, [site.name for site in exchange.sites]
     proposal: dict[str, Any] = {"run": run_id} if plan is None else {"run": run_id, "plan": plan}
     header = {**proposal, "kind": "register", "secure_sum": asks_key, "hides_counts": hides_counts}
-    agreed, failed = None, set[int]()
+    agreed, failed, summed_rows = None, set[int](), dict[int, int]()
     if schema is not None:
         is_private = recipe is not None and recipe.is_private
-        agreed, failed = agree_on_data(exchange, schema, proposal | agreement_header(schema, None), is_private)
+        proposed = proposal | agreement_header(schema, None)
+        agreed, failed, summed_rows = agree_on_data(exchange, schema, proposed, is_private)
         header |= agreement_header(schema, agreed)
     messages = {
         client: lambda name=name: pack_payload({**header, "site": name})
@@ -100,7 +101,9 @@ def register_sites(
         if client not in failed
     }
     result = exchange.ask_sites(
-        messages, lambda client, payload: _read_registration(payload, asks_key, hides_counts), seconds=seconds
+        messages,
+        lambda client, payload: _read_registration(payload, asks_key, hides_counts, summed_rows.get(client)),
+        seconds=seconds,
     )
     report_failures(exchange, result)
     missing = {names[client]: reason for client, reason in sorted({**result.absent, **result.refused}.items())}
@@ -157,13 +160,18 @@ class Registration(NamedTuple):
     public_key: str
 
 
-def _read_registration(payload: Payload, asks_key: bool, hides_counts: bool) -> Registration:
+def _read_registration(
+    payload: Payload, asks_key: bool, hides_counts: bool, summed_rows: int | None = None
+) -> Registration:
+    """A site's registration, whose class counts must be those of the rows that it has reported sums of."""
     header = read_answer(payload, "register")
     counts, shape, dtype = (header.get(key) for key in ("class_counts", "shape", "dtype"))
     if hides_counts:
         counts = [int(header.get("has_rows") is True)] * 2
     if not _are_integers(counts, minimum=0) or len(counts) != 2:
         raise ValueError(f"class_counts is {counts!r}; it must be two counts")
+    if summed_rows and sum(counts) != summed_rows:
+        raise ValueError(f"class_counts is {counts!r}, but the sums that it has sent are of {summed_rows} rows")
     if not _are_integers(shape, minimum=1) or not shape or dtype not in ROW_TYPES:
         raise ValueError(f"a row is {dtype!r} {shape!r}; it must be {' or '.join(ROW_TYPES)}, with sizes of at least 1")
     key = str(header.get("public_key", "")) if asks_key else ""

@@ -45,6 +45,7 @@ from fedauc.experiments.config import to_plain
 from fedauc.experiments.evaluation import RecordColumns
 from fedauc.experiments.folder import PRIVACY_FILE, RunFolder, describe_environment, encode_json
 from fedauc.experiments.guarantee import describe_guarantee, summarize_guarantee
+from fedauc.experiments.manifest import update_manifest
 from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import find_client_dp, has_client_noise
 from fedauc.experiments.recipe import Recipe
@@ -64,6 +65,7 @@ from fedauc.federation.membership import (
     check_change,
     check_same_plan,
     compare_table,
+    forget_later_changes,
     list_member_names,
     read_members,
     write_members,
@@ -177,6 +179,7 @@ class FederatedRun:
         agreement, registered = FederationAgreement.read_json(out / AGREEMENT_FILE), RegisteredSites.read_json(out)
         secret = folder.read_secret() if find_client_dp(agreement.recipe) is not None else None
         checkpoint = folder.rewind_to_checkpoint("cpu")
+        forget_later_changes(out, checkpoint.state.round)
         members = read_members(out, agreement.sites, registered.census, checkpoint.state.round)
         change = compare_table(members, exchange.sites)
 
@@ -204,6 +207,8 @@ class FederatedRun:
         """Train the remaining rounds and return the result."""
         if self.folder.done:
             self._send_model_again()
+            if (self.folder.path / DELIVERY_FILE).is_file():
+                update_manifest(self.folder.path, [DELIVERY_FILE])
             return self.folder.read_result()
         (self.folder.path / "stopped.txt").unlink(missing_ok=True)
         self._exchange.observers[:] = [self._status.observe]

@@ -160,13 +160,18 @@ def _check_certificate(path: Path) -> CheckResult:
 
 def _check_key(path: Path) -> CheckResult:
     """The site's private key: readable for its owner, and for nobody else."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
 
+    remedy = "create it with ssh-keygen -t ecdsa -b 384"
     try:
-        serialization.load_ssh_private_key(path.read_bytes(), password=None)
+        key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
         mode = stat.S_IMODE(path.stat().st_mode)
-    except (OSError, ValueError) as error:
-        return CheckResult("key", False, f"{path} cannot be read ({error}); create it with ssh-keygen -t ecdsa -b 384")
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        return CheckResult("key", False, f"{path} cannot be read ({error}); {remedy}")
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        return CheckResult("key", False, f"{path} is another kind of key, which Flower refuses; {remedy}")
     if os.name == "posix" and mode & 0o077:
         return CheckResult("key", False, f"{path} can be read by others (mode {mode:o}); run chmod 600 {path}")
     return CheckResult("key", True, f"{path} is a private key that only its owner can read")
