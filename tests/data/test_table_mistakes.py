@@ -72,9 +72,9 @@ def test_rows_of_a_block_are_counted_from_the_beginning_of_the_file() -> None:
         (
             [0] * 60 + [1] * 40 + [2] * 20,
             "label column 'y' holds 0 (60 rows), 1 (40 rows), 2 (20 rows); labels must be 0 or 1: name another column, "
-            "or say which value is positive, usually the rarest: use --data.positive 2",
+            "or say which value is positive, and all others are negative: use --data.positive VALUE",
         ),
-        ([0, 1, 2] * 40, "usually the rarest: use --data.positive 2"),
+        ([0, 1, 2] * 40, "all others are negative: use --data.positive VALUE"),
         (
             [1] * 99 + list(range(10, 31)),
             "holds 10 (1 row), 11 (1 row), 12 (1 row), 13 (1 row), 14 (1 row) and 17 other values; labels must",
@@ -155,6 +155,34 @@ def test_dropped_rows_are_counted_in_the_notes_and_in_the_description(
 DAYS = pd.date_range("2024-01-01", periods=ROWS)
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            [*map(str, range(7)), "n/k", *(f"{0.5 * row}" for row in range(8, ROWS))],
+            "column 'when' holds 'n/k' at row 7 (counted from 0), where most rows hold numbers and 1 of ",
+        ),
+        (
+            [*DAYS[:5].strftime("%Y-%m-%d"), *["unknown"] * 4, *DAYS[9:].strftime("%Y-%m-%d")],
+            "where most rows hold dates and ",
+        ),
+    ],
+)
+def test_a_few_texts_among_numbers_do_not_remove_a_column(
+    values: list[str], message: str, is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Any = make_frame(when=values)
+    if is_large:
+        monkeypatch.setattr(disk_tables, "LARGE", 0)
+        source, frame = str(tmp_path / "large.parquet"), source
+        frame.to_parquet(source)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_frame(source)
+    ignored = load_frame(source, categories=("when",)).summary.ignored
+    assert ignored == {"when": "nearly every value is different, like a name or an identifier"}
+
+
 @pytest.mark.parametrize(
     ("texts", "warning"),
     [
@@ -164,7 +192,7 @@ DAYS = pd.date_range("2024-01-01", periods=ROWS)
         (DAYS.strftime("%d %b %Y"), "column 'when' looks like dates; write them as 2024-12-31"),
         (DAYS.strftime("%B %d, %Y"), "column 'when' looks like dates; write them as 2024-12-31"),
         (
-            ["unknown", *DAYS.strftime("%Y-%m-%d")[1:]],
+            ["unknown"] * 12 + [*DAYS.strftime("%Y-%m-%d")[12:]],
             "column 'when' counts as categories because it holds 'unknown' among dates; leave such cells empty",
         ),
     ],

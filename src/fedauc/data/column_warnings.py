@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
+from fedauc.data.checks import name_row
 from fedauc.data.columns import ISO_DATE
 from fedauc.data.feature_fitting import RawColumn
 from fedauc.data.features import CategoryColumn, FeatureColumn, FeatureEncoder
@@ -32,6 +33,12 @@ LEAK_AUC = 0.999
 MIN_LEAK_ROWS = 10
 """The rows of each class that the check needs: among fewer, chance alone separates them now and then."""
 
+MOST_CODES = 50
+"""A column with more different numbers, or dates, than this is one of numbers, not of codes."""
+
+TEXT_SHARE = 0.05
+"""The share of the rows with other text below which such a column is refused, because the text is a mistake."""
+
 MAX_LEAK_VALUES = 100_000_000
 """Larger training parts are not checked, because sorting the columns of one this large takes about ten seconds."""
 
@@ -45,6 +52,43 @@ def warn_of_texts(columns: Iterable[RawColumn], categories: Collection[str]) -> 
     texts = [column for column in columns if column.kind == "category" and column.name not in categories]
     warnings = (_warn_of_numbers(column) or _warn_of_dates(column) for column in texts)
     return tuple(warning for warning in warnings if warning)
+
+
+def refuse_stray_texts(columns: Iterable[RawColumn], categories: Collection[str], row_numbers: np.ndarray) -> None:
+    """Refuse a column of numbers or dates that a few cells of text would turn into a category, or leave out.
+
+    `row_numbers` are the rows of the columns in the file.
+
+    >>> amounts = RawColumn("amount", "category", np.arange(100), [*map(str, range(99)), "n/k"])
+    >>> refuse_stray_texts([amounts], (), np.arange(100))
+    Traceback (most recent call last):
+    ...
+    ValueError: column 'amount' holds 'n/k' at row 99 (counted from 0), where most rows hold numbers and 1 of 100 ...
+    """
+    for column in columns:
+        if column.kind != "category" or column.name in categories:
+            continue
+        for is_member, kind in ((_is_number, "numbers"), (_is_date, "dates")):
+            members = np.array([is_member(text) for text in column.texts], dtype=bool)
+            if members.sum() <= MOST_CODES:
+                continue
+            values = np.asarray(column.values)
+            known = np.flatnonzero(values >= 0)
+            others = known[~members[values[known]]]
+            if 0 < len(others) <= TEXT_SHARE * len(known):
+                text, row = column.texts[values[others[0]]][:40], name_row(int(row_numbers[others[0]]))
+                count = f"1 of {len(known)} rows does" if len(others) == 1 else f"{len(others)} of {len(known)} rows do"
+                problem = f"column {column.name!r} holds {text!r} at {row}, where most rows hold {kind} and {count} not"
+                remedy = "leave such cells empty, or list the column in --data.categories or --data.ignore"
+                raise ValueError(f"{problem}; {remedy}")
+
+
+def _is_number(text: str) -> bool:
+    return NUMBER_TEXT.fullmatch(text) is not None
+
+
+def _is_date(text: str) -> bool:
+    return ISO_DATE.fullmatch(text) is not None
 
 
 def _warn_of_numbers(column: RawColumn) -> str:

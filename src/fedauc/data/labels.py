@@ -41,7 +41,10 @@ def read_labels(coded: CodedTexts, positive: str, column: str) -> Labels:
         is_positive = np.array([value == text for value in values], dtype=np.int8)
         note = ""
         if len(others) > 1:
-            note = f"label {text!r} against the other {len(others)} values of column {column!r}"
+            shown = ", ".join(map(repr, others[:SHOWN])) + (", ..." if len(others) > SHOWN else "")
+            note = (
+                f"label column {column!r}: {text!r} is positive, the other {len(others)} values are negative: {shown}"
+            )
         negative = others[0] if len(others) == 1 else f"not {text}"
         return Labels(is_positive[coded.codes], (negative, text), note)
     for negative, text in ACCEPTED:
@@ -72,7 +75,7 @@ def _ask_for_positive(counts: dict[str, int], column: str) -> str:
     others = f" and {len(counts) - SHOWN} other values" if len(counts) > SHOWN else ""
     return (
         f"label column {column!r} holds {shown}{others}; labels must be 0 or 1: name another column, or say which "
-        f"value is positive, usually the rarest: use {how}"
+        "value is positive, and all others are negative: use --data.positive VALUE"
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedauc.data import standardization
 from fedauc.data.checks import counting_rows_from
-from fedauc.data.column_warnings import warn_of_texts
+from fedauc.data.column_warnings import refuse_stray_texts, warn_of_texts
 from fedauc.data.columns import CodedTexts, are_dates, as_days, as_numbers, code_texts, read_columns
 from fedauc.data.dataset import Rows, TableParts, TableSummary
 from fedauc.data.feature_fitting import FittedFeatures, Kind, RawColumn, RawEncoder, fit_features
@@ -72,6 +72,7 @@ def _write_table(into: Path, sources: Sequence[str], layout: TableLayout, split:
         roles.write_roles(into, name, part)
     with naming_table(first), readers.requiring_frames():
         raw = _write_raw_columns(into, _iterate_blocks(first, layout), columns, parts)
+        refuse_stray_texts(raw["train"].values(), layout.categories, np.asarray(parts["train"].inputs))
     fitted = fit_features(list(raw["train"].values()), layout.settings, *roles.number_sites(parts["train"]))
     check_features(fitted, columns.ignored)
     for name, part in parts.items():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedauc.data.checks import name_row
-from fedauc.data.column_warnings import warn_of_texts
+from fedauc.data.column_warnings import refuse_stray_texts, warn_of_texts
 from fedauc.data.columns import (
     CodedTexts,
     are_dates,
@@ -73,6 +73,7 @@ def read_raw_table(frame: Any, layout: TableLayout) -> RawTable:
             continue
         column = convert_column(arrays[name], name, name in layout.categories)
         columns[name] = column if len(complete) == len(frame) else column._replace(values=column.values[complete])
+    refuse_stray_texts(columns.values(), layout.categories, complete)
     warnings += warn_of_texts(columns.values(), layout.categories)
     label, client, group = (arrays[name][complete] if name else None for name in roles[:3])
     assert label is not None
