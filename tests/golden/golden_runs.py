@@ -52,6 +52,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 RECORDED: dict[str, Any] = {"weighting": "clients"}
 """What was every method's default when the runs were recorded, and no longer is."""
 
+RECORDED_RATES = {"cycp-ndcg": 0.1}
+"""Learning rates that were the default of a method then."""
+
 
 def settings(name: str) -> dict[str, Any]:
     """The recipe's settings of a named run: a method with its defaults, or a variant."""
@@ -64,6 +67,8 @@ def settings(name: str) -> dict[str, Any]:
         from fedauc.objectives import find_objectives
 
         chosen["objective"] = find_objectives()[chosen["objective"]]()
+    if name in RECORDED_RATES:
+        chosen["learning_rate"] = RECORDED_RATES[name]
     return {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3, **RECORDED, **chosen}
 
 
