@@ -26,7 +26,8 @@ OUTCOMES = ("significantly higher", "not significantly different", "significantl
 class Comparison(NamedTuple):
     """One of the paper's methods against a baseline: difference of mean AUC, its test, and the paper's difference.
 
-    `corrected` is the p-value after Holm's correction for the tests that it is shown with.
+    `corrected` is the p-value after Holm's correction for so many `tests` of one table. Two rows may have chosen the
+    same settings, and then have the same runs: there is nothing to test.
     """
 
     table: str
@@ -37,6 +38,8 @@ class Comparison(NamedTuple):
     test: Difference | None
     published: float | None
     corrected: float | None = None
+    tests: int = 0
+    same_runs: bool = False
 
     @property
     def outcome(self) -> str:
@@ -62,6 +65,8 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         """Such as `**+.0107 ± .0087** [+.0487], p = .020, corrected .378`, in bold where p < .05 before correction."""
+        if self.same_runs:
+            return "same runs"
         text = format_difference(self.value)
         published = "" if self.published is None else f" [{format_difference(self.published)}]"
         if self.test is None:
@@ -86,7 +91,32 @@ def correct_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
     tested = [position for position, pair in enumerate(comparisons) if pair.test is not None]
     p_values = [pair.test.p_value for pair in comparisons if pair.test is not None]
     corrected = dict(zip(tested, correct_p_values(p_values), strict=True))
-    return [pair._replace(corrected=corrected.get(position)) for position, pair in enumerate(comparisons)]
+    return [
+        pair._replace(corrected=corrected.get(position), tests=len(tested)) for position, pair in enumerate(comparisons)
+    ]
+
+
+def describe_correction(comparisons: Sequence[Comparison]) -> str:
+    """How many comparisons stay significant, and the tests that their p-values are corrected for; nothing if none is.
+
+    A comparison is corrected for all tests of its table, so that it has one corrected p-value wherever it is counted.
+    """
+    tests = {pair.table: pair.tests for pair in comparisons if pair.corrected is not None}
+    if not tests:
+        return ""
+    named = [f"{count} tests of {_name_table(table)}" for table, count in tests.items()]
+    family = f"all {named[0]}" if len(named) == 1 else f"all tests of the same table ({', '.join(named)})"
+    counts = Counter(pair.corrected_outcome for pair in comparisons)
+    return (
+        f"With Holm's correction for {family}, it is significantly better in {counts['significantly higher']} and "
+        f"significantly worse in {counts['significantly lower']}."
+    )
+
+
+def _name_table(name: str) -> str:
+    """A table in words: those of the paper by their number."""
+    number = name.removeprefix("table")
+    return f"Table {number}" if number.isdecimal() else f"the table `{name}`"
 
 
 def format_difference(value: float) -> str:
@@ -123,8 +153,10 @@ def list_contrasts(table: Table) -> Iterator[Comparison]:
         for row, other in table.spec.contrasts:
             first, second = (table.cells.get((name, column.name)) for name in (row, other))
             if first and second and first.complete and second.complete and first.auc and second.auc:
-                test = table.differences.get((column.name, row, other))
-                yield Comparison(table.name, column, row, other, first.auc.mean - second.auc.mean, test, None)
+                same_runs = first.runs.keys() == second.runs.keys()
+                test = None if same_runs else table.differences.get((column.name, row, other))
+                difference = first.auc.mean - second.auc.mean
+                yield Comparison(table.name, column, row, other, difference, test, None, same_runs=same_runs)
 
 
 def make_contrast_frame(contrasts: Sequence[Comparison]) -> pd.DataFrame:
@@ -200,6 +232,45 @@ def make_gap_frame(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return _spread_texts(
         {(gap["row"], f"{gap['table']} {gap['column']}"): format_difference(gap["value"]) for gap in gaps}
     )
+
+
+# ------------------------------------------------------------------------------------------------------- rounds saved
+
+BALANCED = "cycp-fedavg-balanced"
+"""FedAvg on batches with as many positives as negatives."""
+
+RANDOM_CLIENTS = ("rs-minimax", "rs-pairwise")
+"""AUC training with other participation."""
+
+
+def make_saving_frame(table: Table, learning_rates: Mapping[str, str]) -> pd.DataFrame:
+    """How many of the rounds that AUC training saves balanced batches save alone, by dataset and target AUC.
+
+    `all` means that FedAvg on balanced batches is no later than the faster CyCp method. Other baselines that are as
+    fast tell whether it takes balanced batches. `learning_rates` are those of FedAvg on balanced batches by column.
+    """
+    first, lines = table.spec.rows[0].name, dict[str, dict[str, str]]()
+    for column in [column.name for column in table.spec.columns]:
+        cells, target = table.column_cells(column), table.find_target(column)
+        if target is None or BALANCED not in cells or not cells[BALANCED].complete:
+            continue
+        for goal in (target - NEARLY, target):
+            reaches = {row: reach for row, cell in cells.items() if (reach := cell.find_reach(goal))}
+            rounds = {row: reach.rounds for row, reach in reaches.items()}
+            texts = {row: f"{'≤ ' * (reaches[row] is cells[row].curve[0])}{count}" for row, count in rounds.items()}
+            fastest, balanced = min(rounds[row] for row in OURS), rounds.get(BALANCED, math.inf)
+            saved = "all" if balanced <= fastest else "part" if balanced < rounds[first] else "none"
+            others = [row for row in rounds if row not in (first, BALANCED, *OURS, *RANDOM_CLIENTS)]
+            lines[f"{column}, {format_share(goal, 4)}"] = {
+                **{row: texts.get(row, "not reached") for row in (first, *OURS, BALANCED)},
+                "its learning rate": learning_rates.get(column, "-"),
+                "it saves": saved if fastest < rounds[first] else "there is nothing to save",
+                "other baselines as fast as the faster CyCp method": ", ".join(
+                    row for row in others if rounds[row] <= fastest
+                )
+                or "-",
+            }
+    return pd.DataFrame.from_dict(lines, orient="index")
 
 
 # ---------------------------------------------------------------------------------------------------------- I, M and K

@@ -15,14 +15,14 @@ import pandas as pd
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
 from fedauc.reports.tables import format_share
-from paper import findings, table_specs, tables
+from paper import findings, ingredients, table_specs, tables
 from paper.discarded_runs import DiscardedRuns, read_discarded
 from paper.figures import collect_panels, draw_curves, draw_differences
-from paper.findings import JUDGES, Comparison, Finding, list_comparisons, list_findings
+from paper.findings import JUDGES, Comparison, Finding, correct_comparisons, list_comparisons, list_findings
 from paper.records import Record, RecordStore
 from paper.scales import Scale
 from paper.significance import FEWEST_EXAMPLES
-from paper.table_specs import FRAUD, PUBLISHED, TABLES, build_tables, list_cells
+from paper.table_specs import FRAUD, OURS, PUBLISHED, TABLES, build_tables, list_cells
 from paper.tables import Table, TableBuilder
 from paper.tuning import TuningChoice, TuningJob, grid_candidates
 
@@ -60,8 +60,9 @@ class Report:
         )
         environment.filters |= {"markdown": tables.to_markdown, "signed": findings.format_difference}
         environment.filters["share"] = format_share
-        modules = {"tables": tables, "findings": findings, "specs": table_specs, "fewest_examples": FEWEST_EXAMPLES}
-        return environment.get_template("results.md.jinja").render(report=self, scale=self.scale, **modules)
+        modules = {"tables": tables, "findings": findings, "ingredients": ingredients, "specs": table_specs}
+        numbers = {"fewest_examples": FEWEST_EXAMPLES}
+        return environment.get_template("results.md.jinja").render(report=self, scale=self.scale, **modules, **numbers)
 
     @functools.cached_property
     def figures(self) -> dict[str, Callable[[], Figure]]:
@@ -90,8 +91,13 @@ class Report:
         return None
 
     def compare_methods(self, *names: str, between_own: bool = False) -> list[Comparison]:
-        """The comparisons of some tables that have finished."""
-        return [pair for table in self.find_tables(*names) for pair in list_comparisons(table, between_own)]
+        """The comparisons of some tables that have finished, each corrected for all tests of its table."""
+        pairs = [
+            pair
+            for table in self.find_tables(*names)
+            for pair in correct_comparisons(list(list_comparisons(table, between_own=True)))
+        ]
+        return [pair for pair in pairs if between_own or pair.baseline not in OURS]
 
     def list_best_rows(self, name: str, number: str = "auc") -> Iterator[str]:
         """The best row of each column on real data in which all runs of at least two rows have finished."""
@@ -120,6 +126,17 @@ class Report:
                         bound = "at most " if reach is cells[method].curve[0] else ""
                         ratios.setdefault(f"{bound}{reach.rounds / first.rounds:.2f}", []).append(column)
         return ratios
+
+    def find_learning_rates(self, name: str, row: str) -> dict[str, str]:
+        """The learning rates that a row of a table was given by its tuning, by column."""
+        jobs = {
+            cell.column.name: TuningJob.for_cell(cell)
+            for table in self.find_tables(name)
+            for cell in list_cells(table.spec)
+            if cell.row.name == row
+        }
+        settings = {column: self.builder.choices.chosen_settings(job) for column, job in jobs.items()}
+        return {column: options["learning-rate"] for column, options in settings.items() if "learning-rate" in options}
 
     def read_facts(self) -> dict[str, tuple[str, int]]:
         """By dataset, the note of its first finished run, and the number of positives to test on."""

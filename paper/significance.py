@@ -132,7 +132,11 @@ def _test_mean(differences: Sequence[float], variances: Sequence[Variance]) -> D
 
 
 def _test_variance(parts: Sequence[Sequence[tuple[Case, Case]]], overlap: float, same_examples: bool) -> float:
-    """DeLong's variance of the sum of differences; a variance of zero becomes the largest possible one."""
+    """DeLong's variance of the sum of differences; a variance of zero becomes the largest possible one.
+
+    It is zero where both rows rank every test example alike, for instance without an error; that this is so for other
+    examples too cannot be known. A row that has the runs of the other is not tested at all (`findings.list_contrasts`).
+    """
     gains = [_mean_gains(pairs) for pairs in parts]
     if not same_examples:
         variances = [

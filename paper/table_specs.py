@@ -204,6 +204,11 @@ def _interval_columns(scale: Scale, dataset: str) -> list[Column]:
     return points
 
 
+def _short_interval_columns(scale: Scale, dataset: str) -> list[Column]:
+    """The first point of Figure 1, where rows are tested against each other."""
+    return [replace(_interval_columns(scale, dataset)[0], tested=True)]
+
+
 def _equal_round_columns(scale: Scale, dataset: str) -> list[Column]:
     """Points of Figure 1, which share its settings, but with the scale's number of cycles."""
     shown = (scale.intervals[0], scale.local_steps, scale.intervals[-1])
@@ -277,5 +282,6 @@ FIGURES: Mapping[str, Callable[[Scale, str], list[Column]]] = {
     "figure2": _cohort_columns,
     "figure3": _group_columns,
     "intervals": _equal_round_columns,
+    "short-interval": _short_interval_columns,
 }
-"""What makes the columns of a figure on a dataset."""
+"""What makes the columns of a figure on a dataset, or those of a table with points of a figure."""

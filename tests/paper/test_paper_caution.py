@@ -7,16 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from fedauc.metrics import auc
 from fedauc.reports.summary import Spread
 from paper.discarded_runs import DiscardedRuns, count_discarded, read_discarded
-from paper.findings import Comparison, correct_comparisons, judge_rounds, list_contrasts, make_contrast_frame
+from paper.findings import (
+    Comparison,
+    correct_comparisons,
+    describe_correction,
+    judge_rounds,
+    list_contrasts,
+    make_contrast_frame,
+)
 from paper.records import Point, RecordStore
 from paper.report import Report
 from paper.scales import PAPER, SMOKE
 from paper.significance import Difference, correct_p_values
-from paper.table_specs import build_tables, list_cells
+from paper.table_specs import build_tables, cell_configs, list_cells
 from paper.tables import Cell, TableBuilder
-from paper_records import by_default, keep
+from paper.tuning import ChoiceStore, TuningChoice, TuningJob
+from paper_records import by_default, keep, labelled, scored
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +61,52 @@ def test_a_correction_is_for_the_tests_that_were_made() -> None:
     lost = correct_comparisons([compare(0.03, 0.03), compare(0.03, 0.04)])
     assert [pair.outcome for pair in lost] == ["significantly higher"] * 2
     assert [pair.corrected_outcome for pair in lost] == ["not significantly different"] * 2
+
+
+def test_a_sentence_counts_the_corrected_p_values_of_its_table() -> None:
+    """Its tests are named, whichever of them it is about; two tables are corrected one by one."""
+    first = correct_comparisons([compare(0.03, 0.03), compare(0.03, 0.04), compare(0.03, None)])
+    second = correct_comparisons([compare(-0.03, 0.02)._replace(table="noise")])
+    assert describe_correction(first[:1]) == (
+        "With Holm's correction for all 2 tests of Table 1, it is significantly better in 0 and significantly worse in "
+        "0."
+    )
+    assert describe_correction([first[0], *second]) == (
+        "With Holm's correction for all tests of the same table (2 tests of Table 1, 1 tests of the table `noise`), it "
+        "is significantly better in 0 and significantly worse in 1."
+    )
+    assert describe_correction(first[2:]) == ""
+
+
+def test_a_comparison_has_one_corrected_p_value_wherever_it_is_counted(tmp_path: Path) -> None:
+    """The methods' difference is one of eleven tests, and is in the table alone."""
+    store, labels = RecordStore(tmp_path), labelled(100, 100)
+    for place, cell in enumerate(list_cells(build_tables(PAPER)["table1"].select(["cifar10"], []))):
+        for config in by_default(store, cell, [0, 1, 2])[0]:
+            scores = scored(labels, 1 + 0.1 * place, 10 * place + config.recipe.seed)
+            keep(store, config, [auc(labels, scores)], (labels, scores))
+    report = Report(store, PAPER, [0, 1, 2], ["table1"])
+    counted, shown = report.compare_methods("table1"), report.compare_methods("table1", between_own=True)
+    assert (len(counted), len(shown)) == (10, 11)
+    assert [pair for pair in shown if pair not in counted] == shown[-1:]
+    assert {pair.tests for pair in shown} == {11}
+
+
+def test_rows_with_the_same_runs_are_not_tested(tmp_path: Path) -> None:
+    """FedAvg has the same settings in `ours` and `grid`; its runs with another learning rate are others."""
+    names = ["cycp-fedavg-ours", "cycp-fedavg-grid", "cycp-fedavg-averaging"]
+    store, labels = RecordStore(tmp_path), labelled(100, 100)
+    spec = build_tables(PAPER)["as-printed"].select(["cifar10"], names)
+    for place, cell in enumerate(list_cells(spec)):
+        settings = {"learning-rate": "0.01" if place == 2 else "0.1"}
+        ChoiceStore(store, PAPER).add_choice(TuningJob.for_cell(cell), TuningChoice(settings, "none", 0))
+        for config in cell_configs(PAPER, cell, settings, [0, 1, 2])[0]:
+            scores = scored(labels, 1.0, 10 * (place == 2) + config.recipe.seed)
+            keep(store, config, [auc(labels, scores)], (labels, scores))
+    same, other = correct_comparisons(list(list_contrasts(TableBuilder(store, PAPER, [0, 1, 2]).build(spec))))
+    assert (same.method, str(same), same.corrected) == ("cycp-fedavg-grid", "same runs", None)
+    assert other.test is not None
+    assert (other.tests, other.corrected) == (1, other.test.p_value)
 
 
 def test_an_interval_excludes_the_papers_difference_or_not() -> None:

@@ -181,6 +181,19 @@ def test_an_interval_has_the_learning_rate_of_figure_1_whatever_its_rounds() -> 
     assert {job.column for job in jobs["intervals"]} == {"", *points}
 
 
+def test_the_short_interval_is_a_point_of_figure_1_whose_rows_are_tested() -> None:
+    """Its cyclic rows share the runs and the tuning of that point."""
+    figure, table = (build_tables(PAPER)[name] for name in ("figure1", "short-interval"))
+    assert [column.name for column in table.columns] == ["creditcard-I4", "creditcard-mlp-I4"]
+    for cell in [cell for cell in list_cells(table) if cell.row.name == "cycp-pairwise"]:
+        point = next(
+            each for each in list_cells(figure) if (each.row, each.column.name) == (cell.row, cell.column.name)
+        )
+        assert TuningJob.for_cell(cell) == TuningJob.for_cell(point)
+        assert cell_configs(PAPER, cell, {}, [0]) == cell_configs(PAPER, point, {}, [0])
+        assert (cell.column.tested, point.column.tested) == (True, False)
+
+
 def test_the_seven_surrogates_are_all_there() -> None:
     found = configs(PAPER, build_tables(PAPER)["surrogates"])
     names = {config.recipe.algorithm.objective.name for config in found.values()}

@@ -218,6 +218,16 @@ def test_the_same_scores_do_not_differ_and_other_examples_are_not_compared() -> 
     assert p_value([[compute_pair_shares(one)]], [[compute_pair_shares(one._replace(labels=1 - LABELS))]]) is None
 
 
+def test_two_rows_without_an_error_are_not_certain_to_be_equal() -> None:
+    """Each ranks 50 positives above 50 negatives, which says little about others: the variance is 1 / 50, not 0."""
+    labels = np.repeat(np.array([1, 0], dtype=np.uint8), 50)
+    one = [[compute_pair_shares(make_ranks(labels, seed, 100.0))] for seed in (0, 1)]
+    difference = compare_rows(one[:1], one[1:])
+    assert difference is not None
+    assert (difference.value, difference.p_value) == (0, 1)
+    assert difference.half_width == pytest.approx(1.96 / math.sqrt(50), rel=1e-3)
+
+
 @pytest.mark.parametrize("positives", [19, 20])
 def test_a_test_needs_twenty_positives(positives: int) -> None:
     labels = (np.arange(200) < positives).astype(np.uint8)

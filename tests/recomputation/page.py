@@ -31,6 +31,8 @@ class Outcome(NamedTuple):
     value: float
     test: Interval | None
     published: float | None
+    corrected: float | None
+    tests: int
 
     @property
     def sign(self) -> int | None:
@@ -111,18 +113,21 @@ class Page:
         yield from [*self._aucs("controls"), self._differences("controls"), self._contrasts("controls")]
         yield from [*self._aucs("as-printed"), self._contrasts("as-printed")]
         yield from self._aucs("table1", [False])
-        for margin in (NEARLY, 0.0):
-            for real in (True, False):
-                yield self._traffic(real, margin)
+        yield from [self._traffic(True, NEARLY), self._traffic(False, NEARLY), self._savings()]
+        yield from [self._traffic(True, 0.0), self._traffic(False, 0.0)]
         for figure, effects in self.effects.items():
             yield self._effect_lines(effects)
             yield from self._aucs(figure)
+            if figure == "figure1":
+                yield from self._aucs("short-interval")
+                yield from [self._differences("short-interval"), self._contrasts("short-interval")]
         yield from [*self._aucs("table2"), self._numbers("table2", "selected"), self._differences("table2")]
         yield from [*self._aucs("noise"), self._differences("noise")]
         yield from [*self._aucs("creditcard"), self._numbers("creditcard", "average_precision")]
         yield self._differences("creditcard")
         yield from [*self._aucs("surrogates"), self._differences("surrogates")]
         yield from self._aucs("ablation")
+        yield from [*self._aucs("pools"), self._differences("pools"), self._contrasts("pools")]
         yield self._discarded()
         yield [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"], *self._choice_lines()]
         for name in ("schedules", "batches"):
@@ -201,19 +206,29 @@ class Page:
             lines.append([f"cifar10: {pair}", *texts])
         return lines
 
-    def _contrasts(self, name: str) -> Lines:
-        """The pairs of rows that a table names, one on each line."""
+    def contrasts(self, name: str) -> dict[tuple[str, str, str], str]:
+        """By column and two rows, the text of each pair that a table names and whose runs have all finished."""
         table, found = self.shown[name], dict[tuple[str, str, str], tuple[float, Interval | None]]()
+        same = set[tuple[str, str, str]]()
         for column in [column.name for column in table.shown()[1]]:
             for pair in table.text["contrasts"]:
                 row, other = pair.split(" minus ")
-                first, second = table.cells[row, column].auc, table.cells[other, column].auc
-                if first and second and table.cells[row, column].complete and table.cells[other, column].complete:
+                one, two = table.cells[row, column], table.cells[other, column]
+                if one.auc and two.auc and one.complete and two.complete:
                     key = column, row, other
-                    found[key] = first.mean - second.mean, table.tests.get(key)
+                    if {run.name for run in one.runs} == {run.name for run in two.runs}:
+                        same.add(key)
+                    found[key] = one.auc.mean - two.auc.mean, None if key in same else table.tests.get(key)
         texts = self._difference_texts(table, found)
-        lines = [[f"{column}: {row} minus {other}", text] for (column, row, other), text in texts.items()]
-        return [["rows", "difference"], *lines]
+        return {key: "same runs" if key in same else text for key, text in texts.items()}
+
+    def _contrasts(self, name: str) -> Lines:
+        """The pairs of rows that a table names, one on each line."""
+        texts = self.contrasts(name)
+        return [
+            ["rows", "difference"],
+            *([f"{column}: {row} minus {other}", text] for (column, row, other), text in texts.items()),
+        ]
 
     def _differences(self, name: str) -> Lines:
         table, texts = self.shown[name], dict[tuple[str, str], str]()
@@ -248,10 +263,13 @@ class Page:
         found = []
         for table in [self.shown[name] for name in names if name in self.shown]:
             columns = {column.name: column for column in table.columns}
+            tested = {key: test.p_value for key, (_, test) in table.differences(True).items() if test}
+            corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
             for key, (value, test) in table.differences().items():
                 column, method, baseline = key
                 published = table.published_difference(key)
-                found.append(Outcome(table.name, columns[column], method, baseline, value, test, published))
+                result = (value, test, published, corrected.get(key), len(tested))
+                found.append(Outcome(table.name, columns[column], method, baseline, *result))
         return found
 
     def gaps(self, *names: str) -> dict[tuple[str, str, str], float]:
@@ -295,11 +313,39 @@ class Page:
                 cell = table.cells[row.name, column]
                 reach = cell.reach(goal)
                 texts[row.name, column] = "not reached" if goal is not None else "-"
+                if goal is not None and not cell.complete:
+                    texts[row.name, column] = f"{len(cell.finished)} of {len(cell.slots)} runs"
                 if reach and first:
                     bound = "≤ " if reach == cell.curve[0] else ""
                     ratio = f"{reach.rounds / first.rounds:.2f}"
                     texts[row.name, column] = f"{bound}{reach.rounds} ({ratio}), {bytes_text(reach.bytes)}"
         return grid_lines(texts)
+
+    def _savings(self) -> Lines:
+        """Whether FedAvg on balanced batches is as early as the faster CyCp method, and which other baselines are."""
+        table, balanced = self.shown["traffic"], "cycp-fedavg-balanced"
+        lines = [["data, AUC to reach", "cycp-fedavg", *OURS, balanced, "its learning rate", "it saves"]]
+        lines[0].append("other baselines as fast as the faster CyCp method")
+        for column in self._columns("traffic"):
+            target = self.target(column.name)
+            if target is None or not table.cells[balanced, column.name].complete:
+                continue
+            rate = self.records.choices[f"{column.dataset}-{balanced}"]["settings"]["learning-rate"]
+            for goal in (target - NEARLY, target):
+                needed, texts = dict[str, float](), dict[str, str]()
+                for row in [row.name for row in table.rows]:
+                    cell = table.cells[row, column.name]
+                    reach = cell.reach(goal)
+                    needed[row] = reach.rounds if reach else math.inf
+                    texts[row] = f"{'≤ ' if reach == cell.curve[0] else ''}{reach.rounds}" if reach else "not reached"
+                best, usual = min(needed[row] for row in OURS), needed["cycp-fedavg"]
+                verdict = "all" if needed[balanced] <= best else "none" if needed[balanced] >= usual else "part"
+                verdict = verdict if best < usual else "there is nothing to save"
+                others = [row for row in needed if row not in ("cycp-fedavg", balanced, *OURS) and row[:3] != "rs-"]
+                fast = ", ".join(row for row in others if needed[row] <= best) or "-"
+                shown = [texts[row] for row in ("cycp-fedavg", *OURS, balanced)]
+                lines.append([f"{column.name}, {share(goal)}", *shown, rate, verdict, fast])
+        return lines
 
     def _effect_lines(self, effects: Sequence[Effect]) -> Lines:
         lines = [(effect.label, line) for effect in effects for line in effect.lines]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from recomputation.differences import holm
 from recomputation.effects import Effect
 from recomputation.page import NEARLY, Outcome, Page, parse_page, share, signed
 from recomputation.records import OURS, REAL_DATA, Specs
@@ -28,6 +28,7 @@ FIXED_TEXTS = (
     "those of Table 1.",
     "Table 2: differences with intervals",
     "less .02.",
+    "to the AUC less .02 and",
     "the second table is for .02 less",
     "is at most .01",
     "on CIFAR-10, class 0, seed 0",
@@ -60,12 +61,17 @@ def list_words(pairs: Sequence[Outcome]) -> str:
 
 
 def corrected_words(pairs: Sequence[Outcome]) -> str:
-    """How many comparisons stay significant after Holm's correction for all of them."""
-    corrected = holm([pair.test.p_value for pair in pairs if pair.test])
-    counts = Counter(pair.sign_at(p_value) for pair, p_value in zip(pairs, corrected, strict=True))
+    """How many comparisons stay significant after Holm's correction for all tests of their table."""
+    tests = {pair.table: pair.tests for pair in pairs}
+    listed = [
+        f"{count} tests of {f'Table {name[5:]}' if name[5:].isdigit() else f'the table `{name}`'}"
+        for name, count in tests.items()
+    ]
+    family = f"all {listed[0]}" if len(listed) == 1 else f"all tests of the same table ({', '.join(listed)})"
+    counts = Counter(pair.sign_at(pair.corrected) for pair in pairs if pair.corrected is not None)
     return (
-        f"With Holm's correction for {len(pairs)} tests it is significantly better in {counts[1]} and significantly "
-        f"worse in {counts[-1]}."
+        f"With Holm's correction for {family}, it is significantly better in {counts[1]} and significantly worse in "
+        f"{counts[-1]}."
     )
 
 
@@ -133,24 +139,76 @@ def make_sentences(page: Page) -> Iterator[str]:
     )
     precision = page.best_rows("creditcard", "average_precision")
     yield f"Highest test AUC: {page.best_rows('creditcard')}. Highest average precision: {precision}."
-    yield _make_printed_sentence(page)
+    yield from _make_test_counts(page)
+    yield from _make_printed_sentences(page)
     yield from page.withdrawn()
     yield from _make_tuning_sentences(page)
     yield from _make_version_sentences(page)
 
 
-def _make_printed_sentence(page: Page) -> str:
-    """How far the AUC methods are above FedAvg as the paper prints all of them."""
-    cells, texts = page.shown["as-printed"].cells, []
-    for column in page.shown["as-printed"].shown()[1]:
-        for method in OURS:
-            first, second = (cells[f"{name}-as-printed", column.name] for name in (method, "cycp-fedavg"))
-            if first.complete and second.complete and first.auc and second.auc:
-                texts.append(f"`{method}-as-printed` on {column.name} {signed(first.auc.mean - second.auc.mean)}")
-    return (
-        f"As printed, the differences to FedAvg are: {', '.join(texts)}. Rows between ours and the paper's that have "
-        "no runs yet are empty below; where they are, the ingredient that makes a difference is not known."
-    )
+def _make_test_counts(page: Page) -> Iterator[str]:
+    """For how many tests the p-values of a table of differences are corrected."""
+    for name, table in page.shown.items():
+        if table.kind == "table" and (count := sum(test is not None for _, test in table.differences(True).values())):
+            yield f"corrected for all {count} tests of CyCp methods in this table (Holm)"
+        if "contrasts" in table.text:
+            tests = sum(", corrected " in text for text in page.contrasts(name).values())
+            yield f"corrected for the {tests} tests of this list (Holm)"
+            if name == "as-printed":
+                yield f"corrected for all {tests} tests of the list below (Holm)"
+
+
+def _make_printed_sentences(page: Page) -> Iterator[str]:
+    """What `as-printed` says of each dataset: leads over FedAvg, and the steps where all of them have run."""
+    table, texts = page.shown["as-printed"], page.contrasts("as-printed")
+    for column in [column.name for column in table.shown()[1]]:
+        yield f"- **{column}:**"
+        for ending, words in (
+            ("as-printed", "As printed, the difference to `cycp-fedavg` is"),
+            ("ours", "With our settings it is"),
+        ):
+            of_methods = [(texts.get((column, f"{name}-{ending}", f"cycp-fedavg-{ending}")), name) for name in OURS]
+            if any(text for text, _ in of_methods):
+                yield f"{words} {'; '.join(f'{text} (`{name}`)' for text, name in of_methods if text)}."
+        changes = [(texts.get((column, f"{name}-as-printed", f"{name}-ours")), name) for name in ("cycp-fedavg", *OURS)]
+        known = "; ".join(f"{text} (`{name}`)" for text, name in changes if text)
+        if known:
+            yield f"From our settings to the paper's, mean AUC changes by {known}."
+        if all(table.cells[row.name, column].complete for row in table.rows):
+            yield from _make_step_sentences(page, column, texts)
+        for row in table.rows:
+            trials = page.records.choices.get(f"{column}-{row.name}", {"trials": []})["trials"]
+            best = max((trial["validation_auc"] or 0 for trial in trials), default=0)
+            if 0 < best < 0.6:
+                yield (
+                    f"The {len(trials)} trials in the tuning of `{row.name}` had a validation AUC of {share(best)} or "
+                    "less, so that there was no setting to choose that trains."
+                )
+
+
+def _make_step_sentences(page: Page, column: str, texts: dict[tuple[str, str, str], str]) -> Iterator[str]:
+    table, changes = page.shown["as-printed"], dict[str, float]()
+    ranges, largest, significant = list[str](), list[str](), list[str]()
+    for method in ("cycp-fedavg", *OURS):
+        rows = [row.name for row in table.rows if row.method == method]
+        means = {row: spread.mean for row in rows if (spread := table.cells[row, column].auc)}
+        changes[method] = abs(means[rows[-1]] - means[rows[0]])
+        ranges.append(f"{share(min(means.values()))} to {share(max(means.values()))} (`{method}`)")
+        steps = {pair: means[pair[1]] - means[pair[0]] for pair in itertools.pairwise(rows)}
+        above, below = max(steps, key=lambda pair: abs(steps[pair]))
+        of_steps = {new: re.search(r"corrected (?:< )?(\S+)$", texts[column, new, old]) for old, new in steps}
+        significant += [f"`{row}`" for row, match in of_steps.items() if match and float(match[1]) < 0.05]
+        old, new = (page.records.choices[f"{column}-{row}"]["settings"] for row in (above, below))
+        others = ", ".join(f"{name} {new[name]} instead of {old[name]}" for name in new if old[name] != new[name])
+        largest.append(f"`{below}` {texts[column, below, above]}" + (f" ({others})" if others else ""))
+    yield f"The rows have means of {', '.join(ranges)}."
+    yield f"The largest step of each method, against the row above: {'; '.join(largest)}."
+    yield f"Significant steps after correction: {', '.join(significant) or 'none'}."
+    for method in OURS:
+        is_fedavg = changes["cycp-fedavg"] > changes[method]
+        # Both methods share a sentence where FedAvg's rows change both leads.
+        cause = "FedAvg's own AUC" if is_fedavg else f"the AUC of `{method}`"
+        yield f"over FedAvg changes mostly through {cause}."
 
 
 def _make_headlines(page: Page) -> Iterator[str]:
@@ -172,21 +230,21 @@ def _make_headlines(page: Page) -> Iterator[str]:
         f"differences from {signed(low)} (`{low_row}`, {low_column}) to {signed(high)} (`{high_row}`, {high_column})."
     )
     texts = []
-    for method in OURS:
+    for method in (*OURS, "cycp-fedavg-balanced"):
         ratios: dict[str, list[str]] = {}
         for column in [column.name for column in page.shown["traffic"].shown()[1]]:
             table, target = page.shown["traffic"], page.target(column)
             if target is not None:
                 cells = [table.cells[row, column] for row in (method, table.rows[0].name)]
                 reach, first = (cell.reach(target - NEARLY) for cell in cells)
-                assert reach
-                assert first
-                bound = "at most " if reach == cells[0].curve[0] else ""
-                ratios.setdefault(f"{bound}{reach.rounds / first.rounds:.2f} times", []).append(column)
+                if reach and first:
+                    bound = "at most " if reach == cells[0].curve[0] else ""
+                    ratios.setdefault(f"{bound}{reach.rounds / first.rounds:.2f} times", []).append(column)
         words = [f"{ratio} on {' and '.join(columns)}" for ratio, columns in ratios.items()]
         words[0] = words[0].replace("times", "times the rounds of `cycp-fedavg`") if method == OURS[0] else words[0]
         texts.append(f"`{method}` needs {', '.join(words)}")
-    yield f"to come within {share(NEARLY, 2)} of a common AUC, {'; '.join(texts)}."
+    balanced = f"FedAvg on balanced batches ({texts.pop().replace(' needs', ') needs')}."
+    yield f"to come within {share(NEARLY, 2)} of a common AUC, {'; '.join(texts)}. {balanced}"
     counts = [
         f"{sum(each.holds is True for each in page.effects[name])} of {len(page.effects[name])}"
         for name in ("figure1", "figure2", "figure3")

@@ -256,6 +256,8 @@ def list_columns(name: str, specs: Specs) -> list[Column]:
     text = specs.tables[name]
     if name in ("figure1", "figure2", "figure3", "intervals"):
         return [point for dataset in text["datasets"] for point in _list_points(name, dataset, specs.scale)]
+    if name == "short-interval":
+        return [_list_points("figure1", dataset, specs.scale)[0] for dataset in text["datasets"]]
     columns = []
     for dataset in text["datasets"]:
         repeats = [{"data-seed": str(seed)} for seed in range(text.get("splits", {}).get(dataset, 0))]
