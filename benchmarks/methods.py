@@ -91,6 +91,9 @@ CONTENDERS = {
 CANDIDATES = {
     "a-scaffold + balanced": Contender("a-scaffold", {"objective": Logistic(draw="classes")}),
     "focus": Contender("focus"),
+    "cycp-fedavg-balanced + momentum": Contender("cycp-fedavg-balanced", {"server_optimizer": "momentum"}),
+    "cycp-local-pairs": Contender("cycp-local-pairs"),
+    "cycp-partial-auc": Contender("cycp-partial-auc"),
 }
 """Ideas beyond the paper with the same budget, in tables of their own (`methods_tried.py`); they run when named."""
 

@@ -100,24 +100,24 @@ def show_counts(counts: Mapping[tuple[str, str], Counts]) -> str:
     return make_table(["above / below", "comparisons", *METRICS.values()], body)
 
 
-def show_candidates(runs: Chosen, candidates: Sequence[str]) -> str:
+def show_candidates(runs: Chosen, candidates: Sequence[str], metric: str) -> str:
     """Every candidate against the references: mean difference, Wilcoxon's p-value, and problems above / below."""
     body = []
     for name in candidates:
         problems = [problem for problem, contender in runs if contender == name]
         cells = []
         for reference in REFERENCES:
-            differences = compare_pair(runs, problems, (name, reference), "auc")
+            differences = compare_pair(runs, problems, (name, reference), metric)
             centers = [difference.mean for difference in differences]
             above, below = (sum(test) for test in zip(*((d.low > 0, d.high < 0) for d in differences), strict=True))
             cells.append(
                 f"{write_number(mean(centers), True, 4)} (p {write_p(compare_problems(centers))}); {above} / {below}"
             )
-        c = count_comparisons(runs, problems, name, list_baselines(list_contenders()), "auc")
+        c = count_comparisons(runs, problems, name, list_baselines(list_contenders()), metric)
         cells.append(f"{c.above} / {c.below} ({c.above_by_holm} / {c.below_by_holm}) of {c.comparisons}")
         body.append([f"`{name}`", str(len(problems)), *cells])
     heads = (f"less `{reference}`" for reference in REFERENCES)
-    return make_table(["AUC", "problems", *heads, "any baseline: above / below"], body)
+    return make_table([METRICS[metric], "problems", *heads, "any baseline: above / below"], body)
 
 
 def tune_on_problem(runs: Sequence[Record]) -> float:
@@ -176,7 +176,7 @@ def make_blocks(records: Path) -> dict[str, str]:
     contenders = {key: own for key, own in chosen.items() if key[1] in list_contenders()}
     return {
         "any baseline": show_counts(count_all_comparisons(contenders)),
-        "candidates": show_candidates(chosen, list_candidates()),
+        **{f"candidates {metric}": show_candidates(chosen, list_candidates(), metric) for metric in METRICS},
         "prototypes": show_prototypes(runs, [run for run in tried if run.get("prototype")]),
     }
 

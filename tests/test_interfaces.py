@@ -137,8 +137,9 @@ def test_bad_weight_decay_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(find_algorithms()))
 def test_an_objective_of_another_kind_is_refused(name: str) -> None:
     kind = find_algorithms()[name]
-    # Each algorithm takes one of the five kinds of objective: that of its default.
-    families = (PointObjective, PairObjective, CompositionalObjective, Minimax, OneVsRestLoss)
+    # Each algorithm takes one of the five kinds of objective: that of its default. Local pairs take scores alone.
+    pairs = GapObjective if name == "local-pairs" else PairObjective
+    families = (PointObjective, pairs, CompositionalObjective, Minimax, OneVsRestLoss)
     (family,) = (choice for choice in families if isinstance(kind().objective, choice))  # type: ignore[call-arg]
     for objective in (member() for member in find_objectives().values()):
         if isinstance(objective, family):

@@ -24,6 +24,7 @@ FLOATS: dict[str, tuple[int, int]] = {
     "cycp-pairwise": (D + SCORES, D + SCORES),
     "rs-pairwise": (D + SCORES, D + SCORES),
     "cycp-fedavg": (D, D),
+    "cycp-local-pairs": (D, D),
     "a-fedavg": (D, D),
     "scaffold": (2 * D, 2 * D),
     "a-scaffold": (2 * D, 2 * D),

@@ -64,6 +64,54 @@ def test_pairwise_with_momentum_is_below_no_baseline_in_auc() -> None:
     assert [counts[tried.MOMENTUM, metric][2::2] for metric in ("ap", "pauc")] == [(26, 2), (25, 2)]
 
 
+def collect_all_runs() -> tuple[dict[tuple[str, str], Any], list[str], list[str]]:
+    """The chosen runs of contenders and candidates, the problems, and the baselines."""
+    chosen, _ = record_maker.collect_chosen_runs([*RUNS, *(run for run in TRIED if not run.get("prototype"))])
+    return chosen, list(dict.fromkeys(p for p, _ in chosen)), tried.list_baselines(tried.list_contenders())
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "below", "mean_below", "reaches_below"),
+    [
+        (tried.MOMENTUM, 23, 0, 57, 81),
+        ("a-scaffold + balanced", 29, 0, 69, 73),
+        ("cycp-fedavg-balanced + momentum", 28, 1, 61, 63),
+        ("cycp-local-pairs", 14, 33, 96, 120),
+        ("cycp-partial-auc", 21, 9, 102, 102),
+    ],
+)
+def test_no_interval_below_zero_does_not_mean_never_worse(
+    name: str, above: int, below: int, mean_below: int, reaches_below: int
+) -> None:
+    chosen, problems, baselines = collect_all_runs()
+    pairs = [(name, baseline) for baseline in baselines if baseline != name]
+    differences = [d for pair in pairs for d in tried.compare_pair(chosen, problems, pair, "auc")]
+    assert len(differences) == 198
+    assert sum(d.low > 0 for d in differences) == above
+    assert sum(d.high < 0 for d in differences) == below
+    assert sum(d.mean < 0 for d in differences) == mean_below
+    assert sum(d.low < -0.01 for d in differences) == reaches_below
+
+
+def test_momentum_does_as_much_without_auc_training() -> None:
+    chosen, problems, _ = collect_all_runs()
+    pair = ("cycp-fedavg-balanced + momentum", tried.MOMENTUM)
+    means = dict(zip(problems, (d.mean for d in tried.compare_pair(chosen, problems, pair, "auc")), strict=True))
+    assert np.mean(list(means.values())) == pytest.approx(-0.0020, abs=5e-5)
+    assert sum(value > 0 for value in means.values()) == 11
+    others = [value for problem, value in means.items() if not problem.startswith("noisy-")]
+    assert np.mean(others) == pytest.approx(0, abs=5e-5)
+
+
+def test_local_pairs_learn_nothing_from_clients_of_one_class() -> None:
+    chosen, problems, _ = collect_all_runs()
+    assert [run["auc"] for run in chosen["one-class-clients", "cycp-local-pairs"]] == [0.5] * 5
+    rest = [problem for problem in problems if problem != "one-class-clients"]
+    for reference, expected in (("cycp-pairwise", -0.0025), ("cycp-fedavg-balanced", -0.0009), ("cycp-fedavg", 0.0017)):
+        differences = tried.compare_pair(chosen, rest, ("cycp-local-pairs", reference), "auc")
+        assert np.mean([d.mean for d in differences]) == pytest.approx(expected, abs=5e-5)
+
+
 def test_it_is_better_than_balanced_fedavg_on_no_problem() -> None:
     chosen, _ = record_maker.collect_chosen_runs(RUNS)
     problems, _ = record_maker.choose_complete(chosen)

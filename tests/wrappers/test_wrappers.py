@@ -16,6 +16,7 @@ from cli_helpers import fedauc
 from fedauc.algorithms import find_algorithms, find_methods
 from fedauc.algorithms.compositional import CompositionalPairwise
 from fedauc.algorithms.focus import Focus
+from fedauc.algorithms.local_pairs import LocalPairs
 from fedauc.algorithms.logit_adjusted import LogitAdjustedFedAvg
 from fedauc.algorithms.one_vs_rest import OneVsRestPairwise
 from fedauc.engines import engines
@@ -226,9 +227,9 @@ def test_the_twins_cover_every_wrapper_and_every_family() -> None:
     twins = {wrapper.name for twin in TWINS.values() for wrapper in twin.wrappers}
     assert twins | {"example-dp"} == set(find_wrappers())
     families = {find_methods()[method].algorithm for method in METHODS}
-    # These have twins of their own in tests/algorithms: test_compositional.py (with wrappers), test_class_balance.py,
-    # test_focus.py and test_one_vs_rest.py.
-    families |= {CompositionalPairwise, LogitAdjustedFedAvg, Focus, OneVsRestPairwise}
+    # These have twins of their own: in tests/algorithms test_compositional.py (with wrappers), test_class_balance.py,
+    # test_local_pairs.py and test_one_vs_rest.py, and in tests/identities that of Focus.
+    families |= {CompositionalPairwise, LogitAdjustedFedAvg, Focus, LocalPairs, OneVsRestPairwise}
     assert families == set(find_algorithms().values())
 
 
