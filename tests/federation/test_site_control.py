@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import stat
 from contextlib import nullcontext
@@ -41,6 +42,8 @@ from fedauc.federation.visit_messages import ClassTotals
 from fedauc.guards import TrainingStopped
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
+from fedauc.participation.cyclic_poisson import CyclicPoisson
+from fedauc.participation.uniform import Uniform
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
 from fedauc.transforms.secure_sum import SecureSum
@@ -511,6 +514,36 @@ COMPLETED_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "server noise": ("cycp-fedavg", {"transforms": (ClientDP(clip=1.0),), "epsilon": 8.0, "delta": 1e-3}),
+    "client noise of a multiplier": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(clip=1.0, noise_multiplier=2.0), SecureSum()),
+            "participation": GROUPS_OF_FOUR,
+            "weighting": "paper",
+        },
+    ),
+    "no noise": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(), SecureSum()),
+            "participation": GROUPS_OF_FOUR,
+            "epsilon": math.inf,
+            "weighting": "paper",
+        },
+    ),
+    "server noise for drawn clients": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(clip=1.0),),
+            "participation": CyclicPoisson(rate=0.6),
+            "epsilon": 8.0,
+            "delta": 1e-3,
+        },
+    ),
+    "row noise in any round": (
+        "fedavg",
+        {"wrappers": (ExampleDP(),), "participation": Uniform(groups=2, per_round=4), "epsilon": 4.0, "delta": 1e-3},
+    ),
     "row noise": ("cycp-fedavg", {"wrappers": (ExampleDP(),), "epsilon": 4.0, "delta": 1e-3}),
 }
 """Runs whose recipe the server completes: with a prior, with the noise of a budget, with the sizes of a sum."""

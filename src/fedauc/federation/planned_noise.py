@@ -99,13 +99,16 @@ def _measure_noise_of_sums(
     is_enough = has_budget or all(
         deviation >= least * (1 - TOLERANCE) for deviation, least in zip(secure.deviations, needed, strict=False)
     )
-    if honest < 1 or not parts or not is_enough:
-        described = f"deviations {list(secure.deviations)} at {secure.survivors} survivors"
-        raise SiteRefusal(f"the visit has too little noise: {described}, of whom {secure.colluding} may collude")
     try:
+        if honest < 1 or not parts or not is_enough:
+            raise ValueError("the noise of the honest survivors is below that of the plan")
+        # This refuses deviations of less than half a step.
         multiplier = measure_joint_noise(parts, secure, honest)
     except ValueError as error:
-        raise SiteRefusal(f"the visit has too little noise: {error}") from error
+        described = f"deviations {list(secure.deviations)} at {secure.survivors} survivors"
+        raise SiteRefusal(
+            f"the visit has too little noise: {described}, of whom {secure.colluding} may collude"
+        ) from error
     return Noise(multiplier, measure_sampler_error(visits, honest, shared))
 
 
