@@ -16,6 +16,7 @@ from fedauc.federation.in_process import AnsweringSite, InProcessGrid
 from fedauc.federation.schema import DataSchema, SchemaColumn
 from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import DEFAULT_POLICY, Site, SitePolicy
+from fedauc.federation.site_control import ControlledSite, open_controlled_site
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.federation.site_table import SiteTable
 
@@ -73,6 +74,22 @@ def make_hospital_sites(
             lambda run, home=home: FolderSiteState(home / "state" / run),  # type: ignore[misc]
             policy,
         )
+    return sites
+
+
+def make_controlled_sites(folder: Path, policy: str = "") -> dict[str, ControlledSite]:
+    """The hospitals' sites with their folders and one policy."""
+    sites = {}
+    for name, table in make_hospitals().items():
+        home = folder / name
+        home.mkdir(parents=True)
+        table.to_csv(home / "rows.csv", index=False)
+        config = {"state": str(home / "state")}
+        if policy:
+            (home / "policy.toml").write_text(policy)
+            config["policy"] = str(home / "policy.toml")
+        source = SiteTable.from_file(home / "rows.csv", home / "state" / "rows")
+        sites[name] = open_controlled_site(config, lambda source=source: source)  # type: ignore[misc]
     return sites
 
 

@@ -105,6 +105,36 @@ def test_nothing_is_appended_to_a_damaged_log(tmp_path: Path) -> None:
         log.append({"event": "message"})
 
 
+@pytest.mark.parametrize("kind", ["a shortened log", "an emptied log"])
+def test_the_next_line_does_not_hide_that_lines_were_removed(kind: str, tmp_path: Path) -> None:
+    """A line is on the disk before its head, so that no crash leaves fewer lines than the head counts."""
+    log = write_log(tmp_path)
+    lines = TAMPERING[kind]((tmp_path / LOG_FILE).read_text().splitlines(keepends=True))
+    (tmp_path / LOG_FILE).write_text("".join(lines))
+    head = (tmp_path / HEAD_FILE).read_bytes()
+    with pytest.raises(ValueError, match=r"the log ends after line \d, but its head counts 6"):
+        log.append({"event": "message"})
+    assert (tmp_path / HEAD_FILE).read_bytes() == head
+    assert verify_log(tmp_path).problem != ""
+
+
+def test_the_next_line_does_not_hide_another_history_of_the_same_length(tmp_path: Path) -> None:
+    log = write_log(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = AuditLog(tmp_path / "other", lambda: "another time, of another length")
+    for _ in range(6):
+        other.append({"event": "message"})
+    (tmp_path / LOG_FILE).write_bytes((tmp_path / "other" / LOG_FILE).read_bytes())
+    with pytest.raises(ValueError, match="its last line is not the one that its head names"):
+        log.append({"event": "message"})
+
+
+def test_the_head_of_an_empty_log_is_part_of_every_log(tmp_path: Path) -> None:
+    assert verify_log(tmp_path, FIRST).problem == ""
+    write_log(tmp_path)
+    assert verify_log(tmp_path, FIRST).problem == ""
+
+
 def test_processes_append_one_after_the_other(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fedauc.federation.audit_log import AuditLog\n"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedauc.data.clients import Clients
-from fedauc.data.feature_fitting import FeatureSettings, fit_features
+from fedauc.data.feature_fitting import FeatureSettings, RawColumn, fit_features
 from fedauc.experiments.assembly import assemble_training
 from fedauc.federation.column_sums import SUM_FIELDS, pack_sums, read_sums, sum_columns
 from fedauc.federation.data_agreement import warn_of_units
@@ -177,7 +177,7 @@ def test_a_site_that_shares_no_sums_takes_part_where_the_schema_has_all_numbers(
 def test_nothing_is_reported_of_fewer_rows_than_the_policy_asks_for() -> None:
     table = make_hospital(3, 40)
     table.loc[5:, "temperature"] = np.nan
-    table["ward"] = ["rare", *["common"] * 39]
+    table["ward"] = ["rare", *["second"] * 15, *["common"] * 24]
     checked, _ = check_table(table, SCHEMA)
     assert checked is not None
     sums = sum_columns(checked.columns, SCHEMA, 10)
@@ -186,10 +186,41 @@ def test_nothing_is_reported_of_fewer_rows_than_the_policy_asks_for() -> None:
     assert read.numbers["temperature"].counts[0] == 0
     assert read.numbers["age"].counts[0] == 40
     assert "rare" not in json.dumps(header)
-    assert read.categories["ward"].counts.tolist() == [39]
+    # Of 40 rows, 24 and 15 with a name would leave one without.
+    assert read.categories["ward"].counts.tolist() == [24]
     # Neither the smallest nor the largest age is sent.
     sent = set(torch.cat([tensors["sums"].reshape(-1)]).tolist())
     assert not sent & {float(table["age"].min()), float(table["age"].max())}
+
+
+def test_no_sum_shows_how_few_rows_differ_from_the_others() -> None:
+    """Of 100 rows, one has the flag, one a time of day, one no date, one a code; the server knows the 100."""
+    columns = (
+        SchemaColumn("flag", "boolean"),
+        SchemaColumn("day", "date", missing=True),
+        SchemaColumn("often", "boolean"),
+        SchemaColumn("code", "category", missing=True),
+    )
+    schema = DataSchema(columns=columns, label="y")
+    number, rows = np.arange(100), 100
+    days = np.where(number == 7, 1.25, number % 5.0)
+    days[9] = np.nan
+    raw = [
+        RawColumn("flag", "boolean", (number == 3).astype(float)),
+        RawColumn("day", "date", days),
+        RawColumn("often", "boolean", (number < 30).astype(float)),
+        RawColumn("code", "category", np.where(number == 0, 0, -1), ("hiv",)),
+    ]
+    sums = sum_columns(raw, schema, 10)
+    assert [int(sums.numbers[name].counts[0]) for name in ("flag", "day", "often")] == [0, rows, rows]
+    assert int(sums.numbers["day"].missing[0]) == 0
+    assert sums.with_times == ()
+    assert sums.categories["code"].counts.tolist() == []
+    assert sum_columns(raw, schema, 1).with_times == ("day",)
+    assert sum_columns(raw, schema, 1).numbers["flag"].mean[0] == pytest.approx(0.01)
+    # A column of dates with few values tells nothing of them either.
+    few = [raw[1]._replace(values=np.where(number < 5, 1.25, np.nan))]
+    assert sum_columns(few, schema, 10).with_times == ()
 
 
 def test_a_column_of_equal_values_is_left_out_at_every_site(tmp_path: Path) -> None:

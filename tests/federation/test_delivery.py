@@ -20,8 +20,13 @@ from fedauc.federation.in_process import AnsweringSite, InProcessGrid
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun, summarize_run
 from fedauc.federation.site_control import ControlledSite
-from federation.hospital_tables import HOSPITALS, make_hospital, make_hospital_agreement, start_hospital_run
-from federation.test_site_control import make_controlled_sites
+from federation.hospital_tables import (
+    HOSPITALS,
+    make_controlled_sites,
+    make_hospital,
+    make_hospital_agreement,
+    start_hospital_run,
+)
 
 
 def find_model(folder: Path, name: str) -> Path:

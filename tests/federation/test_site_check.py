@@ -88,7 +88,8 @@ def test_the_command_ends_with_an_error_if_a_check_fails(tmp_path: Path, capsys:
 def test_operators_commands_on_an_empty_state_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fedauc(capsys, "federation", "approve", str(tmp_path)).out == "no server has proposed a plan yet\n"
     assert "has no report" in fedauc(capsys, "federation", "report", str(tmp_path)).err
-    assert "0 lines, 0 bytes sent, intact" in fedauc(capsys, "federation", "audit", str(tmp_path)).out
+    done = fedauc(capsys, "federation", "audit", str(tmp_path))
+    assert (done.code, "has no audit log (audit.jsonl); give the site's state folder" in done.err) == (2, True)
     assert "is no folder" in fedauc(capsys, "federation", "audit", str(tmp_path / "none")).err
     assert fedauc(capsys, "federation", "policy", str(tmp_path / "policy.toml")).code == 0
     assert fedauc(capsys, "federation", "policy", str(tmp_path / "policy.toml")).code == 2

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
+import os
+import stat
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +15,41 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cli_helpers import fedauc
 from fedauc.cli.federation_site import plan
+from fedauc.experiments.config import to_plain
+from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
+from fedauc.federation.delivery import MODEL_FOLDER
 from fedauc.federation.in_process import InProcessGrid
-from fedauc.federation.owner_policy import EXAMPLE_POLICY, OpeningHours, OwnerPolicy, PrivacyRules
-from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan
+from fedauc.federation.owner_policy import (
+    EXAMPLE_POLICY,
+    Disclosure,
+    OpeningHours,
+    OwnerPolicy,
+    PrivacyRules,
+    RunRules,
+)
+from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.server import FederatedRun
-from fedauc.federation.site_control import ControlledSite, SiteHome, open_controlled_site
+from fedauc.federation.site_control import MOST_PLANS, ControlledSite, SiteHome, read_owner_policy, sum_budgets
 from fedauc.federation.site_report import SiteReport, describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
-from fedauc.federation.site_table import SiteTable
 from fedauc.federation.versions import stamp_version
+from fedauc.federation.visit_messages import ClassTotals
 from fedauc.guards import TrainingStopped
 from fedauc.objectives.minimax import Minimax
 from fedauc.participation.cyclic import Cyclic
+from fedauc.participation.cyclic_poisson import CyclicPoisson
+from fedauc.participation.uniform import Uniform
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
 from fedauc.transforms.secure_sum import SecureSum
 from fedauc.wrappers.example_dp import ExampleDP
 from federation.hospital_tables import (
+    make_controlled_sites,
     make_hospital_agreement,
     make_hospital_sites,
     make_hospitals,
@@ -39,22 +57,6 @@ from federation.hospital_tables import (
 )
 from federation.memory_grid import NAMES, MemoryGrid, create_run, make_agreement, make_sites
 from small_federations import small_federation
-
-
-def make_controlled_sites(folder: Path, policy: str = "") -> dict[str, ControlledSite]:
-    """The hospitals' sites with their folders and one policy."""
-    sites = {}
-    for name, table in make_hospitals().items():
-        home = folder / name
-        home.mkdir(parents=True)
-        table.to_csv(home / "rows.csv", index=False)
-        config = {"state": str(home / "state")}
-        if policy:
-            (home / "policy.toml").write_text(policy)
-            config["policy"] = str(home / "policy.toml")
-        source = SiteTable.from_file(home / "rows.csv", home / "state" / "rows")
-        sites[name] = open_controlled_site(config, lambda source=source: source)  # type: ignore[misc]
-    return sites
 
 
 def read_weights(folder: Path) -> np.ndarray:
@@ -128,7 +130,7 @@ def test_a_plan_awaits_the_operator_and_runs_after_approval(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        ('[runs]\napproval = "listed"\nplans = ["0000"]', "is not among those that this site's policy lists"),
+        (f'[runs]\napproval = "listed"\nplans = ["{"0" * 64}"]', "is not among those that this site's policy lists"),
         ('[methods]\nmethods = ["cycp-pairwise"]', "method is 'cycp-minimax'; this site allows cycp-pairwise"),
         ('[methods]\nobjectives = ["pairwise"]', "objective is 'minimax'; this site allows pairwise"),
         ("[rows]\nminimum_per_class = 1000", "fewer than the 1000 that its policy asks for"),
@@ -169,47 +171,79 @@ def test_scores_that_the_policy_withholds_do_not_leave(tmp_path: Path) -> None:
 def test_runs_spend_the_privacy_budget_of_a_site(tmp_path: Path) -> None:
     """Of a budget of 8 a run of 5 leaves 3, so that a second one is refused."""
     policy = OwnerPolicy.read_toml(write_file(tmp_path / "p.toml", "[privacy]\nepsilon = 8.0\ndelta = 1e-4"))
-    plan = {"recipe": {"epsilon": 5.0, "delta": 1e-5}}
-    policy.check_budget(plan, (0.0, 0.0))
+    recipe = Recipe.of("cycp-fedavg", epsilon=5.0, delta=1e-5)
+    policy.check_budget(recipe, (0.0, 0.0))
     with pytest.raises(SiteRefusal, match="the plan needs epsilon 5; 3 is left"):
-        policy.check_budget(plan, (5.0, 1e-5))
+        policy.check_budget(recipe, (5.0, 1e-5))
     with pytest.raises(SiteRefusal, match="delta 1e-05"):
-        policy.check_budget(plan, (0.0, 1e-4))
+        policy.check_budget(recipe, (0.0, 1e-4))
     home = SiteHome(tmp_path / "home")
-    home.admit_run("r1", "abc", plan)
-    assert home.read_runs()["r1"]["epsilon"] == 5.0
+    plan = home.propose_plan(describe_plan(make_hospital_agreement()))
+    home.admit_run("r1", plan, True)
+    assert sum_budgets(home.read_runs()) == (0.0, 0.0), "a run that has not trained has spent nothing"
+    home.begin_training("r1", 2, recipe, policy)
+    home.begin_training("r1", 2, recipe, policy)
+    assert sum_budgets(home.read_runs()) == (5.0, 1e-5)
+    home.admit_run("r2", plan, True)
+    with pytest.raises(SiteRefusal, match="3 is left"):
+        home.begin_training("r2", 2, recipe, policy)
 
 
 # ---------------------------------------------------------------------------------------------------------- the plan
 
 
-def make_visit(agreement: FederationAgreement, **changes: Any) -> dict[str, Any]:
+def make_message(agreement: FederationAgreement, **changes: Any) -> dict[str, Any]:
+    """The header of an evaluation of an honest server, but for the changes."""
     plan = describe_plan(agreement)
     recipe = {**plan["recipe"], "epsilon": None, **changes.pop("recipe", {})}
-    return {"recipe": recipe, "model": plan["model"], "schema": plan["schema"], **changes}
+    totals = ClassTotals(3, 3, (3, 3), (30, 70))
+    header = {
+        "kind": "evaluate",
+        "round": 1,
+        "cycle_length": 2,
+        "requested": "histograms",
+        "class_totals": list(totals),
+    }
+    return {**header, "recipe": recipe, "model": plan["model"], "schema": plan["schema"], **changes}
 
 
-def test_a_visit_must_follow_the_plan() -> None:
+def test_a_message_must_follow_the_plan() -> None:
     agreement = make_hospital_agreement()
-    plan = describe_plan(agreement)
-    check_against_plan(make_visit(agreement), plan)
-    prior = {**plan["recipe"]["algorithm"], "objective": {**plan["recipe"]["algorithm"]["objective"], "prior": 0.1}}
-    # What the plan leaves open is completed from class counts.
-    check_against_plan(make_visit(agreement, recipe={"algorithm": prior}), plan)
+    document = describe_plan(agreement)
+    plan = read_plan(document)
+    check_against_plan(make_message(agreement), plan)
+    algorithm = document["recipe"]["algorithm"]
     for changes, name in (
+        ({"recipe": {"algorithm": {**algorithm, "objective": {**algorithm["objective"], "prior": 0.1}}}}, "algorithm"),
+        ({"round": 4}, "round 4; the plan has 4"),
+        ({"round": True}, "round True"),
+        ({"cycle_length": 0}, "cycle has 0 rounds"),
         ({"recipe": {"local_steps": 99}}, "local_steps"),
         ({"recipe": {"transforms": [{"name": "clip", "norm": 1.0}]}}, "transforms"),
-        ({"recipe": {"algorithm": {**plan["recipe"]["algorithm"], "name": "scaffold"}}}, "algorithm"),
+        ({"recipe": {"algorithm": {"name": "fedavg"}}}, "algorithm"),
+        ({"recipe": {"patience": 3}}, "patience"),
         ({"model": {"name": "perceptron"}}, "model"),
         ({"schema": None}, "schema"),
         ({"requested": "scores"}, "scores"),
     ):
         with pytest.raises(SiteRefusal, match=name):
-            check_against_plan(make_visit(agreement, **changes), plan)
+            check_against_plan(make_message(agreement, **changes), plan)
     clipped = replace(agreement, recipe=replace(agreement.recipe, transforms=(Clip(norm=1.0),)))
-    visit = make_visit(clipped, recipe={"transforms": [{"name": "clip", "norm": 1e9}]})
+    message = make_message(clipped, recipe={"transforms": [{"name": "clip", "norm": 1e9}]})
     with pytest.raises(SiteRefusal, match="transforms"):
-        check_against_plan(visit, describe_plan(clipped))
+        check_against_plan(message, read_plan(describe_plan(clipped)))
+
+
+def test_a_prior_from_the_data_is_that_of_the_class_totals() -> None:
+    agreement = make_hospital_agreement()
+    algorithm = replace(agreement.recipe.algorithm, objective=Minimax(prior_from_data=True))
+    agreement = replace(agreement, recipe=replace(agreement.recipe, algorithm=algorithm))
+    plan = read_plan(describe_plan(agreement))
+    for prior, is_right in ((0.3, True), (0.2, False), (None, False)):
+        completed = to_plain(replace(algorithm, objective=Minimax(prior_from_data=True, prior=prior)))
+        message = make_message(agreement, recipe={"algorithm": completed})
+        with nullcontext() if is_right else pytest.raises(SiteRefusal, match="algorithm"):
+            check_against_plan(message, plan)
 
 
 def test_the_hash_of_a_plan_does_not_depend_on_the_order_of_fields_or_on_the_schedule() -> None:
@@ -336,6 +370,99 @@ def test_the_example_policy_can_be_read(tmp_path: Path) -> None:
     assert policy.rows.minimum_per_class == 10
 
 
+@pytest.mark.parametrize("digest", ["3f9a1c", "0" * 63, "G" * 64, ("0" * 64).upper() + "0"])
+def test_a_hash_that_no_plan_can_have_is_refused(digest: str) -> None:
+    with pytest.raises(ValueError, match=r"runs\.plans holds .*; a hash has 64 characters"):
+        RunRules("listed", (digest,))
+
+
+def test_the_nodes_configuration_says_what_counts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"share-auc is 'false'; it must be true or false, without quotes"):
+        read_owner_policy({"share-auc": "false"})
+    assert read_owner_policy({"share-auc": True, "share": "nothing"}).disclosure == Disclosure("nothing", True)
+    policy = str(write_file(tmp_path / "policy.toml", ""))
+    assert read_owner_policy({"policy": policy}) == OwnerPolicy()
+    for name in ("share", "share-auc"):
+        with pytest.raises(ValueError, match=f"both policy and {name}, of which only the policy would count"):
+            read_owner_policy({"policy": policy, name: "nothing"})
+
+
+# ------------------------------------------------------------------------------------------------- the site's folder
+
+
+def test_plans_that_nobody_has_decided_give_way_to_later_ones(tmp_path: Path) -> None:
+    home, agreement = SiteHome(tmp_path), make_hospital_agreement()
+    first = home.propose_plan(describe_plan(agreement)).digest
+    home.decide(first, "refused", "ana")
+    for seed in range(1, MOST_PLANS + 4):
+        plan = home.propose_plan(describe_plan(replace(agreement, recipe=replace(agreement.recipe, seed=seed))))
+    assert len(home.list_plans()) == MOST_PLANS + 1
+    assert {first, plan.digest} <= {*home.list_plans()}
+    document = describe_plan(agreement)
+    document["schema"]["ignored"] = [f"column {number}" for number in range(20_000)]
+    with pytest.raises(SiteRefusal, match=r"the plan cannot be read: it has \d+ characters; at most"):
+        home.propose_plan(document)
+
+
+def test_a_message_reads_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = make_controlled_sites(tmp_path / "sites")
+    start_hospital_run(sites, tmp_path / "run")
+    home = SiteHome(tmp_path / "sites" / "north" / "state")
+    (digest,) = home.list_plans()
+    write_file(home.folder / "plans" / f"{'0' * 64}.json", "{")
+    run = json.loads((tmp_path / "run" / "census.json").read_text())["run"]
+    header = sites["north"].answer_message(pack_payload({"kind": "summarize", "run": run})).read_header()
+    assert "another schema" in header["reason"], "it compares the message with the plan, and the other file is not read"
+    assert home.read_plan(digest) is not None
+
+
+def test_plans_are_listed_on_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a line break in a name nor a damaged file makes the list say something else, or nothing."""
+    home, agreement = SiteHome(tmp_path), make_hospital_agreement()
+    digest = home.propose_plan(describe_plan(agreement)).digest
+    named = describe_plan(replace(agreement, recipe=replace(agreement.recipe, method="a\nffffffffffff  approved")))
+    with pytest.raises(SiteRefusal, match="it must be a name"):
+        home.propose_plan(named)
+    write_file(tmp_path / "plans" / f"{'1' * 64}.json", "null")
+    write_file(tmp_path / "plans" / f"{'2' * 64}.json", json.dumps(describe_plan(agreement)))
+    done = fedauc(capsys, "federation", "approve", str(tmp_path))
+    assert done.code == 0
+    damaged, moved, *others = sorted(filter(None, done.out.splitlines()), key=lambda line: line.startswith(digest[:12]))
+    assert f"{'1' * 64}.json cannot be used" in damaged
+    assert f"{'2' * 64}.json holds another plan than its name says" in moved
+    assert others == [f"{digest[:12]}  undecided  cycp-minimax, 2 cycles, no guarantee"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}'])
+@pytest.mark.parametrize("name", ["decisions.json", "runs.json"])
+def test_a_damaged_file_of_the_folder_is_named(name: str, text: str, tmp_path: Path) -> None:
+    home = SiteHome(tmp_path)
+    write_file(tmp_path / name, text)
+    with pytest.raises(ValueError, match=rf"{name} is damaged.*; put a copy of it back") as caught:
+        home.read_decisions() if name == "decisions.json" else home.read_runs()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are those of POSIX")
+def test_only_the_owner_can_read_the_folder(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run").train_to_end()
+    finally:
+        os.umask(before)
+    state = tmp_path / "sites" / "north" / "state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    open_files = [
+        path.relative_to(state).as_posix()
+        for path in state.rglob("*")
+        if path.is_file() and path.parent.name != MODEL_FOLDER and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    # The model is not secret, and in a folder that is.
+    assert all(path.startswith(f"{MODEL_FOLDER}/") for path in open_files)
+    assert list(state.glob("rows/prepared-*/x.npy"))
+    assert list(state.glob("reports/*.jsonl"))
+
+
 # -------------------------------------------------------------------------------------------------- the site's report
 
 
@@ -387,6 +514,36 @@ COMPLETED_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "server noise": ("cycp-fedavg", {"transforms": (ClientDP(clip=1.0),), "epsilon": 8.0, "delta": 1e-3}),
+    "client noise of a multiplier": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(clip=1.0, noise_multiplier=2.0), SecureSum()),
+            "participation": GROUPS_OF_FOUR,
+            "weighting": "paper",
+        },
+    ),
+    "no noise": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(), SecureSum()),
+            "participation": GROUPS_OF_FOUR,
+            "epsilon": math.inf,
+            "weighting": "paper",
+        },
+    ),
+    "server noise for drawn clients": (
+        "cycp-fedavg",
+        {
+            "transforms": (ClientDP(clip=1.0),),
+            "participation": CyclicPoisson(rate=0.6),
+            "epsilon": 8.0,
+            "delta": 1e-3,
+        },
+    ),
+    "row noise in any round": (
+        "fedavg",
+        {"wrappers": (ExampleDP(),), "participation": Uniform(groups=2, per_round=4), "epsilon": 4.0, "delta": 1e-3},
+    ),
     "row noise": ("cycp-fedavg", {"wrappers": (ExampleDP(),), "epsilon": 4.0, "delta": 1e-3}),
 }
 """Runs whose recipe the server completes: with a prior, with the noise of a budget, with the sizes of a sum."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import textwrap
 import tomllib
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedauc.federation.agreement import read_sites
-from fedauc.federation.audit_log import read_entries, verify_log
+from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
 from fedauc.federation.delivery import MODEL_FOLDER, verify_model
 from fedauc.federation.owner_policy import EXAMPLE_POLICY
 from fedauc.federation.run_config import read_run_config
@@ -105,18 +106,15 @@ def approve(
     """
     home = _open_home(state)
     if not plan:
-        decisions = home.read_decisions()
-        plans = home.list_plans()
-        for digest, proposed in plans.items():
-            decision = decisions.get(digest, {"decision": "undecided"})["decision"]
-            recipe = proposed["recipe"]
-            budget = "no guarantee" if recipe.get("epsilon") is None else f"epsilon {recipe['epsilon']:g}"
-            print(f"{digest[:12]}  {decision:<9}  {recipe['method']}, {recipe['cycles']} cycles, {budget}")
-        print("" if plans else "no server has proposed a plan yet", end="" if plans else "\n")
+        digests = home.list_plans()
+        for digest in digests:
+            print(_describe_proposal(home, digest))
+        print("" if digests else "no server has proposed a plan yet", end="" if digests else "\n")
         return
     digest = home.find_plan(plan)
-    if show:
-        print(json.dumps(home.list_plans()[digest], indent=2))
+    proposed = home.read_plan(digest)
+    if show and proposed is not None:
+        print(json.dumps(proposed.document, indent=2))
         return
     decision = "refused" if refuse else "approved"
     home.decide(digest, decision, getpass.getuser())
@@ -136,6 +134,8 @@ def audit(
     Example: [bold]fedauc federation audit /data/fedauc[/bold]
     """
     report = verify_log(_open_home(state).folder, head)
+    if not report.problem and not (state / LOG_FILE).is_file():
+        raise ValueError(f"{state} has no audit log ({LOG_FILE}); give the site's state folder, as in --node-config")
     if report.problem:
         raise ValueError(f"{state} has a damaged audit log: {report.problem}")
     entries = read_entries(state)
@@ -176,6 +176,20 @@ def describe_entry(entry: dict[str, Any]) -> str:
     round = "" if entry["round"] is None else f" of round {entry['round'] + 1}"
     sent = "" if entry["sent"] == entry["asked"] else f"{entry['sent']}, "
     return f"{time} {entry['asked']}{round}: {sent}{entry['bytes_sent']:,} bytes ({entry['rule']})"
+
+
+def _describe_proposal(home: SiteHome, digest: str) -> str:
+    """A proposed plan in one line, or which file is damaged."""
+    try:
+        plan = home.read_plan(digest)
+    except ValueError as error:
+        return f"{digest[:12]}  {error}"
+    assert plan is not None
+    recipe = plan.recipe
+    has_budget = recipe.epsilon is not None and math.isfinite(recipe.epsilon)
+    budget = f"epsilon {recipe.epsilon:g}" if has_budget else "no guarantee"
+    decision = home.find_decision(digest) or "undecided"
+    return f"{digest[:12]}  {decision:<9}  {recipe.method}, {recipe.cycles} cycles, {budget}"
 
 
 def _open_home(state: Path) -> SiteHome:

@@ -22,7 +22,7 @@ from fedauc.experiments.private_evaluation import PlannedReleases
 from fedauc.experiments.private_training import prepare_example_privacy, prepare_privacy, refuse_personal_models
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.secure_training import PrivateUploads, prepare_secure_sum
-from fedauc.interfaces import Algorithm, Census, Engine, Schedule, Setting
+from fedauc.interfaces import Algorithm, Engine, Schedule, Setting
 from fedauc.keys import random_integer
 from fedauc.ledger import Ledger
 from fedauc.network import Compute, ModuleNetwork
@@ -75,12 +75,9 @@ def assemble_training(
     )
     # Whom a random draw has chosen must not decide anything, so the size that is expected counts.
     per_round = max(1, round(schedule.cohort(0).divisor))
-    budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, schedule.cycle_length, per_round)
-    stages, algorithm = recipe.stages.divide_budget(budget), _complete_algorithm(recipe, clients.census)
-    check_draw_memory(per_round, max(stage.local_steps for stage in stages), recipe.batch)
-    outputs_mean = recipe.stage_output != "last"
-    scoring = [algorithm.scoring_pass and (index == 0 or outputs_mean) for index in range(len(stages))]
-    plan = Plan(stages, schedule.cycle_length, recipe.batch, scoring)
+    rows = int(clients.census.positives.sum()), int(clients.census.negatives.sum())
+    algorithm, plan = complete_algorithm(recipe, *rows), plan_rounds(recipe, schedule.cycle_length, per_round)
+    check_draw_memory(per_round, max(stage.local_steps for stage in plan.stages), recipe.batch)
     # A recorded trace may end early; better to hear of it now than in its last round.
     schedule.cohort(plan.total_rounds - 1)
     compute = Compute(recipe.device, recipe.precision == "mixed", channels_last=recipe.device.startswith("cuda"))
@@ -117,8 +114,19 @@ def assemble_training(
     return Assembly(training, network, training.initial_state(network.initial_model()))
 
 
-def _complete_algorithm(recipe: Recipe, census: Census) -> Algorithm:
-    """The algorithm with what the schedule and the data decide: the theorem's proximal weight, and the class prior."""
+def plan_rounds(recipe: Recipe, cycle_length: int, per_round: int) -> Plan:
+    """The phases of a run whose cycles have so many rounds, each with so many clients."""
+    budget = Budget(recipe.cycles, recipe.learning_rate, recipe.local_steps, cycle_length, per_round)
+    stages, outputs_mean = recipe.stages.divide_budget(budget), recipe.stage_output != "last"
+    scoring = [recipe.algorithm.scoring_pass and (index == 0 or outputs_mean) for index in range(len(stages))]
+    return Plan(stages, cycle_length, recipe.batch, scoring)
+
+
+def complete_algorithm(recipe: Recipe, positives: int, negatives: int) -> Algorithm:
+    """The algorithm with what the schedule and the data decide: the theorem's proximal weight, and the class prior.
+
+    The numbers are the rows of each class at all clients.
+    """
     algorithm, changes = recipe.algorithm, dict[str, Any]()
     if isinstance(recipe.stages, Theory) and getattr(algorithm, "prox", None) == 0:
         # The theorem's schedule stands on strongly convex stages, so it brings its proximal weight along.
@@ -130,7 +138,7 @@ def _complete_algorithm(recipe: Recipe, census: Census) -> Algorithm:
                 "prior_from_data is true, but a private run does not release its share of positives; give a public "
                 "number: --objective.prior"
             )
-        changes["objective"] = objective.with_prior(int(census.positives.sum()), int(census.negatives.sum()))
+        changes["objective"] = objective.with_prior(positives, negatives)
     return dataclasses.replace(algorithm, **changes)
 
 

@@ -69,13 +69,8 @@ def prepare_privacy(
     cycles = plan.total_rounds // schedule.cycle_length
     at_clients = has_client_noise(recipe)
     if at_clients:
-        _check_client_noise(recipe, transform)
-    # A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify. Nor do they
-    # where a trusted server sums securely: a draw of too few clients is skipped, so that whether one client was drawn
-    # may decide whether the uploads of the others count.
-    participation = recipe.participation
-    sums_securely = any(isinstance(member, SecureSum) for member in recipe.transforms)
-    sampling = participation.rate if isinstance(participation, CyclicPoisson) and not sums_securely else 1.0
+        check_client_noise(recipe)
+    sampling = find_sampling(recipe)
     bands = transform.bands or (1 if at_clients else schedule.cycle_length)
     if bands > schedule.cycle_length:
         raise ValueError(
@@ -132,6 +127,26 @@ def has_client_noise(recipe: Recipe) -> bool:
     """Whether clients add the noise of a private run themselves, so that the server need not be trusted."""
     sums = [transform for transform in recipe.transforms if isinstance(transform, SecureSum)]
     return find_client_dp(recipe) is not None and any(transform.noise == "clients" for transform in sums)
+
+
+def find_sampling(recipe: Recipe) -> float:
+    """The probability with which a client takes part in its turn, where that amplifies the privacy of a run; or 1.
+
+    A server that sees the sums of clients' noise also sees who takes part, so that draws do not amplify. Nor do they
+    where a trusted server sums securely: a draw of too few clients is skipped, so that whether one client was drawn
+    may decide whether the uploads of the others count.
+    """
+    participation = recipe.participation
+    sums_securely = any(isinstance(member, SecureSum) for member in recipe.transforms)
+    return participation.rate if isinstance(participation, CyclicPoisson) and not sums_securely else 1.0
+
+
+def visits_once_per_cycle(participation: Participation) -> bool:
+    """Whether no client is visited twice in a cycle; under other participations it may be visited in every round."""
+    if isinstance(participation, Trace) and participation.schedule is not None:
+        participation = participation.schedule
+    # The classes themselves: one that extends them may draw clients in another way.
+    return type(participation) in (Cyclic, CyclicPoisson, Full)
 
 
 def check_guarantee(recipe: Recipe, algorithm: Algorithm, clients: int, has_buffers: bool) -> None:
@@ -196,8 +211,10 @@ def refuse_personal_models(algorithm: Algorithm) -> None:
         )
 
 
-def _check_client_noise(recipe: Recipe, transform: ClientDP) -> None:
+def check_client_noise(recipe: Recipe) -> None:
     """Refuse what needs a server that knows the noise, or exact class counts."""
+    transform = find_client_dp(recipe)
+    assert transform is not None
     remedy = "or --transforms.secure-sum.noise server for a server that is trusted"
     if transform.bands is not None and transform.bands > 1:
         raise ValueError(
@@ -351,12 +368,7 @@ def prepare_example_privacy(recipe: Recipe, schedule: Schedule, plan: Plan, sett
     wrapper = next((member for member in recipe.wrappers if isinstance(member, ExampleDP)), None)
     if wrapper is None:
         return None
-    participation = recipe.participation
-    if isinstance(participation, Trace) and participation.schedule is not None:
-        participation = participation.schedule
-    # Under other participations, also those that extend these, a client may be visited in every round.
-    has_turns = type(participation) in (Cyclic, CyclicPoisson, Full)
-    turn_interval = schedule.cycle_length if has_turns else 1
+    turn_interval = schedule.cycle_length if visits_once_per_cycle(recipe.participation) else 1
     rows = int((setting.census.positives + setting.census.negatives).sum())
     if not recipe.delta < 1 / rows:
         raise ValueError(

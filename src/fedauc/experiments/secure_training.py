@@ -72,7 +72,7 @@ def prepare_secure_sum(
     if secure is None:
         return private
     client_dp = next((transform for transform in uploads.transforms if isinstance(transform, ClientDP)), None)
-    _check_uploads(recipe, client_dp)
+    check_secure_uploads(recipe, client_dp)
     smallest, largest = _measure_cohorts(schedule, plan)
     if smallest < secure.minimum_cohort:
         raise ValueError(
@@ -87,11 +87,10 @@ def prepare_secure_sum(
             "raise the threshold"
         )
     cycles = plan.total_rounds // schedule.cycle_length
-    # Whoever else has come adds noise too, which changes nothing: the proof needs that of the honest survivors alone.
-    error = SAMPLER_ERROR * cycles * honest * sum(leaf.numel() for leaf in tree_leaves(shared))
+    error = measure_sampler_error(cycles, honest, shared)
     if client_dp is not None and secure.noise == "clients":
         client_dp = _calibrate_client_noise(recipe, client_dp, cycles, error)
-    parts = _list_noised_parts(secure, client_dp, shared)
+    parts = list_noised_parts(secure, client_dp, shared)
     secret = uploads.secret if parts else None
     prepared = PreparedSecureSum.of(
         secure, largest=_choose_largest(secure, client_dp, shared), survivors=survivors, secret=secret
@@ -107,17 +106,33 @@ def prepare_secure_sum(
     uploads = replace(uploads, transforms=(*others, prepared))
     if account is None or not parts:
         return PrivateUploads(uploads, account)
-    multipliers = [
-        sum_discrete_noise(deviation, honest, _sensitivity(part, prepared), part.dimension)
-        for part, deviation in zip(parts, prepared.deviations, strict=False)
-    ]
-    account = replace(account, noise_multiplier=combine_multipliers(*multipliers), sampler_error=error)
+    account = replace(account, noise_multiplier=measure_joint_noise(parts, prepared, honest), sampler_error=error)
     spent = account.epsilon(cycles)
     if recipe.epsilon is not None and spent > recipe.epsilon:
         raise ValueError(
             f"epsilon is {recipe.epsilon:g}, but noise of so few integer steps costs {spent:.6g}: raise scale_bits"
         )
     return PrivateUploads(uploads, account)
+
+
+def measure_sampler_error(cycles: int, honest: int, shared: Tree) -> float:
+    """Total variation distance between all noise of a run as drawn and as the proof assumes it, at most."""
+    # Whoever else has come adds noise too, which changes nothing: the proof needs that of the honest survivors alone.
+    return SAMPLER_ERROR * cycles * honest * sum(leaf.numel() for leaf in tree_leaves(shared))
+
+
+def measure_joint_noise(parts: list[NoisedPart], prepared: PreparedSecureSum, honest: int) -> float:
+    """The noise multiplier that all parts of a sum have together, with the noise of so many clients."""
+    multipliers = [
+        sum_discrete_noise(deviation, honest, _sensitivity(part, prepared), part.dimension)
+        for part, deviation in zip(parts, prepared.deviations, strict=False)
+    ]
+    return combine_multipliers(*multipliers)
+
+
+def list_deviations(parts: list[NoisedPart], prepared: PreparedSecureSum, honest: int) -> list[float]:
+    """The deviation in integer steps with which so many clients reach the noise multiplier of each part."""
+    return [part.multiplier * _sensitivity(part, prepared) / math.sqrt(honest) for part in parts]
 
 
 def _check_rounding(client_dp: ClientDP, prepared: PreparedSecureSum, shared: Tree) -> None:
@@ -140,7 +155,7 @@ def find_secure_sum(recipe: Recipe) -> SecureSum | None:
     return next((transform for transform in recipe.transforms if isinstance(transform, SecureSum)), None)
 
 
-def _check_uploads(recipe: Recipe, client_dp: ClientDP | None) -> None:
+def check_secure_uploads(recipe: Recipe, client_dp: ClientDP | None) -> None:
     """Refuse what a secure sum cannot hide or hold."""
     algorithm = recipe.algorithm
     if algorithm.scoring_pass:
@@ -176,7 +191,7 @@ def _measure_cohorts(schedule: Schedule, plan: Plan) -> tuple[int, int]:
     return smallest, max(len(cohort.clients) + len(cohort.absent) for cohort in cohorts)
 
 
-def _list_noised_parts(secure: SecureSum, client_dp: ClientDP | None, shared: Tree) -> list[NoisedPart]:
+def list_noised_parts(secure: SecureSum, client_dp: ClientDP | None, shared: Tree) -> list[NoisedPart]:
     """The parts of an upload that clients noise: changes, then histograms; none where they add no noise."""
     if client_dp is None or secure.noise == "server" or not client_dp.noise_multiplier or client_dp.is_unlimited:
         return []
@@ -206,8 +221,7 @@ def _choose_scale(prepared: PreparedSecureSum, parts: list[NoisedPart], honest: 
     """The transform with the finest integers of which the sum over the largest cohort fits 32 bits, and its noise."""
     for bits in _list_scale_bits(prepared, clients):
         scaled = replace(prepared, scale_bits=bits)
-        deviations = [part.multiplier * _sensitivity(part, scaled) / math.sqrt(honest) for part in parts]
-        change, histogram = [*deviations, 0.0, 0.0][:2]
+        change, histogram = [*list_deviations(parts, scaled, honest), 0.0, 0.0][:2]
         scaled = replace(scaled, deviations=(change, histogram))
         if scaled.capacity >= clients:
             for part in parts:

@@ -2,8 +2,9 @@
 
 A line is a JSON object. Its `hash` is the SHA-256 of the line without it, and its `previous` the hash of the line
 before, so that a line cannot be changed, removed or moved without breaking the chain after it. `audit-head.json` holds
-the number and the hash of the last line, so that a shortened log is noticed. Who can rewrite both files can rewrite
-history; so the operator notes the head elsewhere now and then, and `verify_log` is given it.
+the number and the hash of the last line, so that a shortened log is noticed. Somebody who can write both files could
+write another log with a head that fits. The operator therefore notes the head elsewhere now and then, and gives it to
+`verify_log`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class AuditLog:
     """Appends to the log of a folder; several processes may do so."""
 
     def __init__(self, folder: Path, clock: Callable[[], str] = read_time) -> None:
-        make_folder(folder)
+        make_folder(folder, 0o700)
         self._folder, self._clock = folder, clock
 
     def append(self, entry: Mapping[str, Any]) -> LogHead:
@@ -59,7 +60,7 @@ class AuditLog:
         with hold_lock(self._folder / LOCK_FILE, busy, LOCK_SECONDS):
             head = self._recover_head()
             head = self._write_line(head, entry)
-            write_atomically(self._folder / HEAD_FILE, json.dumps(head._asdict()).encode(), is_private=True)
+            self._write_head(head)
             return head
 
     def _recover_head(self) -> LogHead:
@@ -69,8 +70,9 @@ class AuditLog:
         if size == head.size:
             return head
         report = verify_log(self._folder, is_complete=False)
-        if report.problem:
-            raise ValueError(f"{path} is damaged ({report.problem}); keep it, and start with another state folder")
+        # A line is on the disk before its head, so that a crash leaves no log that is shorter than its head says.
+        if problem := report.problem or _compare_with_head(report.head, head):
+            raise ValueError(f"{path} is damaged ({problem}); keep it, and start with another state folder")
         if report.head.size == size:
             return report.head
         with path.open("r+b") as file:
@@ -80,7 +82,12 @@ class AuditLog:
             write_atomically(self._folder / f"audit-torn-{digest[:16]}.txt", torn, is_private=True)
             file.truncate(report.head.size)
         lost = {"event": "recovered", "rule": "a line that a crash left incomplete was set aside", "sha256": digest}
-        return self._write_line(report.head, lost)
+        head = self._write_line(report.head, lost)
+        self._write_head(head)
+        return head
+
+    def _write_head(self, head: LogHead) -> None:
+        write_atomically(self._folder / HEAD_FILE, json.dumps(head._asdict()).encode(), is_private=True)
 
     def _write_line(self, head: LogHead, entry: Mapping[str, Any]) -> LogHead:
         content = {"number": head.entries + 1, "time": self._clock(), **entry, "previous": head.hash}
@@ -112,9 +119,10 @@ def read_entries(folder: Path) -> list[dict[str, Any]]:
 def verify_log(folder: Path, known_head: str = "", is_complete: bool = True) -> LogReport:
     """Check every line, and that the log reaches its head; `known_head` is the hash of a line, noted elsewhere.
 
-    With `is_complete` false the log may be longer or shorter than its head says, and may end in half a line, as after
-    a crash.
+    The head of an empty log is part of every log. With `is_complete` false the log is not compared with its own head,
+    and may end in half a line, as after a crash.
     """
+    known_head = "" if known_head == FIRST else known_head
     path, head = folder / LOG_FILE, LogHead()
     if not path.is_file():
         stored = read_head(folder)
@@ -135,14 +143,21 @@ def verify_log(folder: Path, known_head: str = "", is_complete: bool = True) -> 
     if not is_complete:
         return LogReport(head)
     stored = read_head(folder)
-    if stored.entries > head.entries:
-        return LogReport(head, f"the log ends after line {head.entries}, but its head counts {stored.entries}")
-    if stored.entries == head.entries and stored.hash != head.hash:
-        return LogReport(head, "its last line is not the one that its head names, so that the log was rewritten")
+    if problem := _compare_with_head(head, stored):
+        return LogReport(head, problem)
     # A crash between a line and its head leaves the head one line behind.
     if stored.entries < head.entries - 1:
         return LogReport(head, f"the log has {head.entries} lines, but its head counts {stored.entries}")
     return LogReport(head)
+
+
+def _compare_with_head(head: LogHead, stored: LogHead) -> str:
+    """Whether a log that ends with `head` is shorter than the stored head says, or another log; empty if it is not."""
+    if stored.entries > head.entries:
+        return f"the log ends after line {head.entries}, but its head counts {stored.entries}"
+    if stored.entries == head.entries and stored.hash != head.hash:
+        return "its last line is not the one that its head names, so that the log was rewritten"
+    return ""
 
 
 def _check_line(line: bytes, head: LogHead) -> str:

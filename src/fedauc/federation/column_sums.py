@@ -2,8 +2,9 @@
 
 Of a column of numbers or dates: how many rows have a value and how many have none, the mean, and the sum of squared
 deviations (`data/summaries.py`). Of a category without an agreed vocabulary: how many rows have each value. No smallest
-and no largest value is reported, and nothing of a column, or of a category, with fewer rows than the site's policy
-asks for.
+and no largest value is reported, and nothing that fewer rows than the site's policy asks for have in common: values of
+a column, a category, a missing value, one of two values, a time of day. The server knows a site's number of rows, so
+that such rows are counted among others instead of being left out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.data.feature_fitting import RawColumn, has_times
+from fedauc.data.feature_fitting import RawColumn
 from fedauc.data.summaries import CategorySummary, NumberSummary, summarize_categories, summarize_numbers
 from fedauc.federation.schema import DataSchema, SchemaColumn
 from fedauc.federation.serialization import Payload, unpack_tensors
@@ -59,9 +60,9 @@ def sum_columns(columns: Sequence[RawColumn], schema: DataSchema, minimum: int) 
             if agreed[raw.name].needs_sums:
                 categories[raw.name] = _hide_rare_values(summarize_categories(raw.values, raw.texts), minimum)
             continue
-        summary = summarize_numbers(raw.values)
-        numbers[raw.name] = _make_summary(0, 0, 0, 0) if summary.counts[0] < minimum else _drop_extremes(summary)
-        if raw.kind == "date" and has_times(raw.values):
+        numbers[raw.name] = _summarize_shown_numbers(raw.values, minimum)
+        # Missing values are no numbers, whose remainder differs from itself and from 0.
+        if raw.kind == "date" and np.count_nonzero(np.nan_to_num(raw.values) % 1) >= max(1, minimum):
             with_times.append(raw.name)
     return ColumnSums(numbers, categories, tuple(with_times))
 
@@ -140,6 +141,20 @@ def _make_summary(count: float, missing: float, mean: float, squares: float) -> 
     return NumberSummary(*counts, *(np.array([float(value)]) for value in (mean, squares, low, high)))
 
 
+def _summarize_shown_numbers(values: np.ndarray, minimum: int) -> NumberSummary:
+    """The sums of a column, of which nothing is left where few rows have a value, or one of two values."""
+    summary = summarize_numbers(values)
+    count, missing = int(summary.counts[0]), int(summary.missing[0])
+    ones, zeros = np.count_nonzero(values == 1), np.count_nonzero(values == 0)
+    is_rare = ones + zeros == count and 0 < min(ones, zeros) < minimum
+    if count < minimum or is_rare:
+        return _make_summary(0, 0, 0, 0)
+    shown = _drop_extremes(summary)
+    if not 0 < missing < minimum:
+        return shown
+    return shown._replace(counts=np.array([count + missing]), missing=np.array([0]))
+
+
 def _drop_extremes(summary: NumberSummary) -> NumberSummary:
     count, missing, mean, squares, low, high = (float(value[0]) for value in summary)
     # Rounding gives equal values a mean beside them and squares above zero, which would look like a tiny deviation.
@@ -147,9 +162,19 @@ def _drop_extremes(summary: NumberSummary) -> NumberSummary:
 
 
 def _hide_rare_values(table: CategorySummary, minimum: int) -> CategorySummary:
-    """The same without the values of fewer rows, which stay rows of unnamed values."""
-    frequent = table.counts >= minimum
-    return table._replace(site=table.site[frequent], code=table.code[frequent], counts=table.counts[frequent])
+    """The same without the values of fewer rows, and without as many others as it takes to hide those rows among them.
+
+    What is left out stays rows of unnamed values, and so do missing values of few rows.
+    """
+    missing = np.where(table.missing < minimum, 0, table.missing)
+    shown = table.counts >= minimum
+    known = int(table.rows[0] - missing[0])
+    if not table.is_identifier[0]:
+        for position in np.argsort(table.counts, kind="stable"):
+            if not 0 < known - int(table.counts[shown].sum()) < minimum:
+                break
+            shown[position] = False
+    return table._replace(site=table.site[shown], code=table.code[shown], counts=table.counts[shown], missing=missing)
 
 
 def _read_category(entry: Mapping[str, Any], counts: Tensor) -> CategorySummary:

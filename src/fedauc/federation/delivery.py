@@ -135,7 +135,7 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
     # A site has one process at a time; what a killed one has left is removed by the next.
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    make_folder(part)
+    make_folder(part, 0o700)
     scorer.save(part)
     write_model_card(part, scorer, _describe_facts(delivered, data))
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(part.iterdir())}

@@ -200,7 +200,7 @@ def _configure_site(
     if "state" in node_config:
         return open_controlled_site(node_config, lambda: load_data(node_config), build_model)
     policy = read_owner_policy(node_config)
-    if policy != read_owner_policy({key: node_config[key] for key in ("share", "share-auc") if key in node_config}):
+    if node_config.get("policy"):
         raise ValueError("the site has a policy file, but no folder for its state; add state to --node-config")
     return Site(
         lambda: load_data(node_config),

@@ -1,19 +1,22 @@
-"""What a site's owner allows, in a TOML file that only the site sees: runs, methods, disclosure, rows, privacy, hours.
+"""What a site's owner allows, in a TOML file that stays at the site: runs, methods, disclosure, rows, privacy, hours.
 
-Every setting has a default that allows what a site without a file allows.
+A setting that the file leaves out has a default; the defaults together are what a site without a policy file allows.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import zoneinfo
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from fedauc.algorithms import find_methods
 from fedauc.experiments.config import from_plain
+from fedauc.experiments.recipe import Recipe
+from fedauc.federation.run_plan import RunPlan
 from fedauc.federation.site import SitePolicy
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.federation.toml_files import read_toml_file
@@ -26,18 +29,26 @@ OPENING = re.compile(r"(?:(?P<first>[a-z]{3})(?:-(?P<last>[a-z]{3}))? )?(?P<from
 
 MINUTES_PER_DAY = 24 * 60
 
+PLAN_HASH = re.compile("[0-9a-f]{64}")
+
 
 @dataclass(frozen=True)
 class RunRules:
     """Which runs are answered."""
 
     approval: Literal["any", "listed", "required"] = option(
-        "any", "any: every run; listed: those in `plans`; required: also those that were approved at this site."
+        "any", "any: every run; listed: plans in `plans`; required: plans in `plans`, or approved by the operator."
     )
     plans: tuple[str, ...] = option((), "The hashes of plans that may run.")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for digest in self.plans:
+            if not PLAN_HASH.fullmatch(digest):
+                raise ValueError(
+                    f"runs.plans holds {digest!r}; a hash has 64 characters, 0-9 and a-f: copy what `fedauc federation "
+                    "plan` prints"
+                )
 
 
 @dataclass(frozen=True)
@@ -62,9 +73,13 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class RowRules:
-    """How few rows a site may take part with."""
+    """From how many rows on a site uses a class, and sends a sum."""
 
-    minimum_per_class: int = option(0, "Least rows of a class that the site has, and of a sum.", at_least=0)
+    minimum_per_class: int = option(
+        0,
+        "The site takes no part where it has fewer rows of a class, but some; nor does it send a sum of fewer.",
+        at_least=0,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,7 +89,7 @@ class RowRules:
 class PrivacyRules:
     """The privacy budget of all runs together; without one, runs need no guarantee."""
 
-    epsilon: float | None = option(None, "Sum of the epsilons of all runs that the site admits.", above=0)
+    epsilon: float | None = option(None, "Sum of the epsilons of all runs that the site trains in.", above=0)
     delta: float | None = option(None, "Sum of their deltas.", above=0, below=1)
 
     def __post_init__(self) -> None:
@@ -137,14 +152,15 @@ class OwnerPolicy:
         shown = self.disclosure
         return SitePolicy(shown.scores, shown.auc, shown.sums, self.rows.minimum_per_class)
 
-    def check_plan(self, plan: Mapping[str, Any], digest: str, decision: str) -> str:
+    def check_plan(self, plan: RunPlan, decision: str) -> str:
         """The rule that admits a plan; a plan that no rule admits is refused. `decision` is that of the operator."""
-        recipe = plan["recipe"]
-        method, objective = str(recipe.get("method")), _find_objective(recipe)
+        method, objective, digest = plan.recipe.method, plan.recipe.algorithm.objective.name, plan.digest
         if decision == "refused":
             raise SiteRefusal(f"the operator of this site has refused plan {digest[:12]}")
         if self.methods.methods and method not in self.methods.methods:
             raise SiteRefusal(f"the plan's method is {method!r}; this site allows {', '.join(self.methods.methods)}")
+        if self.methods.methods and (problem := _find_other_part(plan.recipe)):
+            raise SiteRefusal(f"the plan is not what its method says: {method!r} does not have the {problem}")
         if self.methods.objectives and objective not in self.methods.objectives:
             allowed = ", ".join(self.methods.objectives)
             raise SiteRefusal(f"the plan's objective is {objective!r}; this site allows {allowed}")
@@ -158,12 +174,15 @@ class OwnerPolicy:
             raise SiteRefusal(f"plan {digest[:12]} awaits approval at this site (fedauc federation approve)")
         raise SiteRefusal(f"plan {digest[:12]} is not among those that this site's policy lists")
 
-    def check_budget(self, plan: Mapping[str, Any], spent: tuple[float, float]) -> None:
-        """Refuse a run whose guarantee is missing, or more than is left of the budget."""
+    def check_budget(self, recipe: Recipe, spent: tuple[float, float]) -> None:
+        """Refuse a run whose guarantee is missing, or more than is left of the budget.
+
+        A decoded recipe with an epsilon has what protects clients or rows, and its numbers are within their bounds.
+        """
         if self.privacy.epsilon is None:
             return
-        epsilon, delta = plan["recipe"].get("epsilon"), plan["recipe"].get("delta") or 0.0
-        if epsilon is None:
+        epsilon, delta = recipe.epsilon, recipe.delta
+        if epsilon is None or not math.isfinite(epsilon):
             raise SiteRefusal("the plan has no privacy guarantee (epsilon); this site's policy asks for one")
         left = self.privacy.epsilon - spent[0]
         if epsilon > left + 1e-9:
@@ -176,7 +195,7 @@ EXAMPLE_POLICY = """\
 # What this site allows. Keep it at the site, and name it in --node-config: policy="/path/to/policy.toml".
 [runs]
 approval = "required"   # any, listed (only the plans below), or required (also what `fedauc federation approve` says)
-plans = []              # hashes of plans, as `fedauc federation plan` prints them
+plans = []              # hashes of plans, as `fedauc federation plan` prints them: 64 characters each
 
 [methods]
 methods = []            # names of methods; an empty list allows all
@@ -188,10 +207,10 @@ auc = false             # the site's own AUC
 sums = true             # sums of columns, before the first round
 
 [rows]
-minimum_per_class = 10  # the site takes part with so many rows of a class or none, and no sum has fewer
+minimum_per_class = 10  # with fewer rows of a class, but some, the site takes no part; it sends no sum of fewer rows
 
 [privacy]
-# epsilon = 8.0         # budget of all runs together; a run without a guarantee is then refused
+# epsilon = 8.0         # budget of all runs in which this site trains; a run without a guarantee is then refused
 # delta = 1e-5
 
 [hours]
@@ -200,9 +219,21 @@ timezone = "UTC"
 """
 
 
-def _find_objective(recipe: Mapping[str, Any]) -> str:
-    objective = recipe["algorithm"].get("objective")
-    return str(objective.get("name")) if isinstance(objective, Mapping) else ""
+def _find_other_part(recipe: Recipe) -> str:
+    """What a recipe has that its method does not have, such as another algorithm; empty if there is nothing.
+
+    A method decides classes: its algorithm, and the objective or server optimizer that it brings along. Their numbers
+    are settings.
+    """
+    method = find_methods().get(recipe.method)
+    if method is None or type(recipe.algorithm) is not method.algorithm:
+        return f"algorithm {recipe.algorithm.name!r}"
+    for owner, settings in ((recipe.algorithm, method.parameters), (recipe, method.settings)):
+        for field, value in settings:
+            chosen = getattr(owner, field)
+            if type(chosen) is not type(value):
+                return f"{field} {getattr(chosen, 'name', chosen)!r}"
+    return ""
 
 
 def _parse_opening(text: str) -> tuple[int, int, int, int]:

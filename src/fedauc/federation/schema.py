@@ -64,6 +64,12 @@ class SchemaColumn:
             raise ValueError(f"{where} is a {self.kind} with a range; only numbers have one: leave it out")
         if self.kind != "category" and self.categories:
             raise ValueError(f"{where} is a {self.kind} with categories; only a category has some: leave them out")
+        for bound in ("minimum", "maximum", "center"):
+            value = getattr(self, bound)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(
+                    f"{where} has {bound} {value!r}; it must be a finite number: leave it out, or correct it"
+                )
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             raise ValueError(f"{where} has minimum {self.minimum:g} above maximum {self.maximum:g}; swap them")
         for name in ("minimum", "maximum", "center"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from fedauc.experiments.private_training import has_client_noise
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.secure_rounds import (
     MASKED,
@@ -99,6 +100,11 @@ def open_secure_visit(header: dict[str, Any], recipe: Recipe, store: SiteState, 
         raise SiteRefusal(
             f"this site has answered round {round}; the sums of two answers to a round could differ by one upload"
         )
+    elif has_client_noise(recipe):
+        # An account of a private run counts one visit per cycle, whatever its schedule.
+        turn = header["cycle_length"]
+        if earlier := [number for number in answered.values() if number // turn == round // turn]:
+            raise SiteRefusal(f"this site has answered round {earlier[0]} ; a second answer in its cycle costs privacy")
     return SecureVisit(session, prepared, record)
 
 

@@ -27,6 +27,8 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.federation.column_sums import pack_sums
 from fedauc.federation.delivery import DeliveredModel, store_model
 from fedauc.federation.evaluation import count_score_bins
+from fedauc.federation.planned_noise import check_planned_noise
+from fedauc.federation.run_plan import RunPlan
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_site import (
     answer_unmasking,
@@ -118,14 +120,18 @@ class Site:
 
     def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
+        return self.answer_planned_message(payload, None)
+
+    def answer_planned_message(self, payload: Payload, plan: RunPlan | None) -> Payload:
+        """The answer to a message that has been compared with the plan which the site's owner has admitted."""
         try:
             header = payload.read_header()
             if problem := find_version_problem(header, "the server", "this site"):
                 raise SiteRefusal(problem)
-            handlers = {
+            handlers: dict[str, Callable[[dict[str, Any], Payload], Payload]] = {
                 "summarize": self._summarize_columns,
                 "register": self._register,
-                "visit": self._train_visit,
+                "visit": functools.partial(self._train_visit, plan),
                 "unmask": self._unmask_sum,
                 "evaluate": self._evaluate_model,
                 "deliver": self._receive_model,
@@ -162,7 +168,13 @@ class Site:
         return table
 
     def _prepare_data(self, header: dict[str, Any]) -> SiteData:
-        """The rows that the site trains on: as they are, or as the schema and the preparation of the run say."""
+        """The rows that the site trains on, if they are as many as its policy asks for."""
+        data = self._read_data(header)
+        _check_counts(data.class_counts, "", self._policy.minimum_rows)
+        return data
+
+    def _read_data(self, header: dict[str, Any]) -> SiteData:
+        """The rows as they are, or as the schema and the preparation of the run say."""
         if "schema" in header:
             encoder = FeatureEncoder.from_document(header["encoder"])
             return self._load_table().prepare_rows(
@@ -174,10 +186,6 @@ class Site:
     def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
         data = self._prepare_data(header)
         as_inputs(data.inputs)
-        for count, name in zip(data.class_counts, ("positives", "negatives"), strict=True):
-            if 0 < count < self._policy.minimum_rows:
-                least = self._policy.minimum_rows
-                raise SiteRefusal(f"this site has {name}, but fewer than the {least} that its policy asks for")
         dtype = describe_row_type(data.inputs.dtype)
         answer = {"kind": "register", "shape": list(data.inputs.shape[1:]), "dtype": dtype}
         # Where clients add the noise, the server may know that a site has rows, but not how many of which class.
@@ -186,7 +194,7 @@ class Site:
             answer["public_key"] = create_record(self._open_state(header["run"])).public_key.hex()
         return pack_payload({**answer, **counts})
 
-    def _train_visit(self, header: dict[str, Any], payload: Payload) -> Payload:
+    def _train_visit(self, plan: RunPlan | None, header: dict[str, Any], payload: Payload) -> Payload:
         data, recipe, client = self._prepare_data(header), _decode_recipe(header), header["client"]
         network = self._build_network(header, data)
         buffers = network.buffer_names
@@ -195,13 +203,18 @@ class Site:
         phase, store = phase_from_json(header["phase"]), self._open_state(header["run"])
         uploads, clients_total = recipe.uploads, setting.census.positives.size
         protects_examples = any(isinstance(wrapper, ExampleDP) for wrapper in recipe.wrappers)
-        if protects_examples and (answer_again := _repeat_noised_answer(store, phase.round)) is not None:
+        turn = header["cycle_length"] if plan is not None and plan.once_per_cycle else 1
+        if protects_examples and (answer_again := _repeat_noised_answer(store, phase.round, turn)) is not None:
             return answer_again
         secure = open_secure_visit(header, recipe, store, self._draw_secret())
         if secure is not None:
             if (answer_again := repeat_answer(store, secure.session)) is not None:
                 return answer_again
             uploads = replace_secure_sum(uploads, secure.transform)
+        if plan is not None:
+            shared = algorithm.init(setting, network.initial_model()).shared
+            prepared = None if secure is None else secure.transform
+            check_planned_noise(plan, header, recipe, prepared, shared, data.class_counts)
         download = unpack_download(algorithm, uploads, setting, network, phase, payload, store)
         clients = data.as_only_client(client, clients_total)
         engine = LoopEngine(algorithm, network, clients, setting, uploads)
@@ -244,6 +257,8 @@ class Site:
             raise SiteRefusal(f"the server asks for {requested}; this site shares {self._policy.shared_scores}")
         if data.test is None:
             raise SiteRefusal("the server asks for an evaluation; this site holds no test rows")
+        held_out = int((data.test.labels == 1).sum())
+        _check_counts((held_out, len(data.test.labels) - held_out), "held-out ", self._policy.minimum_rows)
         network = self._build_network(header, data)
         model = rebuild_tree(unpack_tensors(payload)["model"], network.initial_model(), "model")
         scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
@@ -290,20 +305,32 @@ def _build_network(
     return ModuleNetwork(module, DTYPES[dtype], Compute(mixed=precision == "mixed"))
 
 
+def _check_counts(class_counts: tuple[int, int], kind: str, least: int) -> None:
+    """Refuse to use so few rows of a class that an answer could show one of them."""
+    for count, name in zip(class_counts, ("positives", "negatives"), strict=True):
+        if 0 < count < least:
+            raise SiteRefusal(f"this site has {kind}{name}, but fewer than the {least} that its policy asks for")
+
+
 def _describe_counts(data: SiteData) -> dict[str, Any]:
     return {"class_counts": data.class_counts}
 
 
-def _repeat_noised_answer(store: SiteState, round: int) -> Payload | None:
+def _repeat_noised_answer(store: SiteState, round: int, turn: int) -> Payload | None:
     """The answer that the site has given to this round, the same bytes again; None if it has not answered it.
 
-    Several answers with other noise would let the server average the noise away.
+    Several answers with other noise would let the server average the noise away. `turn` is the number of rounds of
+    which a site answers one.
     """
     stored = store.load_payload(NOISED_ANSWER)
     answered = -1 if stored is None else int(stored.read_header()["round"])
+    if answered == round:
+        return stored
     if answered > round:
         raise SiteRefusal(f"this site has answered round {answered}; a second answer to round {round} costs privacy")
-    return stored if answered == round else None
+    if answered >= 0 and answered // turn == round // turn:
+        raise SiteRefusal(f"this site has answered round {answered}; a second answer in its cycle costs privacy")
+    return None
 
 
 def refuse_after_error(error: Exception) -> Payload:

@@ -6,7 +6,8 @@ The site's folder (`state` in --node-config) holds:
 audit.jsonl, audit-head.json   what left the site, how many bytes, and under which rule
 plans/HASH.json                plans that a server has proposed
 decisions.json                 what the operator has approved or refused
-runs.json                      runs that were admitted, with their plan and privacy budget
+runs.json                      runs that were admitted, with their plan, and what those that have trained may spend
+schemas.json                   schemas that the table was compared with without an operator's approval
 reports/RUN.jsonl              the site's own AUC and thresholds, which never leave
 models/RUN/                    the model of a finished run
 RUN/                           the site's state in a run
@@ -19,20 +20,24 @@ import datetime
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from fedauc.experiments.recipe import Recipe
 from fedauc.federation.audit_log import AuditLog, read_time
 from fedauc.federation.delivery import MODEL_FOLDER
 from fedauc.federation.owner_policy import Disclosure, OwnerPolicy
-from fedauc.federation.run_plan import check_against_plan, hash_plan
+from fedauc.federation.run_plan import RunPlan, check_against_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
 from fedauc.federation.site_report import SiteReport
 from fedauc.federation.site_state import FolderSiteState, MissingSiteState, SiteRefusal, SiteState
 from fedauc.federation.versions import find_version_problem
 from fedauc.files import make_folder, write_atomically
+from fedauc.locks import hold_lock
 
 LOG = logging.getLogger("fedauc.site")
 
@@ -46,64 +51,163 @@ RULES = {
 }
 """The rule under which an answer leaves, by the kind of message."""
 
+UNKNOWN_KIND = "unknown kind of message"
+
+
+MOST_PLANS = 32
+"""Plans that a folder keeps beside those that the operator has decided about; a server sends a plan again."""
+
+MOST_RUNS = 1000
+"""Runs that a folder keeps beside those that have spent privacy; a server sends the plan of a run again."""
+
+MOST_SCHEMAS = 5
+"""Schemas that a table is compared with unless an operator approves the plan: each comparison tells something of it."""
+
+LOCK_FILE, LOCK_SECONDS = ".runs.lock", 30.0
+
 
 class SiteHome:
     """The files of a site's folder, apart from the log and the runs' states."""
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
+        make_folder(folder, 0o700)
         self.folder = folder
 
-    def propose_plan(self, plan: Mapping[str, Any]) -> str:
-        """Keep a plan that a server has proposed, and return its hash."""
-        digest = hash_plan(plan)
-        path = self.folder / "plans" / f"{digest}.json"
+    def propose_plan(self, document: Any) -> RunPlan:
+        """Keep a plan that a server has proposed, if it can be read; the oldest undecided ones give way."""
+        plan = read_plan(document)
+        path = self._plan_path(plan.digest)
         if not path.is_file():
-            make_folder(path.parent)
-            write_atomically(path, json.dumps(plan, indent=2).encode(), is_private=True)
-        return digest
+            make_folder(path.parent, 0o700)
+            write_atomically(path, json.dumps(document, indent=2).encode(), is_private=True)
+            decided = self.read_decisions()
+            undecided = [other for other in path.parent.glob("*.json") if other.stem not in {*decided, plan.digest}]
+            undecided.sort(key=lambda other: other.stat().st_mtime_ns)
+            for other in undecided[: max(0, len(undecided) + 1 - MOST_PLANS)]:
+                other.unlink(missing_ok=True)
+        return plan
 
-    def list_plans(self) -> dict[str, dict[str, Any]]:
-        """Every plan that was proposed, by its hash."""
-        return {path.stem: json.loads(path.read_text()) for path in sorted((self.folder / "plans").glob("*.json"))}
+    def list_plans(self) -> list[str]:
+        """The hash of every plan that was proposed."""
+        return sorted(path.stem for path in (self.folder / "plans").glob("*.json"))
+
+    def read_plan(self, digest: str) -> RunPlan | None:
+        """The plan with that hash, if it is here; a damaged file is named."""
+        path = self._plan_path(digest)
+        if not path.is_file():
+            return None
+        try:
+            plan = read_plan(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, RecursionError, SiteRefusal) as error:
+            raise ValueError(
+                f"{path} cannot be used ({error}); delete it, and the server sends the plan again"
+            ) from error
+        if plan.digest != digest:
+            raise ValueError(f"{path} holds another plan than its name says; delete it, and the server sends it again")
+        return plan
 
     def find_plan(self, beginning: str) -> str:
         """The hash of the plan that begins like that."""
-        matching = [digest for digest in self.list_plans() if digest.startswith(beginning)]
+        known = self.list_plans()
+        matching = [digest for digest in known if digest.startswith(beginning)]
         if len(matching) != 1 or not beginning:
-            known = ", ".join(digest[:12] for digest in self.list_plans()) or "none"
+            listed = ", ".join(digest[:12] for digest in known) or "none"
             number = "no plan begins" if not matching else f"{len(matching)} plans begin"
-            raise ValueError(f"plan is {beginning!r}; {number} like that: the plans proposed here are {known}")
+            raise ValueError(f"plan is {beginning!r}; {number} like that: the plans proposed here are {listed}")
         return matching[0]
 
     def read_decisions(self) -> dict[str, Any]:
         """What the operator has decided, by the plan's hash."""
         return self._read_json("decisions.json")
 
+    def find_decision(self, digest: str) -> str:
+        """`approved`, `refused`, or an empty text."""
+        return str(self.read_decisions().get(digest, {}).get("decision", ""))
+
     def decide(self, digest: str, decision: str, operator: str) -> None:
         """Approve or refuse a plan; the audit log says so."""
         entry = {"decision": decision, "operator": operator, "time": read_time()}
+        decisions = self.read_decisions()
         AuditLog(self.folder).append({"event": decision, "plan": digest, "operator": operator, "rule": "operator"})
-        self._write_json("decisions.json", {**self.read_decisions(), digest: entry})
+        self._write_json("decisions.json", {**decisions, digest: entry})
 
     def read_runs(self) -> dict[str, Any]:
-        """The admitted runs: their plan, and the epsilon and delta that they may spend."""
+        """The admitted runs: their plan, and what those that have trained may spend of epsilon and delta."""
         return self._read_json("runs.json")
 
-    def admit_run(self, run: str, digest: str, plan: Mapping[str, Any]) -> None:
-        """Remember which plan a run must follow."""
-        recipe = plan["recipe"]
-        budget = {"epsilon": recipe.get("epsilon") or 0.0, "delta": (recipe.get("delta") or 0.0)}
-        budget = budget if recipe.get("epsilon") else {"epsilon": 0.0, "delta": 0.0}
-        self._write_json("runs.json", {**self.read_runs(), run: {"plan": digest, "admitted": read_time(), **budget}})
+    def admit_run(self, run: str, plan: RunPlan, is_chosen: bool) -> None:
+        """Remember which plan a run must follow; `is_chosen` is a plan that the operator or the policy names."""
+        with self._hold_lock():
+            runs, schema = self.read_runs(), plan.document["schema"]
+            if schema is not None and not is_chosen:
+                self._note_schema(schema)
+            idle = [name for name, entry in runs.items() if not entry.get("epsilon")]
+            for name in idle[: max(0, len(idle) + 1 - MOST_RUNS)]:
+                del runs[name]
+            self._write_json("runs.json", {**runs, run: {"plan": plan.digest, "admitted": read_time()}})
+
+    def begin_training(self, run: str, cycle_length: int, recipe: Recipe, policy: OwnerPolicy) -> None:
+        """Charge the budget of a run, and remember its rounds per cycle, before its first upload leaves."""
+        if "cycle_length" in self.read_runs()[run]:
+            return
+        with self._hold_lock():
+            runs = self.read_runs()
+            entry = runs[run]
+            check_cycle_length(entry, cycle_length)
+            if "cycle_length" in entry:
+                return
+            budget = {}
+            if recipe.epsilon is not None and math.isfinite(recipe.epsilon):
+                policy.check_budget(recipe, sum_budgets(runs))
+                budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
+            self._write_json("runs.json", {**runs, run: {**entry, "cycle_length": cycle_length, **budget}})
+
+    def _note_schema(self, schema: Any) -> None:
+        """Count a schema that the table is compared with; one too many is refused."""
+        digest, known = hash_plan(schema), self._read_json("schemas.json")
+        if digest in known:
+            return
+        if len(known) >= MOST_SCHEMAS:
+            raise SiteRefusal(
+                f"this site has compared its table with {len(known)} schemas; its operator must approve the plan with "
+                "another one (fedauc federation approve)"
+            )
+        self._write_json("schemas.json", {**known, digest: {"compared": read_time()}})
+
+    def _plan_path(self, digest: str) -> Path:
+        return self.folder / "plans" / f"{digest}.json"
+
+    def _hold_lock(self) -> AbstractContextManager[bool]:
+        path = self.folder / LOCK_FILE
+        return hold_lock(path, f"{path} is held by process {{pid}}; wait until it ends", LOCK_SECONDS)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
-        stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        try:
+            stored: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged ({error}); put a copy of it back") from error
+        if not isinstance(stored, dict) or not all(isinstance(entry, dict) for entry in stored.values()):
+            raise ValueError(f"{path} is damaged: it holds no table; put a copy of it back")
         return stored
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.folder / name, json.dumps(content, indent=2).encode(), is_private=True)
+
+
+def sum_budgets(runs: Mapping[str, Any]) -> tuple[float, float]:
+    """The epsilons and deltas of all runs that have trained, added up."""
+    entries = runs.values()
+    return sum(run.get("epsilon", 0.0) for run in entries), sum(run.get("delta", 0.0) for run in entries)
+
+
+def check_cycle_length(entry: Mapping[str, Any], cycle_length: Any) -> None:
+    """Refuse another number of rounds per cycle than in the first visit of a run: the length of its plan follows."""
+    first = entry.get("cycle_length", cycle_length)
+    if first != cycle_length:
+        raise SiteRefusal(f"the message says that a cycle has {cycle_length!r} rounds; before, the run had {first}")
 
 
 class ControlledSite:
@@ -124,7 +228,10 @@ class ControlledSite:
         header: dict[str, Any] = {}
         try:
             header = payload.read_header()
-            rule = self._check_message(header)
+            rule, plan = self._check_message(header)
+            answer = self._site.answer_planned_message(payload, plan)
+            if answer.read_header()["kind"] == "visit":
+                self._home.begin_training(header["run"], header["cycle_length"], plan.recipe, self._policy)
         except SiteRefusal as refusal:
             LOG.warning("%s", refusal)
             rule = "refused by the site's policy"
@@ -133,8 +240,6 @@ class ControlledSite:
             rule, answer = "the plan is missing", pack_payload({"kind": "missing-state", "what": str(missing)})
         except Exception as error:
             rule, answer = "refused after an error", refuse_after_error(error)
-        else:
-            answer = self._site.answer_message(payload)
         try:
             self._log.append(describe_message(header, payload, answer, rule))
         except (OSError, ValueError) as error:
@@ -143,43 +248,41 @@ class ControlledSite:
             return pack_payload({"kind": "refusal", "reason": "this site cannot write its audit log; see its own log"})
         return answer
 
-    def _check_message(self, header: Mapping[str, Any]) -> str:
-        """The rule that allows an answer; raises a refusal where there is none."""
+    def _check_message(self, header: Mapping[str, Any]) -> tuple[str, RunPlan]:
+        """The rule that allows an answer, and the plan that it follows; raises a refusal where there is none."""
         run, kind = str(header.get("run", "")), str(header.get("kind", ""))
         if problem := find_version_problem(header, "the server", "this site"):
             raise SiteRefusal(problem)
-        if not run.isalnum():
+        if not is_run_name(run):
             raise SiteRefusal(f"run is {run[:40]!r}; it must be letters and digits")
         if not self._policy.hours.is_open(self._now()):
             hours = ", ".join(self._policy.hours.open)
             raise SiteRefusal(f"this site answers {hours} ({self._policy.hours.timezone})")
         admitted = self._home.read_runs().get(run)
-        rule = RULES.get(kind, "unknown kind of message")
         if "plan" in header:
-            digest = self._home.propose_plan(header["plan"])
-            decision = self._home.read_decisions().get(digest, {}).get("decision", "")
-            reason = self._policy.check_plan(header["plan"], digest, decision)
-            check_against_plan(header, header["plan"])
-            if admitted is not None and admitted["plan"] != digest:
-                raise SiteRefusal("the run has changed its plan since this site admitted it")
-            if admitted is None:
-                self._policy.check_budget(header["plan"], self._sum_budgets())
-                self._home.admit_run(run, digest, header["plan"])
-            return f"{rule}; {reason}"
-        if admitted is None:
+            plan: RunPlan | None = self._home.propose_plan(header["plan"])
+        else:
+            plan = None if admitted is None else self._home.read_plan(admitted["plan"])
+        if plan is None:
             # The server sends the plan with the next message, for example where this folder was lost.
             raise MissingSiteState("plan")
         # The operator may change the policy, or refuse the plan, while a run goes on.
-        plan = self._home.list_plans()[admitted["plan"]]
-        decision = self._home.read_decisions().get(admitted["plan"], {}).get("decision", "")
-        reason = self._policy.check_plan(plan, admitted["plan"], decision)
+        decision = self._home.find_decision(plan.digest)
+        reason = self._policy.check_plan(plan, decision)
         check_against_plan(header, plan)
-        return f"{rule}; {reason}"
+        if admitted is None:
+            self._policy.check_budget(plan.recipe, sum_budgets(self._home.read_runs()))
+            self._home.admit_run(run, plan, decision == "approved" or plan.digest in self._policy.runs.plans)
+        elif admitted["plan"] != plan.digest:
+            raise SiteRefusal("the run has changed its plan since this site admitted it")
+        elif "cycle_length" in header:
+            check_cycle_length(admitted, header["cycle_length"])
+        return f"{RULES.get(kind, UNKNOWN_KIND)}; {reason}", plan
 
-    def _sum_budgets(self) -> tuple[float, float]:
-        """The epsilons and deltas of all admitted runs, added up."""
-        runs = self._home.read_runs().values()
-        return sum(run["epsilon"] for run in runs), sum(run["delta"] for run in runs)
+
+def is_run_name(run: Any) -> bool:
+    """Whether a message names its run with letters and digits, which a folder and a line of the log can be called."""
+    return isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= 64
 
 
 def describe_message(header: Mapping[str, Any], received: Payload, answer: Payload, rule: str) -> dict[str, Any]:
@@ -192,8 +295,9 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
     round = phase.get("round") if isinstance(phase, Mapping) else header.get("round")
     return {
         "event": "message",
-        "run": str(header.get("run", ""))[:64],
-        "asked": str(header.get("kind", ""))[:40],
+        # The server's own words are not repeated: they could be anything.
+        "run": header["run"] if is_run_name(header.get("run")) else "",
+        "asked": header["kind"] if str(header.get("kind")) in RULES else UNKNOWN_KIND,
         "round": round if isinstance(round, int) else None,
         "sent": sent.get("kind"),
         # Names of fields and shapes of arrays; the values are identified by their hash.
@@ -209,12 +313,19 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
 
 def read_owner_policy(node_config: Mapping[str, Any]) -> OwnerPolicy:
     """The site's policy file; without one, what `share` and `share-auc` in the node's configuration say."""
+    shown, given = Disclosure(), [name for name in ("share", "share-auc") if name in node_config]
     if node_config.get("policy"):
+        if given:
+            remedy = "leave it out, and set disclosure in the policy file"
+            raise ValueError(
+                f"node-config has both policy and {given[0]}, of which only the policy would count: {remedy}"
+            )
         return OwnerPolicy.read_toml(Path(str(node_config["policy"])))
-    shown = Disclosure()
     scores: Any = str(node_config.get("share", shown.scores))
-    disclosure = dataclasses.replace(shown, scores=scores, auc=bool(node_config.get("share-auc", shown.auc)))
-    return OwnerPolicy(disclosure=disclosure)
+    shares_auc = node_config.get("share-auc", shown.auc)
+    if not isinstance(shares_auc, bool):
+        raise ValueError(f"share-auc is {shares_auc!r}; it must be true or false, without quotes: correct node-config")
+    return OwnerPolicy(disclosure=dataclasses.replace(shown, scores=scores, auc=shares_auc))
 
 
 def open_controlled_site(

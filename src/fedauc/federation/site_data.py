@@ -120,14 +120,20 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray], stamp: str = ""
     """Write a folder of arrays, completely or not at all; the empty file `stamp` says which version was read."""
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
-    make_folder(folder.parent)
-    part.mkdir()
+    make_folder(folder.parent, 0o700)
+    # Rows are for the site's owner alone.
+    part.mkdir(mode=0o700)
     for name, array in arrays.items():
-        np.save(part / f"{name}.npy", array)
+        with open(part / f"{name}.npy", "wb", opener=_open_private) as file:
+            np.save(file, array)
     if stamp:
         (part / stamp).touch()
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
 
 
 def split_rows(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:

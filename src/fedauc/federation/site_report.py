@@ -38,8 +38,8 @@ class SiteReport:
             "points": [list(format_point(point)) for point in points],
         }
         path = self._folder / REPORT_FOLDER / f"{run}.jsonl"
-        make_folder(path.parent)
-        with append_durably(path) as file:
+        make_folder(path.parent, 0o700)
+        with append_durably(path, is_private=True) as file:
             # A line that a crash or a full disk has cut off stays apart from this one.
             start = "\n" if _is_torn(path) else ""
             file.write(f"{start}{json.dumps(line)}\n".encode())

@@ -51,7 +51,7 @@ class FolderSiteState:
     """Site state in a folder on the site's disk: it survives processes, restarts and runs of the message service."""
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
+        make_folder(folder, 0o700)
         self._folder = folder
 
     def list_names(self) -> list[str]:
