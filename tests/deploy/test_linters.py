@@ -63,19 +63,23 @@ def test_yamllint_accepts_every_yaml_file(app: Path) -> None:
     run_tool("yamllint", "--strict", "--config-data", YAML_RULES, *files)
 
 
-def test_compose_files_fit_the_schema_and_are_understood(app: Path) -> None:
+def test_compose_files_fit_the_schema(app: Path) -> None:
     files = sorted(app.glob("deploy/**/compose.yaml"))
     assert len(files) == 3
     run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
-    for path in files:
-        described = run_tool("podman-compose", "--file", path, "config", FEDAUC_USER="1:1", PATH="/usr/bin:/bin")
-        (service,) = yaml.safe_load(described)["services"].values()
-        assert service["read_only"] is True
-        assert "${" not in described
     broken = app / "broken.yml"
     broken.write_text(files[0].read_text().replace("read_only: true", "read_onyl: true"))
     with pytest.raises(AssertionError, match="read_onyl"):
         run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", broken)
+
+
+@pytest.mark.skipif(shutil.which("podman") is None, reason="podman-compose asks podman for its version; install podman")
+def test_compose_files_are_understood(app: Path) -> None:
+    for path in sorted(app.glob("deploy/**/compose.yaml")):
+        described = run_tool("podman-compose", "--file", path, "config", FEDAUC_USER="1:1", PATH="/usr/bin:/bin")
+        (service,) = yaml.safe_load(described)["services"].values()
+        assert service["read_only"] is True
+        assert "${" not in described
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
