@@ -1,7 +1,8 @@
 """What a run is going to do, in a form that a site can approve: a document, and its hash.
 
-The plan holds all that a site contributes to: recipe, model, schema, and what is asked about held-out scores. Who takes
-part when is left out, because sites need not know it. A site that has admitted a plan compares every visit with it.
+The plan holds all that a site contributes to: recipe, model, schema, what is asked about held-out scores, and which
+part of the training rows is held out. Who takes part when is left out, because sites need not know it. A site that has
+admitted a plan compares every visit with it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ def describe_plan(agreement: FederationAgreement) -> dict[str, Any]:
         "model": to_plain(agreement.model),
         "schema": None if agreement.schema is None else agreement.schema.to_header(),
         "evaluation": agreement.policy.evaluation,
+        **describe_validation(agreement.policy.validation_fraction),
     }
+
+
+def describe_validation(fraction: float) -> dict[str, float]:
+    """What a plan and its messages say of validation rows: nothing where there are none, as before there were any."""
+    return {"validation_fraction": fraction} if fraction else {}
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
@@ -67,6 +74,10 @@ def check_against_plan(header: Mapping[str, Any], plan: Mapping[str, Any]) -> No
     requested = header.get("requested", "none")
     if requested not in SENT_LEVELS or SENT_LEVELS.index(requested) > SENT_LEVELS.index(plan["evaluation"]):
         raise SiteRefusal(f"the message asks for {requested!r}; the plan says {plan['evaluation']!r}")
+    fraction, agreed = (read.get("validation_fraction", 0.0) for read in (header, plan))
+    # The second exchange of a secure sum is about no rows.
+    if fraction != agreed and header.get("kind") != "unmask":
+        raise SiteRefusal(f"the message holds out {fraction!r} of the training rows; the plan says {agreed!r}")
     if "recipe" not in header:
         return
     planned, sent = plan["recipe"], header["recipe"]
