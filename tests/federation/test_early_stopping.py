@@ -323,6 +323,30 @@ def test_a_site_that_joins_holds_out_rows_too(tmp_path: Path) -> None:
     assert result["attendance"][LATER]["answered"] == 2
 
 
+def test_a_site_that_returns_with_other_rows_is_compared_anew(tmp_path: Path) -> None:
+    """Site 6 leaves after the first cycle, and returns after the second with twice its rows, test rows included."""
+    agreement = make_choosing_agreement(keep="last", patience=None, cycles=3)
+    grid, out = make_choosing_grid(tmp_path / "sites"), tmp_path / "run"
+    train_until_paused(create_run(agreement, grid, out), [], 2)
+    train_until_paused(resume_with(without(agreement, "site-6"), grid, out), [], 5)
+    site = grid.sites["site-6"]
+    load_data = site._load_data
+
+    def load_twice() -> SiteData:
+        data = load_data()
+        assert isinstance(data, SiteData)
+        assert data.test is not None
+        test = Examples(data.test.inputs.repeat(2, 1), data.test.labels.repeat(2))
+        return SiteData(data.inputs.repeat(2, 1), np.concatenate([data.labels, data.labels]), test)
+
+    site._load_data = load_twice
+    result = resume_with(agreement, grid, out).train_to_end()
+    records = RunFolder(out).read_records()
+    assert [(record["test_sites"], record["validation_sites"]) for record in records] == [(8, 7), (7, 6), (8, 7)]
+    assert records[2]["test_positives"] + records[2]["test_negatives"] == 200 + 25
+    assert result["attendance"]["site-6"] == {"answered": 2, "absent": 0, "refused": 0}
+
+
 # ------------------------------------------------------------------------------------------------ what sites may answer
 
 
@@ -336,7 +360,8 @@ def change_validation(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda scores, labels: (scores[:-1], labels[:-1]), "validation positives and"),
+        (lambda scores, labels: (scores[:-1], labels[:-1]), "it sends scores of "),
+        (lambda scores, labels: (scores.repeat(9), labels.repeat(9)), "a part of 0.3 of a class is not that"),
         (lambda scores, labels: (scores * torch.nan, labels), "its scores are not finite"),
         (lambda scores, labels: (scores, labels + 1), "its labels are not 0 and 1"),
         (lambda scores, labels: (scores,), "expected are scores and labels of the same length"),

@@ -18,6 +18,7 @@ from fedauc.federation.late_answers import LateAnswer, LateAnswers, select_prese
 from fedauc.federation.quarantine import Quarantine, QuarantineState
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
 from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensors
+from fedauc.federation.site_data import count_held_out
 from fedauc.federation.upload_checks import UploadChecks, UploadHistory
 from fedauc.federation.validation_gain import SiteWins, count_wins, measure_gain
 from fedauc.federation.visit_messages import pack_visit
@@ -226,7 +227,10 @@ class FederatedEngine(Engine):
             for part, counts in (("test", record.held_out_counts), ("validation", record.validation_counts)):
                 # Sites that have joined since the checkpoint have the last numbers.
                 self._held_out_counts[part][: len(counts)] = counts
-            self._best_validation = record.best_validation
+                # A site that has left may return with other rows.
+                self._held_out_counts[part][sorted(self._exchange.left)] = NEVER
+            best = record.best_validation
+            self._best_validation = best.drop_clients(self._exchange.left) if isinstance(best, SiteWins) else best
             if self.checks is not None:
                 self.checks.history = record.history
         self._site_progress = states
@@ -283,7 +287,16 @@ class FederatedEngine(Engine):
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
 
     def check_held_out_counts(self, client: int, counts: Mapping[str, tuple[int, int]]) -> None:
-        """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives."""
+        """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives.
+
+        Validation rows must also be as many as follow from the site's rows to train on.
+        """
+        fraction = self._exchange.policy.validation_fraction
+        validation = dict(zip(("positives", "negatives"), counts.get("validation", (0, 0)), strict=True))
+        for (name, rows), side in zip(validation.items(), self._census or (), strict=False):
+            if rows != count_held_out(int(side[client]) + rows, fraction):
+                problem = f"it sends scores of {rows} validation {name}, and trains on {side[client]}"
+                raise AnswerRefused(f"{problem}; a part of {fraction:g} of a class is not that")
         for part, known in self._held_out_counts.items():
             first, sent = tuple(known[client].tolist()), counts.get(part, (0, 0))
             if NEVER not in first and sent != first:

@@ -168,6 +168,15 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray], stamp: str = ""
     part.rename(folder)
 
 
+def count_held_out(rows: int, fraction: float) -> int:
+    """How many rows of a class are held out: a fraction, to the nearest row, and never all.
+
+    >>> count_held_out(10, 0.26), count_held_out(1, 0.9), count_held_out(0, 0.9)
+    (3, 0, 0)
+    """
+    return max(0, min(round(fraction * rows), rows - 1))
+
+
 def split_rows(labels: np.ndarray, fraction: float, purpose: str = "test") -> tuple[np.ndarray, np.ndarray]:
     """Training rows and a keyed fraction of each class, rounded to whole rows; a class may be small or missing.
 
@@ -176,7 +185,6 @@ def split_rows(labels: np.ndarray, fraction: float, purpose: str = "test") -> tu
     is_held_out = np.zeros(len(labels), dtype=bool)
     for label in (0, 1):
         members = np.flatnonzero(labels == label)
-        count = min(round(fraction * len(members)), len(members) - 1)
-        if count > 0:
+        if count := count_held_out(len(members), fraction):
             is_held_out[members[keys.sample_indices(len(members), count, 0, purpose, label)]] = True
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)

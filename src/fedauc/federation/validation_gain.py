@@ -12,7 +12,7 @@ whose sums are exact in float64; with the same sites both times the comparison i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,11 @@ class SiteWins(NamedTuple):
     clients: Tensor
     rows: Tensor
     wins: Tensor
+
+    def drop_clients(self, clients: Collection[int]) -> SiteWins:
+        """The same evaluation without some clients."""
+        remaining = ~torch.isin(self.clients, torch.tensor(sorted(clients), dtype=torch.int64))
+        return SiteWins(self.clients[remaining], self.rows[remaining], self.wins[remaining][:, remaining])
 
 
 def count_wins(answers: Mapping[int, Sequence[Tensor]]) -> SiteWins:
@@ -61,10 +66,10 @@ def measure_gain(now: SiteWins, best: SiteWins) -> float | None:
 
 def _measure_auc(evaluation: SiteWins, clients: list[int]) -> float | None:
     """AUC_S of an evaluation; None where the sites hold no pair."""
-    chosen = torch.isin(evaluation.clients, torch.tensor(clients, dtype=torch.int64))
-    positives, negatives = evaluation.rows[chosen].sum(0).tolist()
+    _, rows, wins = evaluation.drop_clients({*evaluation.clients.tolist()} - {*clients})
+    positives, negatives = rows.sum(0).tolist()
     pairs = positives * negatives
-    return float(evaluation.wins[chosen][:, chosen].sum()) / pairs if pairs else None
+    return float(wins.sum()) / pairs if pairs else None
 
 
 def _count_values(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
