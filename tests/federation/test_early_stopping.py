@@ -127,9 +127,10 @@ def count_pairs(scores: np.ndarray, labels: np.ndarray) -> float:
 @pytest.mark.parametrize("method", ["cycp-fedavg", "cycp-pairwise", "scaffold"])
 def test_rounds_are_chosen_as_in_a_simulation_with_the_same_rows(method: str, tmp_path: Path) -> None:
     """Model, AUC of test and validation rows, the round that is kept, and when and why the run ends: the same bits."""
-    agreement = make_choosing_agreement(method)
-    run = create_run(agreement, make_choosing_grid(tmp_path / "sites"), tmp_path / "run")
+    agreement, grid = make_choosing_agreement(method), make_choosing_grid(tmp_path / "sites")
+    run = create_run(agreement, grid, tmp_path / "run")
     result, expected = run.train_to_end(), simulate_choosing(agreement)
+    assert {header.get("validation_fraction") for _, header in grid.sent_headers} == {FRACTION}
     records = run.folder.read_records()
     assert [(record["round"], record["auc"], record["validation_auc"]) for record in records] == [
         (round, quality.auc, quality.validation_auc) for round, quality in expected.history
