@@ -43,13 +43,21 @@ def read_weights(run: FederatedRun) -> np.ndarray:
         return np.concatenate([arrays[name].reshape(-1) for name in arrays.files])
 
 
-def simulate_hospitals(tables: dict[str, pd.DataFrame]) -> tuple[Any, np.ndarray]:
+def list_training_rows(labels: np.ndarray, validation_fraction: float) -> np.ndarray:
+    """The rows of one table that are neither test nor validation rows."""
+    train, _ = split_rows(labels, 0.3)
+    kept: np.ndarray = train[split_rows(labels[train], validation_fraction, "validation")[0]]
+    return kept
+
+
+def simulate_hospitals(tables: dict[str, pd.DataFrame], validation_fraction: float) -> tuple[Any, np.ndarray]:
     """The same rows in one place: features fitted over all training rows with their sites, then the loop engine."""
     frame = pd.concat(tables.values(), ignore_index=True)
     checked, _ = check_table(frame, SCHEMA)
     assert checked is not None
     ends = np.cumsum([len(table) for table in tables.values()])
-    train = np.concatenate([split_rows(checked.labels[end - 120 : end], 0.3)[0] + end - 120 for end in ends.tolist()])
+    starts = [(end - 120, checked.labels[end - 120 : end]) for end in ends.tolist()]
+    train = np.concatenate([list_training_rows(labels, validation_fraction) + start for start, labels in starts])
     site = np.searchsorted(ends, train, side="right")
     columns = [column._replace(values=column.values[train]) for column in checked.columns]
     # An agreed vocabulary takes every category, however rare.
@@ -63,11 +71,13 @@ def simulate_hospitals(tables: dict[str, pd.DataFrame]) -> tuple[Any, np.ndarray
     return fitted, np.asarray(recipe.algorithm.extract_model(last.state.server.shared).weights)
 
 
-def test_the_preparation_and_the_model_are_the_simulators(tmp_path: Path) -> None:
-    tables = make_hospitals()
-    run = start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run")
+@pytest.mark.parametrize("validation_fraction", [0.0, 0.25])
+def test_the_preparation_and_the_model_are_the_simulators(validation_fraction: float, tmp_path: Path) -> None:
+    """Validation rows of a federation take no part in the sums, as those of a simulation take none."""
+    tables, agreement = make_hospitals(), make_hospital_agreement(validation_fraction=validation_fraction)
+    run = start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run", agreement)
     weights = read_weights(run)
-    fitted, expected = simulate_hospitals(tables)
+    fitted, expected = simulate_hospitals(tables, validation_fraction)
     stored = json.loads((tmp_path / "run" / "census.json").read_text())["preparation"]
     assert stored["encoder"] == json.loads(json.dumps(fitted.encoder.to_document()))
     assert np.array_equal(weights, expected)
@@ -287,9 +297,9 @@ def test_counts_of_categories_that_cannot_be_are_refused(rows: list[Any], messag
 
 def test_a_site_whose_sums_are_of_other_rows_than_it_registers_is_refused() -> None:
     payload = pack_payload({"kind": "register", "shape": [3], "dtype": "float", "class_counts": [20, 100]})
-    assert sum(_read_registration(payload, False, False, 120).class_counts) == 120
+    assert sum(_read_registration(payload, False, False, 0.0, 120).class_counts) == 120
     with pytest.raises(ValueError, match="but the sums that it has sent are of 1000 rows"):
-        _read_registration(payload, False, False, 1000)
+        _read_registration(payload, False, False, 0.0, 1000)
 
 
 def test_a_changed_file_is_prepared_again(tmp_path: Path) -> None:

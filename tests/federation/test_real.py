@@ -27,6 +27,7 @@ from fedauc.federation.local_federation import (
 )
 from fedauc.federation.pausing import request_pause
 from fedauc.federation.server import summarize_run
+from fedauc.metrics import auc
 from fedauc.server_optimizers.momentum import Momentum
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.clip import Clip
@@ -38,6 +39,7 @@ from federation.transports import (
     SITES,
     assemble_sites,
     extract_weights,
+    read_site_rows,
     read_trained_weights,
     simulate_weights,
 )
@@ -122,6 +124,27 @@ def test_every_agreement_gives_the_bits_of_the_simulator(tmp_path: Path) -> None
             wait_for_end(trial)
             expected = simulate_weights(folder, agreement.method, **agreement.settings)
             np.testing.assert_array_equal(read_trained_weights(run), expected, err_msg=title)
+        check_choice_of_a_round(trial, folder / "choice")
+
+
+def check_choice_of_a_round(trial: LocalFederation, run: Path) -> None:
+    """One more run, which ends early: sites hold out a fifth of their training rows, and send histograms."""
+    settings = 'cycles=12 deadline=120.0 method="cycp-fedavg" validation-fraction=0.2'
+    trial.start_run(f'{settings} out="{run}" options="keep=best patience=1"')
+    wait_for_end(trial)
+    result, records = RunFolder(run).read_result(), RunFolder(run).read_records()
+    assert result["stopped_early"].startswith("validation_auc has not risen above")
+    assert result["kept_round"] == records[-2]["round"]
+    recipe = Recipe.of("cycp-fedavg", engine="loop", cycles=12)
+    training, _, state = assemble_sites(trial.folder, recipe, list(SITES), validation_fraction=0.2)[0]
+    kept = next(finished for finished in training.rounds(state) if finished.phase.round == result["kept_round"])
+    weights = extract_weights(recipe, kept)
+    np.testing.assert_array_equal(read_trained_weights(run), weights)
+    held_out = [read_site_rows(trial.folder, name, 0.2, 1) for name in SITES]
+    inputs, labels = (np.concatenate([rows[side] for rows in held_out]) for side in (0, 1))
+    exact = auc(labels, inputs @ weights[: inputs.shape[1]])
+    assert result["final"]["validation_auc_low"] <= exact <= result["final"]["validation_auc_high"]
+    assert json.loads((run / "delivery.json").read_text())["sites"] == dict.fromkeys(SITES, "delivered")
 
 
 def find_worker(trial: LocalFederation, name: str) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from fedauc.data.clients import Clients
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.experiments.recipe import Recipe
+from fedauc.federation.site_data import split_rows
 from fedauc.models.linear import Linear
 from fedauc.training import Round
 
@@ -37,11 +38,22 @@ AGREEMENTS = {
 }
 
 
+def read_site_rows(folder: Path, name: str, validation_fraction: float, part: int) -> list[np.ndarray]:
+    """The rows and labels that a site trains on (part 0) or holds out (part 1)."""
+    inputs, labels = (np.load(folder / "sites" / name / "rows" / f"{side}.npy") for side in "xy")
+    rows = split_rows(labels, validation_fraction, "validation")[part]
+    return [inputs[rows], labels[rows]]
+
+
 def assemble_sites(
-    folder: Path, recipe: Recipe, names: Sequence[str], secret: bytes | None = None
+    folder: Path,
+    recipe: Recipe,
+    names: Sequence[str],
+    secret: bytes | None = None,
+    validation_fraction: float = 0.0,
 ) -> tuple[Assembly, Clients]:
     """A simulation of the same training with these sites, over the rows in `folder`."""
-    parts = {name: [np.load(folder / "sites" / name / "rows" / f"{part}.npy") for part in "xy"] for name in names}
+    parts = {name: read_site_rows(folder, name, validation_fraction, 0) for name in names}
     inputs, labels = (np.concatenate([parts[name][side] for name in names]) for side in (0, 1))
     owner = np.repeat(names, [len(parts[name][1]) for name in names])
     clients = Clients.from_arrays(inputs, labels, owner, np.array([SITES[name] for name in owner]))

@@ -49,11 +49,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Options beyond the methods' defaults."""
 
-RECORDED: dict[str, Any] = {"weighting": "clients"}
-"""What was every method's default when the runs were recorded, and no longer is."""
 
-RECORDED_RATES = {"cycp-ndcg": 0.1}
-"""Learning rates that were the default of a method then."""
+def recorded_defaults(name: str) -> dict[str, Any]:
+    """What was the default when the runs were recorded, and no longer is."""
+    rates = {"cycp-ndcg": 0.1}
+    return {"weighting": "clients"} | ({"learning_rate": rates[name]} if name in rates else {})
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -67,9 +67,8 @@ def settings(name: str) -> dict[str, Any]:
         from fedauc.objectives import find_objectives
 
         chosen["objective"] = find_objectives()[chosen["objective"]]()
-    if name in RECORDED_RATES:
-        chosen["learning_rate"] = RECORDED_RATES[name]
-    return {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3, **RECORDED, **chosen}
+    sizes = {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3}
+    return {**sizes, **recorded_defaults(name), **chosen}
 
 
 def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any) -> dict[str, Digest]:
@@ -93,7 +92,9 @@ def federate(names: list[str]) -> dict[str, Digest]:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            agreement = make_agreement(name, {"evaluation": "histograms"}, participation="cyclic", **RECORDED)
+            agreement = make_agreement(
+                name, {"evaluation": "histograms"}, participation="cyclic", **recorded_defaults(name)
+            )
             grid = make_grid(Path(folder) / "sites", test=held_out())
             create_run(agreement, grid, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
@@ -119,7 +120,7 @@ def run_rank(path: str, names: list[str]) -> None:
     dist.init_process_group("gloo")
     digests = {}
     for name in names:
-        rows = {"positives": 3, "negatives": 3, **RECORDED}
+        rows = {"positives": 3, "negatives": 3, **recorded_defaults(name)}
         recipe = Recipe.of(name, cycles=2, local_steps=3, dtype="float64", engine="batched", **rows)
         assembly = assemble_training(recipe, linear_scorer(), small_federation())
         rounds = list(assembly.training.rounds(assembly.start))

@@ -14,6 +14,7 @@ from fedauc.federation.pausing import request_pause
 from fedauc.guards import TrainingStopped
 from fedauc.participation.cyclic import Cyclic
 from fedauc.reports.attendance import Calendar, build_calendar
+from fedauc.reports.operation import Operation
 from fedauc.reports.page import build_document, render_page
 from fedauc.reports.report_runs import read_report_runs
 from fedauc.reports.watch import read_watched
@@ -44,6 +45,19 @@ def test_the_calendar_shows_who_answered(federation_folder: Path) -> None:
         assert calendar.visits[row] == result[name]["answered"]
         assert calendar.absences[row] == result[name]["absent"] + result[name]["refused"]
     assert calendar.absences[calendar.rows.index("site-4")] == 1
+
+
+def test_validation_rows_are_shown(tmp_path: Path) -> None:
+    """Rounds 3 and 6 are evaluated, on the rows that sites hold out as well; a run without them has no such column."""
+    agreement = make_agreement("cycp-fedavg", {"validation_fraction": 0.3}, participation=Cyclic(), keep="best")
+    create_run(agreement, make_grid(tmp_path / "sites", test=held_out()), tmp_path / "run").train_to_end()
+    (run,) = read_report_runs([tmp_path])
+    table = Operation(run).tabulate_rounds()
+    shown = {int(row[0].text): row[table.headers.index("validation AUC")].value for row in table.rows}
+    values = {record["round"] + 1: record["validation_auc"] for record in run.records}
+    assert shown == {round: values.get(round) for round in range(1, 7)}
+    assert None not in values.values()
+    assert "The same of the validation rows, 0.3 of each class" in render_page([run])
 
 
 def test_the_calendar_shows_late_answers_and_sites_that_have_joined(tmp_path: Path) -> None:

@@ -237,6 +237,11 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
     """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
     lines = [f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds"]
     lines += [describe_record(record) for record in summary["records"][-1:]]
+    if "stopped_early" in summary["result"]:
+        lines.append(f"stopped early: {summary['result']['stopped_early']}")
+    if "kept_round" in summary["result"]:
+        kept = summary["result"]["final"]
+        lines.append(f"the model is that of the best evaluation: {describe_record(kept)}")
     if summary["privacy"] is not None:
         lines.append(describe_spending(summary["privacy"], summary["records"]))
     if recent := summary["round_seconds"][-10:]:
@@ -290,12 +295,19 @@ def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
 
 def describe_record(record: dict[str, Any]) -> str:
     """A record as one line of text."""
-    if record["auc"] is None:
-        return f"round {record['round'] + 1}: no AUC"
-    bounds = f"between {record['auc_low']:.4f} and {record['auc_high']:.4f}"
-    rows = f"{record['test_positives']} positives and {record['test_negatives']} negatives"
-    auc = f"round {record['round'] + 1}: AUC {record['auc']:.4f}"
-    return f"{auc}, {bounds}, over {rows} at {record['test_sites']} sites"
+    parts = [_describe_auc(record, "auc", "test", "AUC")]
+    if "validation_auc" in record:
+        parts.append(_describe_auc(record, "validation_auc", "validation", "validation AUC"))
+    return f"round {record['round'] + 1}: {'; '.join(parts)}"
+
+
+def _describe_auc(record: dict[str, Any], column: str, part: str, label: str) -> str:
+    """The AUC of a record over a part of the sites' held-out rows."""
+    if record[column] is None:
+        return f"no {label}"
+    bounds = f"between {record[f'{column}_low']:.4f} and {record[f'{column}_high']:.4f}"
+    rows = f"{record[f'{part}_positives']} positives and {record[f'{part}_negatives']} negatives"
+    return f"{label} {record[column]:.4f}, {bounds}, over {rows} at {record[f'{part}_sites']} sites"
 
 
 def _run_trial(folder: Path, names: list[str], settings: str) -> None:

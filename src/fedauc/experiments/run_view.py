@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from fedauc.experiments.run_loop import RunLoop
 
 
+GAIN = "_gain"
+"""The end of the name of a column with the gain over the best record so far. A record has it where its value alone says
+too little, because it was measured on other rows."""
+
+
 class RunView:
     """A run as its callbacks see it."""
 
@@ -96,6 +101,21 @@ class RunView:
                 "the run has no validation rows to choose a round by; give some, or leave the callback out"
             )
         return column
+
+    def is_better_than(self, best: float) -> bool:
+        """Whether the last record is better than the best one before it, whose value on the validation rows is `best`.
+
+        A record that has a gain says itself how much better it is; without a number there is nothing to compare with,
+        and the comparisons begin anew.
+        """
+        record, column = self.records[-1], self.validation_column
+        value, gain = record[column], record.get(f"{column}{GAIN}")
+        # Noise can hide the value of a private evaluation, and in a federation nobody may have answered.
+        if value is None:
+            return False
+        if f"{column}{GAIN}" in record:
+            return gain is None or bool(gain > 0)
+        return bool(value > best)
 
     @property
     def final_record(self) -> Mapping[str, Any] | None:

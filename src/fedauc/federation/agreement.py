@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fedauc.experiments.callbacks import Callback, choose_callbacks
 from fedauc.experiments.config import from_plain, to_plain
 from fedauc.experiments.plugin_use import import_used_plugins, list_used_plugins
+from fedauc.experiments.private_training import find_client_dp
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.deadlines import check_deadline_groups, read_group_deadlines
 from fedauc.federation.schema import DataSchema
@@ -80,6 +81,12 @@ class ServerPolicy:
     registration_deadline: float = option(86400.0, "Seconds to wait for the first answer of every site.", above=0)
     evaluation: Literal["none", "histograms", "scores"] = option("histograms", "What sites send to compute the AUC.")
     evaluate_every: int = option(1, "Cycles between two evaluations.", at_least=1)
+    validation_fraction: float = option(
+        0.0,
+        "Part of each class of a site's training rows that it holds out, so that rounds can be compared.",
+        at_least=0,
+        below=1,
+    )
     on_site_failure: Literal["stop", "continue"] = option(
         "stop", "Whether a run begins without a site that fails before the first round."
     )
@@ -107,8 +114,13 @@ class FederationAgreement:
     schema: DataSchema | None = None
 
     def __post_init__(self) -> None:
-        # The sites' held-out rows are test rows, and nothing is chosen by test rows.
-        choose_callbacks(self.recipe, self.callbacks, has_validation=False)
+        self.choose_callbacks()
+        if self.policy.validation_fraction and self.policy.evaluation == "none":
+            remedy = "set evaluation to 'histograms' or 'scores', or leave validation-fraction at 0"
+            if find_client_dp(self.recipe) is not None:
+                remedy = "leave it at 0, because a private run asks for no scores"
+            fraction = f"validation-fraction is {self.policy.validation_fraction:g}"
+            raise ValueError(f"{fraction}, but evaluation is 'none', so that no site sends scores: {remedy}")
         names = [site.name for site in self.sites]
         if not names:
             raise ValueError("sites is empty; list at least 1 site")
@@ -126,6 +138,14 @@ class FederationAgreement:
                 )
                 raise ValueError(f"site {site.name!r} {have}; give every site the same columns")
         check_deadline_groups(read_group_deadlines(self.policy.group_deadlines), {site.group for site in self.sites})
+
+    def choose_callbacks(self) -> tuple[Callback, ...]:
+        """The callbacks that `keep` and `patience` of the recipe ask for, then the given ones.
+
+        Nothing is chosen by the sites' test rows.
+        """
+        how = "set validation-fraction, for example to 0.2, so that every site holds out training rows"
+        return choose_callbacks(self.recipe, self.callbacks, self.policy.validation_fraction > 0, how)
 
     def to_json(self) -> str:
         """The agreement as indented JSON, with the version of its format."""

@@ -16,9 +16,10 @@ from fedauc.data.feature_fitting import FeatureSettings, choose_category_encodin
 from fedauc.data.features import CategoryColumn, DateColumn, FeatureColumn, FeatureEncoder, NumberColumn
 from fedauc.data.summaries import NumberSummary, SummaryTraffic, merge_categories, merge_numbers, stack_numbers
 from fedauc.federation.column_sums import ColumnSums, count_sum_traffic, read_sums
-from fedauc.federation.exchange import LOG, Exchange, ExchangeResult, read_answer
+from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, read_answer
 from fedauc.federation.schema import DataSchema, SchemaColumn
 from fedauc.federation.serialization import Payload, pack_payload
+from fedauc.federation.versions import find_setting_problem
 from fedauc.guards import TrainingStopped
 
 SHIFT_LIMIT = 2.0
@@ -65,10 +66,10 @@ def agree_on_data(
         remedy = "give numbers a center and a scale, and categories a vocabulary"
         raise ValueError(f"column {needed[0]!r} of the schema needs exact sums, which a private run hides: {remedy}")
     message = {**header, "kind": "summarize", "needed": needed, "asks_sums": not is_private}
-    names = [site.name for site in exchange.sites]
+    names, fraction = [site.name for site in exchange.sites], exchange.policy.validation_fraction
     result = exchange.ask_sites(
         {client: lambda name=name: pack_payload({**message, "site": name}) for client, name in enumerate(names)},  # type: ignore[misc]
-        lambda client, payload: _read_answer(payload, schema),
+        lambda client, payload: _read_answer(payload, schema, fraction),
         seconds=exchange.policy.registration_deadline,
     )
     report_failures(exchange, result)
@@ -150,9 +151,11 @@ def _ask_about_units(column: SchemaColumn) -> str:
     return f"are both in {column.unit}?" if column.unit else "are their units the same?"
 
 
-def _read_answer(payload: Payload, schema: DataSchema) -> ColumnSums | None:
+def _read_answer(payload: Payload, schema: DataSchema, validation_fraction: float) -> ColumnSums | None:
     """The sums that a site sends; None where its policy, or the run, allows none."""
     header = read_answer(payload, "summarize")
+    if problem := find_setting_problem(header, validation_fraction):
+        raise AnswerRefused(problem)
     return read_sums(payload, schema) if header.get("has_sums") is True else None
 
 

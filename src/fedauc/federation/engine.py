@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
@@ -18,7 +18,9 @@ from fedauc.federation.late_answers import LateAnswer, LateAnswers, select_prese
 from fedauc.federation.quarantine import Quarantine, QuarantineState
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
 from fedauc.federation.serialization import Payload, rebuild_tree, unpack_tensors
+from fedauc.federation.site_data import count_held_out
 from fedauc.federation.upload_checks import UploadChecks, UploadHistory
+from fedauc.federation.validation_gain import SiteWins, count_wins, measure_gain
 from fedauc.federation.visit_messages import pack_visit
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, Cohort, Download, Engine, Phase, Upload, UploadSize, Visits
@@ -44,12 +46,15 @@ FLEET = -1
 class FleetRecord(NamedTuple):
     """What the server remembers of the sites' behaviour: their uploads, refusals, and held-out rows per class `[N, 2]`.
 
-    A site that has not sent scores of held-out rows yet has -1 of them.
+    A site that has not sent scores of test or of validation rows yet has -1 of them. `best_validation` is the best
+    evaluation on the validation rows so far.
     """
 
     history: UploadHistory
     quarantine: QuarantineState
     held_out_counts: Tensor
+    validation_counts: Tensor = torch.zeros((0, 2), dtype=torch.int64)
+    best_validation: SiteWins | tuple[()] = ()
 
 
 class RoundAttendance(NamedTuple):
@@ -94,7 +99,8 @@ class FederatedEngine(Engine):
         self.checks: UploadChecks | None = None
         """What uploads are compared with; set where the server sees single ones."""
         self.quarantine = Quarantine(exchange.policy, [site.name for site in exchange.sites], header["cycle_length"])
-        self.held_out_counts = torch.full((len(exchange.sites), 2), NEVER)
+        self._held_out_counts = {part: torch.full((len(exchange.sites), 2), NEVER) for part in ("test", "validation")}
+        self._best_validation: SiteWins | tuple[()] = ()
         self._template_engine, self._uploads, self._secure = template_engine, uploads, secure
         self._site_progress: dict[int, SiteProgress] = {}
         self._templates: dict[tuple[Any, ...], Upload] = {}
@@ -209,18 +215,24 @@ class FederatedEngine(Engine):
     def client_states(self) -> dict[int, Tree]:
         """What the server knows about each site, and about all; the client states themselves stay at the sites."""
         history = UploadHistory() if self.checks is None else self.checks.history
-        return {**self._site_progress, FLEET: FleetRecord(history, self.quarantine.state, self.held_out_counts)}
+        counts, best = self._held_out_counts, self._best_validation
+        record = FleetRecord(history, self.quarantine.state, counts["test"], counts["validation"], best)
+        return {**self._site_progress, FLEET: record}
 
     def restore_client_states(self, client_states: dict[int, Tree]) -> None:
         """Restore what the server knew about each site, and about all; older checkpoints say nothing of the latter."""
         states = dict(client_states)
         if (record := states.pop(FLEET, None)) is not None:
-            history, quarantine, held_out_counts = record
-            self.quarantine.restore_state(quarantine)
-            # Sites that have joined since the checkpoint have the last numbers.
-            self.held_out_counts[: len(held_out_counts)] = held_out_counts
+            self.quarantine.restore_state(record.quarantine)
+            for part, counts in (("test", record.held_out_counts), ("validation", record.validation_counts)):
+                # Sites that have joined since the checkpoint have the last numbers.
+                self._held_out_counts[part][: len(counts)] = counts
+                # A site that has left may return with other rows.
+                self._held_out_counts[part][sorted(self._exchange.left)] = NEVER
+            best = record.best_validation
+            self._best_validation = best.drop_clients(self._exchange.left) if isinstance(best, SiteWins) else best
             if self.checks is not None:
-                self.checks.history = history
+                self.checks.history = record.history
         self._site_progress = states
 
     def _pack_message(
@@ -274,14 +286,39 @@ class FederatedEngine(Engine):
         if received != counts:
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
 
-    def check_held_out_counts(self, client: int, counts: tuple[int, int]) -> None:
-        """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives."""
-        first = tuple(self.held_out_counts[client].tolist())
-        if NEVER not in first and counts != first:
-            problem = f"it sends scores of {counts[0]} held-out positives and {counts[1]} negatives"
-            raise AnswerRefused(f"{problem}; before they were {first[0]} and {first[1]}")
-        self.held_out_counts = self.held_out_counts.clone()
-        self.held_out_counts[client] = torch.tensor(counts)
+    def check_held_out_counts(self, client: int, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives.
+
+        Validation rows must also be as many as follow from the site's rows to train on.
+        """
+        fraction = self._exchange.policy.validation_fraction
+        validation = dict(zip(("positives", "negatives"), counts.get("validation", (0, 0)), strict=True))
+        for (name, rows), side in zip(validation.items(), self._census or (), strict=False):
+            if rows != count_held_out(int(side[client]) + rows, fraction):
+                problem = f"it sends scores of {rows} validation {name}, and trains on {side[client]}"
+                raise AnswerRefused(f"{problem}; a part of {fraction:g} of a class is not that")
+        for part, known in self._held_out_counts.items():
+            first, sent = tuple(known[client].tolist()), counts.get(part, (0, 0))
+            if NEVER not in first and sent != first:
+                name = "held-out" if part == "test" else part
+                problem = f"it sends scores of {sent[0]} {name} positives and {sent[1]} negatives"
+                raise AnswerRefused(f"{problem}; before they were {first[0]} and {first[1]}")
+        for part, known in self._held_out_counts.items():
+            # The tensors of a record that was read before stay as they were.
+            self._held_out_counts[part] = known.clone()
+            self._held_out_counts[part][client] = torch.tensor(counts.get(part, (0, 0)))
+
+    def compare_validation(self, answers: Mapping[int, Sequence[Tensor]]) -> float | None:
+        """How much better the model is than the best one before, over the validation rows of the sites of both.
+
+        None where there is nothing to compare; then this evaluation is the best one, unless it has no value.
+        """
+        now, best = count_wins(answers), self._best_validation
+        gain = measure_gain(now, best) if isinstance(best, SiteWins) else None
+        has_value = bool(answers) and bool(now.rows.sum(0).prod())
+        if has_value and (gain is None or gain > 0):
+            self._best_validation = now
+        return gain
 
     def _refuse_outliers(self, result: ExchangeResult[Upload], shared: Tree) -> None:
         """Refuse updates far larger than the cohort's median, which needs at least three sites to mean something."""

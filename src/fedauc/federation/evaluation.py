@@ -7,13 +7,14 @@ and gets every score with its label, and the AUC is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedauc.experiments.run_view import GAIN
 from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.interfaces import Model
@@ -32,6 +33,9 @@ MAX_ANSWER_BYTES = 1 << 31
 MAX_HELD_OUT_ROWS = 1e12
 """More held-out rows of a class than this are taken for an attempt to count more than all other sites."""
 
+VALIDATION_COLUMN = "validation_auc"
+"""The column of records by which rounds are compared; with GAIN behind it, that of the gain over the best round."""
+
 AUC_TOLERANCE = 1e-9
 """How far a site's own AUC may lie outside the bounds that its scores give."""
 
@@ -46,6 +50,16 @@ class PooledAUC(NamedTuple):
     negatives: int
 
 
+NO_ANSWERS = PooledAUC(None, None, None, 0, 0)
+
+
+class SiteScores(NamedTuple):
+    """What a site says of its test and validation rows (nothing of a part that it does not have), and its own AUC."""
+
+    parts: dict[str, list[Tensor]]
+    site_auc: float | None
+
+
 def evaluate_at_sites(
     exchange: Exchange, header: Mapping[str, Any], model: Model, engine: FederatedEngine
 ) -> dict[str, Any]:
@@ -54,7 +68,7 @@ def evaluate_at_sites(
     Sites in quarantine are not asked. The engine knows the class counts of every site, which must stay what they were.
 
     `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. `site_auc` lists the sites
-    that share their own AUC.
+    that share their own AUC. Where sites hold out validation rows there are the same columns of these.
     """
     requested = exchange.policy.evaluation
     if requested == "none":
@@ -64,27 +78,49 @@ def evaluate_at_sites(
     excluded = engine.quarantine.list_excluded(online)
     result = exchange.ask_sites(
         {client: lambda: message for client in online if client not in excluded},
-        lambda client, payload: _read_scores(client, payload, requested, header["round"], engine),
+        lambda client, payload: _read_scores(client, payload, requested, header, engine),
     )
     engine.quarantine.count_refusals(result.misbehaved, header["round"])
-    answers = {exchange.sites[client].name: answer for client, answer in sorted(result.answers.items())}
-    tensors = [site_tensors for site_tensors, _ in answers.values()]
+    answers = dict(sorted(result.answers.items()))
+    test, validation = (
+        {client: answer.parts[part] for client, answer in answers.items() if part in answer.parts}
+        for part in ("test", "validation")
+    )
+    record, names = _describe_part(test, "test"), {client: exchange.sites[client].name for client in answers}
+    site_auc = {names[client]: answer.site_auc for client, answer in answers.items() if answer.site_auc is not None}
+    record |= {"site_auc": site_auc} if site_auc else {}
+    if exchange.policy.validation_fraction:
+        record |= _describe_part(validation, "validation")
+        record[f"{VALIDATION_COLUMN}{GAIN}"] = engine.compare_validation(validation)
+    return record
+
+
+def name_tensors(requested: str, part: str) -> str:
+    """The name in an answer of what it says about a part of the held-out rows."""
+    return requested if part == "test" else f"{part}_{requested}"
+
+
+def pool_answers(answers: Sequence[Sequence[Tensor]]) -> PooledAUC:
+    """The AUC of all sites' rows, from a histogram of each or from its scores and labels."""
     if not answers:
-        pooled = PooledAUC(None, None, None, 0, 0)
-    elif requested == "histograms":
-        pooled = auc_from_histograms(torch.stack([counts for (counts,) in tensors]).sum(0))
-    else:
-        pooled = auc_from_scores(*map(torch.cat, zip(*tensors, strict=True)))
-    record = {
-        "auc": pooled.auc,
-        "auc_low": pooled.low,
-        "auc_high": pooled.high,
-        "test_positives": pooled.positives,
-        "test_negatives": pooled.negatives,
-        "test_sites": len(answers),
+        return NO_ANSWERS
+    if len(answers[0]) == 1:
+        return auc_from_histograms(torch.stack([counts for (counts,) in answers]).sum(0))
+    scores, labels = map(torch.cat, zip(*answers, strict=True))
+    return auc_from_scores(scores, labels)
+
+
+def _describe_part(answers: Mapping[int, Sequence[Tensor]], part: str) -> dict[str, Any]:
+    """The columns of a record about the test rows, or with other names about the validation rows."""
+    pooled, column = pool_answers(list(answers.values())), "auc" if part == "test" else VALIDATION_COLUMN
+    return {
+        column: pooled.auc,
+        f"{column}_low": pooled.low,
+        f"{column}_high": pooled.high,
+        f"{part}_positives": pooled.positives,
+        f"{part}_negatives": pooled.negatives,
+        f"{part}_sites": len(answers),
     }
-    site_auc = {name: value for name, (_, value) in answers.items() if value is not None}
-    return record | ({"site_auc": site_auc} if site_auc else {})
 
 
 def count_score_bins(scores: Tensor, labels: Tensor) -> Tensor:
@@ -119,14 +155,29 @@ def auc_from_scores(scores: Tensor, labels: Tensor) -> PooledAUC:
 
 
 def _read_scores(
-    client: int, payload: Payload, requested: str, round: int, engine: FederatedEngine
-) -> tuple[list[Tensor], float | None]:
-    """The tensors of a site's answer, if they are plausible, and the site's own AUC where it is shared."""
-    header = read_answer(payload, "evaluate")
+    client: int, payload: Payload, requested: str, asked: Mapping[str, Any], engine: FederatedEngine
+) -> SiteScores:
+    """What a site says of its rows, if it is plausible, and the site's own AUC where it is shared."""
+    header, round = read_answer(payload, "evaluate"), asked["round"]
     if header.get("round") != round:
         raise AnswerRefused(f"it evaluates the model of round {header.get('round')!r}; this is round {round}")
     engine.check_counts(client, header)
-    tensors = unpack_tensors(payload, max_bytes=MAX_ANSWER_BYTES).get(requested, [])
+    tensors, parts = unpack_tensors(payload, max_bytes=MAX_ANSWER_BYTES), dict[str, list[Tensor]]()
+    validation = name_tensors(requested, "validation")
+    if "validation_fraction" in asked and validation in tensors:
+        parts["validation"] = list(tensors[validation])
+    # Only a site that holds out validation rows may answer without test rows.
+    if requested in tensors or not parts:
+        parts["test"] = list(tensors.get(requested, []))
+    pooled = {part: _check_scores(sent, requested) for part, sent in parts.items()}
+    site_auc = _check_site_auc(header.get("auc"), pooled.get("test", NO_ANSWERS))
+    counts = {part: (measured.positives, measured.negatives) for part, measured in pooled.items()}
+    engine.check_held_out_counts(client, counts)
+    return SiteScores(parts, site_auc)
+
+
+def _check_scores(tensors: list[Tensor], requested: str) -> PooledAUC:
+    """The AUC of one site's rows; a refusal where there cannot be such scores."""
     shapes = [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors]
     if requested == "histograms":
         if shapes != [(torch.int64, (2, SCORE_BINS))] or tensors[0].min() < 0:
@@ -137,10 +188,7 @@ def _read_scores(
         raise AnswerRefused("its scores are not finite, or its labels are not 0 and 1")
     if requested == "histograms" and float(tensors[0].double().sum(1).max()) > MAX_HELD_OUT_ROWS:
         raise AnswerRefused(f"its histogram counts more than {MAX_HELD_OUT_ROWS:g} rows of a class")
-    pooled = auc_from_histograms(tensors[0]) if requested == "histograms" else auc_from_scores(*tensors)
-    site_auc = _check_site_auc(header.get("auc"), pooled)
-    engine.check_held_out_counts(client, (pooled.positives, pooled.negatives))
-    return tensors, site_auc
+    return pool_answers([tensors])
 
 
 def _check_site_auc(site_auc: Any, pooled: PooledAUC) -> float | None:

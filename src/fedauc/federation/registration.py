@@ -19,12 +19,13 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.secure_training import find_secure_sum
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.data_agreement import AgreedData, agree_on_data, agreement_header, report_failures
-from fedauc.federation.exchange import LOG, Exchange, describe_missing_sites, read_answer
+from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, describe_missing_sites, read_answer
 from fedauc.federation.membership import TableChange
-from fedauc.federation.run_plan import describe_plan
+from fedauc.federation.run_plan import describe_plan, describe_validation
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_data import ROW_TYPES
+from fedauc.federation.versions import find_setting_problem
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census
 from fedauc.privacy.ciphers import KEY_BYTES
@@ -87,7 +88,9 @@ def register_sites(
     run_id, asks_key = secrets.token_hex(8), recipe is not None and find_secure_sum(recipe) is not None
     hides_counts = recipe is not None and has_client_noise(recipe)
     seconds, names = exchange.policy.registration_deadline, [site.name for site in exchange.sites]
+    fraction = exchange.policy.validation_fraction
     proposal: dict[str, Any] = {"run": run_id} if plan is None else {"run": run_id, "plan": plan}
+    proposal |= describe_validation(fraction)
     header = {**proposal, "kind": "register", "secure_sum": asks_key, "hides_counts": hides_counts}
     agreed, failed, summed_rows = None, set[int](), dict[int, int]()
     if schema is not None:
@@ -102,7 +105,7 @@ def register_sites(
     }
     result = exchange.ask_sites(
         messages,
-        lambda client, payload: _read_registration(payload, asks_key, hides_counts, summed_rows.get(client)),
+        lambda client, payload: _read_registration(payload, asks_key, hides_counts, fraction, summed_rows.get(client)),
         seconds=seconds,
     )
     report_failures(exchange, result)
@@ -132,14 +135,15 @@ def register_joining_sites(
     One that does not answer within a round's deadline may do so when the run is resumed again.
     """
     header: dict[str, Any] = {"run": registered.run_id, "plan": describe_plan(agreement), "kind": "register"}
-    header |= {"secure_sum": False, "hides_counts": False}
+    fraction = agreement.policy.validation_fraction
+    header |= {"secure_sum": False, "hides_counts": False, **describe_validation(fraction)}
     if agreement.schema is not None:
         header |= agreement_header(agreement.schema, registered.agreed)
     exchange = dataclasses.replace(exchange, sites=change.members.sites)
     names = change.members.names
     result = exchange.ask_sites(
         {client: lambda name=names[client]: pack_payload({**header, "site": name}) for client in change.joining},  # type: ignore[misc]
-        lambda client, payload: _read_registration(payload, False, False),
+        lambda client, payload: _read_registration(payload, False, False, fraction),
     )
     report_failures(exchange, result)
     for client, (_, shape, dtype, _) in result.answers.items():
@@ -161,10 +165,16 @@ class Registration(NamedTuple):
 
 
 def _read_registration(
-    payload: Payload, asks_key: bool, hides_counts: bool, summed_rows: int | None = None
+    payload: Payload,
+    asks_key: bool,
+    hides_counts: bool,
+    validation_fraction: float,
+    summed_rows: int | None = None,
 ) -> Registration:
     """A site's registration, whose class counts must be those of the rows that it has reported sums of."""
     header = read_answer(payload, "register")
+    if problem := find_setting_problem(header, validation_fraction):
+        raise AnswerRefused(problem)
     counts, shape, dtype = (header.get(key) for key in ("class_counts", "shape", "dtype"))
     if hides_counts:
         counts = [int(header.get("has_rows") is True)] * 2

@@ -1,8 +1,8 @@
 """What a run is going to do, in a form that a site can approve: a document, and its hash.
 
-The plan holds all that a site contributes to: recipe, model, schema, what is asked about held-out scores, and how often
-a site is visited. Who takes part in which round is left out, because sites need not know it. A site decodes the plan
-when it admits a run, and then compares every message with what the plan implies.
+The plan holds all that a site contributes to: recipe, model, schema, what is asked about held-out scores, which part of
+the training rows is held out, and how often a site is visited. Who takes part in which round is left out, because sites
+need not know it. A site decodes the plan when it admits a run, and then compares every message with what it implies.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def describe_plan(agreement: FederationAgreement) -> dict[str, Any]:
         evaluation=agreement.policy.evaluation,
         once_per_cycle=visits_once_per_cycle(recipe.participation),
         sampling=find_sampling(recipe) if find_client_dp(recipe) is not None else 1.0,
+        validation_fraction=agreement.policy.validation_fraction,
     )
 
 
@@ -124,6 +125,7 @@ def _write_plan(
     evaluation: str,
     once_per_cycle: bool,
     sampling: float,
+    validation_fraction: float,
 ) -> dict[str, Any]:
     return {
         "format": PLAN_FORMAT,
@@ -133,7 +135,13 @@ def _write_plan(
         "evaluation": evaluation,
         "once_per_cycle": once_per_cycle,
         "sampling": sampling,
+        **describe_validation(validation_fraction),
     }
+
+
+def describe_validation(fraction: float) -> dict[str, float]:
+    """What a plan and its messages say of validation rows: nothing where there are none, as before there were any."""
+    return {"validation_fraction": fraction} if fraction else {}
 
 
 def read_plan(document: Any) -> RunPlan:
@@ -154,10 +162,12 @@ def read_plan(document: Any) -> RunPlan:
             )
         if find_client_dp(recipe) is not None and evaluation != "none":
             raise ValueError(f"evaluation is {evaluation!r}, and scores of a private run are not noised")
+        fraction = document.get("validation_fraction", 0.0)
+        if type(fraction) not in (int, float) or not 0 <= fraction < 1:
+            raise ValueError(f"validation_fraction is {fraction!r}; it must be at least 0 and below 1")
         schema = None if document["schema"] is None else DataSchema.from_header(document["schema"])
-        written = _write_plan(
-            recipe, from_plain(ModelConfig, document["model"], "model"), schema, evaluation, once, sampling
-        )
+        model = from_plain(ModelConfig, document["model"], "model")
+        written = _write_plan(recipe, model, schema, evaluation, once, sampling, fraction)
     except UnknownName as error:
         raise SiteRefusal(f"{error}; install the plug-in that has it at this site, or name it in {VARIABLE}") from error
     except (ValueError, *DAMAGE_ERRORS) as error:
@@ -217,6 +227,9 @@ def check_against_plan(header: Mapping[str, Any], plan: RunPlan) -> None:
     kind = str(header.get("kind"))
     if kind == "unmask":
         return
+    fraction, agreed = (said.get("validation_fraction", 0.0) for said in (header, plan.document))
+    if fraction != agreed:
+        raise SiteRefusal(f"the message holds out {fraction!r} of the training rows; the plan says {agreed!r}")
     if header.get("schema") != plan.document["schema"]:
         raise SiteRefusal("the message has another schema than the plan that this site has admitted")
     if (check := CHECKS.get(kind)) is not None:

@@ -72,10 +72,6 @@ class SchemaColumn:
                 )
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             raise ValueError(f"{where} has minimum {self.minimum:g} above maximum {self.maximum:g}; swap them")
-        for name in ("minimum", "maximum", "center"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{where} has {name} {value!r}; it must be finite: give a number, or leave it out")
         if (self.center is None) != (self.scale is None):
             raise ValueError(f"{where} has only one of center and scale; give both, or none")
         if self.scale is not None and (self.kind == "category" or not 0 < self.scale < math.inf):

@@ -74,7 +74,7 @@ from fedauc.federation.pausing import PausedByOperator, describe_pause, is_pause
 from fedauc.federation.quarantine import list_quarantined
 from fedauc.federation.registration import CENSUS_FILE, RegisteredSites, register_joining_sites, register_sites
 from fedauc.federation.round_status import ROUND_TIMES_FILE, StatusWriter, read_status
-from fedauc.federation.run_plan import describe_plan
+from fedauc.federation.run_plan import describe_plan, describe_validation
 from fedauc.federation.secure_rounds import SecureRounds
 from fedauc.federation.site import ModelBuilder
 from fedauc.federation.upload_checks import make_upload_checks
@@ -83,6 +83,7 @@ from fedauc.federation.visit_messages import describe_totals
 from fedauc.files import write_atomically
 from fedauc.guards import TrainingStopped
 from fedauc.interfaces import Census, Model, UploadTransform
+from fedauc.metrics import parse_metrics
 from fedauc.network import ModuleNetwork
 from fedauc.participation.cyclic_poisson import CyclicPoisson
 from fedauc.participation.full import Full
@@ -124,11 +125,11 @@ class FederatedRun:
             checkpoint,
             (
                 RecordWriter(folder),
-                *agreement.callbacks,
+                *agreement.choose_callbacks(),
                 AttendanceWriter(folder, self._engine, tuple(site.name for site in agreement.sites), self._status),
                 Evaluation(self._evaluate_round, agreement.policy.evaluate_every),
             ),
-            RecordColumns(("auc",), None, ("auc",)),
+            RecordColumns.of(parse_metrics("auc"), True, agreement.policy.validation_fraction > 0),
             folder,
             Checkpointer(folder.write_checkpoint, every_round=True),
             reports_losses=False,
@@ -155,7 +156,8 @@ class FederatedRun:
         environment = {**describe_environment(), "message_format": MESSAGE_FORMAT, "missing": dict(registered.missing)}
         census = {**registered.to_json(), "rounds": rounds, **environment}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
-        releases = PlannedReleases(held_out_parts=int(agreement.policy.evaluation != "none"))
+        parts = 0 if agreement.policy.evaluation == "none" else 1 + (agreement.policy.validation_fraction > 0)
+        releases = PlannedReleases(held_out_parts=parts)
         if (guarantee := describe_guarantee(agreement.recipe, assembly.training, releases, True)) is not None:
             files[PRIVACY_FILE] = encode_json(guarantee)
             LOG.info("%s", summarize_guarantee(guarantee))
@@ -232,7 +234,7 @@ class FederatedRun:
         # numpy has no bfloat16, and its files need no pickle.
         arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for name, t in tensors.items()}
         self.folder.write_arrays("model.npz", arrays)
-        self._deliver(end.model, {})
+        self._deliver(end.model, end.record, {})
         attendance = count_attendance(self.folder, [site.name for site in self.agreement.sites])
         result = {"final": end.record, **end.notes, "attendance": attendance}
         self._status.delete()
@@ -250,17 +252,20 @@ class FederatedRun:
         network = self._assembly.network
         module = network.build_module(network.initial_model())
         module.load_state_dict(tensors)
-        self._deliver(ModuleNetwork(module, network.dtype).initial_model(), stored)
+        model = ModuleNetwork(module, network.dtype).initial_model()
+        self._deliver(model, self.folder.read_result()["final"], stored)
 
-    def _deliver(self, model: Model, delivered: Mapping[str, str]) -> None:
-        """Send the model to every site that is online, unless it scores nothing by itself; write down who has it."""
+    def _deliver(self, model: Model, record: Mapping[str, Any] | None, delivered: Mapping[str, str]) -> None:
+        """Send the model to every site that is online, unless it scores nothing by itself; write down who has it.
+
+        The record is that of the round that the model comes from.
+        """
         algorithm = self._assembly.training.algorithm
         if algorithm.has_personal_models or algorithm.objective.takes_embeddings:
             LOG.info("the model is not sent to the sites, because it scores no rows by itself")
             return
         digest = hash_tensors(self._assembly.network.build_module(model).state_dict())
-        records = self.folder.read_records()
-        final = records[-1] if records else {}
+        final = record or {}
         # The model is for every site, also for one that was offline when the others admitted the run.
         header = {**self._engine.header, "plan": describe_plan(self.agreement)}
         header |= {"round": int(final.get("round", 0)), "federation_auc": final.get("auc")}
@@ -354,6 +359,7 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "done": len(folder.read_lines(ATTENDANCE_FILE)),
         "rounds": census["rounds"],
         "records": folder.read_records(),
+        "result": folder.read_result() if folder.done else {},
         "attendance": count_attendance(folder, names),
         "reasons": find_last_reasons(folder),
         "round_seconds": [line["seconds"] for line in folder.read_lines(ROUND_TIMES_FILE)],
@@ -427,6 +433,7 @@ def _assemble_federation(
         "model": to_plain(agreement.model),
         **describe_totals(training.setting, find_client_dp(agreement.recipe) is not None),
         "cycle_length": training.setting.cycle_length,
+        **describe_validation(agreement.policy.validation_fraction),
     }
     if agreement.schema is not None:
         header |= agreement_header(agreement.schema, registered.agreed)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedauc.data.checks import as_inputs
 from fedauc.data.features import FeatureEncoder
@@ -26,9 +26,9 @@ from fedauc.experiments.private_training import has_client_noise
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.column_sums import pack_sums
 from fedauc.federation.delivery import DeliveredModel, store_model
-from fedauc.federation.evaluation import count_score_bins
+from fedauc.federation.evaluation import count_score_bins, name_tensors
 from fedauc.federation.planned_noise import check_planned_noise
-from fedauc.federation.run_plan import RunPlan
+from fedauc.federation.run_plan import RunPlan, describe_validation
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.secure_site import (
     answer_unmasking,
@@ -155,11 +155,13 @@ class Site:
         if header.get("needed") and not self._policy.share_sums:
             reason = "this site shares no sums of columns; the schema must give a center and a scale, or categories, to"
             raise SiteRefusal(f"site {site!r}: {reason} {', '.join(map(repr, header['needed'][:3]))}")
-        sums = table.sum_training_rows(schema, site, max(1, self._policy.minimum_rows))
+        fraction = _read_validation_fraction(header)
+        sums = table.sum_training_rows(schema, site, max(1, self._policy.minimum_rows), fraction)
+        answer = {"kind": "summarize", **describe_validation(fraction)}
         if not self._policy.share_sums or not header.get("asks_sums"):
-            return pack_payload({"kind": "summarize", "has_sums": False})
+            return pack_payload({**answer, "has_sums": False})
         fields, tensors = pack_sums(sums)
-        return pack_payload({"kind": "summarize", "has_sums": True, **fields}, tensors)
+        return pack_payload({**answer, "has_sums": True, **fields}, tensors)
 
     def _load_table(self) -> SiteTable:
         table = self._load_data()
@@ -174,20 +176,23 @@ class Site:
         return data
 
     def _read_data(self, header: dict[str, Any]) -> SiteData:
-        """The rows as they are, or as the schema and the preparation of the run say."""
+        """The rows as they are, or as the schema and the preparation of the run say, less the run's validation rows."""
         if "schema" in header:
             encoder = FeatureEncoder.from_document(header["encoder"])
-            return self._load_table().prepare_rows(
+            data: SiteData | SiteTable = self._load_table().prepare_rows(
                 DataSchema.from_header(header["schema"]), encoder, str(header.get("site", "this site"))
             )
-        data = self._load_data()
-        return data.read_without_schema() if isinstance(data, SiteTable) else data
+        else:
+            data = self._load_data()
+        data = data.read_without_schema() if isinstance(data, SiteTable) else data
+        return data.hold_out_validation(_read_validation_fraction(header))
 
     def _register(self, header: dict[str, Any], payload: Payload) -> Payload:
         data = self._prepare_data(header)
         as_inputs(data.inputs)
         dtype = describe_row_type(data.inputs.dtype)
-        answer = {"kind": "register", "shape": list(data.inputs.shape[1:]), "dtype": dtype}
+        answer: dict[str, Any] = {"kind": "register", "shape": list(data.inputs.shape[1:]), "dtype": dtype}
+        answer |= describe_validation(_read_validation_fraction(header))
         # Where clients add the noise, the server may know that a site has rows, but not how many of which class.
         counts = {"has_rows": len(data.labels) > 0} if header.get("hides_counts") else _describe_counts(data)
         if header.get("secure_sum"):
@@ -255,24 +260,30 @@ class Site:
         requested, data = header["requested"], self._prepare_data(header)
         if SHARING_LEVELS.index(requested) > SHARING_LEVELS.index(self._policy.shared_scores):
             raise SiteRefusal(f"the server asks for {requested}; this site shares {self._policy.shared_scores}")
-        if data.test is None:
+        if data.test is None and data.validation is None:
             raise SiteRefusal("the server asks for an evaluation; this site holds no test rows")
-        held_out = int((data.test.labels == 1).sum())
-        _check_counts((held_out, len(data.test.labels) - held_out), "held-out ", self._policy.minimum_rows)
         network = self._build_network(header, data)
         model = rebuild_tree(unpack_tensors(payload)["model"], network.initial_model(), "model")
-        scores, labels = network.predict(model, data.test.inputs).double(), data.test.labels.double()
-        site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
-        LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)
-        if self._report is not None:
-            self._report.add_evaluation(header["run"], header["round"], labels.numpy(), scores.numpy())
-        answer = {"kind": "evaluate", "round": header["round"]}
+        answer, sent = {"kind": "evaluate", "round": header["round"]}, dict[str, tuple[Tensor, ...]]()
+        for part, rows in (("test", data.test), ("validation", data.validation)):
+            if rows is None:
+                continue
+            positives = int((rows.labels == 1).sum())
+            _check_counts((positives, len(rows.labels) - positives), "held-out ", self._policy.minimum_rows)
+            scores, labels = network.predict(model, rows.inputs).double(), rows.labels.double()
+            if part == "test":
+                site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
+                LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)
+                if self._report is not None:
+                    self._report.add_evaluation(header["run"], header["round"], labels.numpy(), scores.numpy())
+                if self._policy.share_auc:
+                    answer["auc"] = site_auc
+            sent[name_tensors(requested, part)] = (
+                (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
+            )
         if not has_client_noise(_decode_recipe(header)):
             answer |= _describe_counts(data)
-        if self._policy.share_auc:
-            answer["auc"] = site_auc
-        tensors = (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
-        return pack_payload(answer, {requested: tensors})
+        return pack_payload(answer, sent)
 
     def _receive_model(self, header: dict[str, Any], payload: Payload) -> Payload:
         """Store the model of a finished run, and answer with its hash."""
@@ -310,6 +321,14 @@ def _check_counts(class_counts: tuple[int, int], kind: str, least: int) -> None:
     for count, name in zip(class_counts, ("positives", "negatives"), strict=True):
         if 0 < count < least:
             raise SiteRefusal(f"this site has {kind}{name}, but fewer than the {least} that its policy asks for")
+
+
+def _read_validation_fraction(header: dict[str, Any]) -> float:
+    """The part of the training rows that the run holds out."""
+    fraction = header.get("validation_fraction", 0.0)
+    if type(fraction) not in (int, float) or not 0 <= fraction < 1:
+        raise SiteRefusal(f"validation_fraction is {str(fraction)[:40]!r}; it must be at least 0 and below 1")
+    return float(fraction)
 
 
 def _describe_counts(data: SiteData) -> dict[str, Any]:

@@ -38,17 +38,54 @@ def describe_row_type(dtype: torch.dtype) -> str:
 
 
 class SiteData(NamedTuple):
-    """Rows to train on with their labels 0/1, and held-out rows. A site may lack one class, and may lack test rows."""
+    """Rows to train on with their labels 0/1, and held-out rows. A site may lack one class, and may lack test rows.
+
+    `validation_rows` are the positions of rows among them that are held out of training in a run. They stay where they
+    are, because the rows may be a file that is larger than the memory.
+    """
 
     inputs: Tensor
     labels: np.ndarray
     test: Examples | None = None
+    validation_rows: np.ndarray | None = None
+
+    @property
+    def training_rows(self) -> np.ndarray:
+        """The positions of the rows to train on."""
+        is_trained = np.ones(len(self.labels), dtype=bool)
+        if self.validation_rows is not None:
+            is_trained[self.validation_rows] = False
+        return np.flatnonzero(is_trained)
+
+    @property
+    def training_labels(self) -> np.ndarray:
+        """The labels of the rows to train on."""
+        labels: np.ndarray = self.labels[self.training_rows]
+        return labels
 
     @property
     def class_counts(self) -> tuple[int, int]:
         """The number of positives and of negatives to train on."""
-        positives = int((self.labels == 1).sum())
-        return positives, len(self.labels) - positives
+        labels = self.training_labels
+        positives = int((labels == 1).sum())
+        return positives, len(labels) - positives
+
+    @property
+    def validation(self) -> Examples | None:
+        """The validation rows; None where there are none."""
+        rows = self.validation_rows
+        if rows is None or not len(rows):
+            return None
+        return Examples(self.inputs[rows], label_tensor(self.labels[rows], self.inputs))
+
+    def hold_out_validation(self, fraction: float) -> SiteData:
+        """The same rows, a keyed fraction of each class of which is not trained on.
+
+        >>> data = SiteData.from_arrays([[float(row)] for row in range(10)], [0, 1] * 5).hold_out_validation(0.2)
+        >>> data.class_counts, len(data.validation.labels)
+        ((4, 4), 2)
+        """
+        return self._replace(validation_rows=split_rows(self.labels, fraction, "validation")[1]) if fraction else self
 
     @staticmethod
     def from_arrays(inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None) -> SiteData:
@@ -104,7 +141,8 @@ class SiteData(NamedTuple):
 
     def as_only_client(self, client: int, clients: int) -> Clients:
         """The site's rows as those of one client among many; the others are empty here."""
-        rows = np.argsort(self.labels == 0, kind="stable")
+        training = self.training_rows
+        rows = training[np.argsort(self.labels[training] == 0, kind="stable")]
         numbers = np.arange(clients)
         offsets = np.where(np.arange(clients + 1) > client, len(rows), 0)
         census = Census(*(np.where(numbers == client, count, 0) for count in self.class_counts))
@@ -136,12 +174,23 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)
 
 
-def split_rows(labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Training rows and a keyed fraction of each class, rounded to whole rows; a class may be small or missing."""
-    is_test = np.zeros(len(labels), dtype=bool)
+def count_held_out(rows: int, fraction: float) -> int:
+    """How many rows of a class are held out: a fraction, to the nearest row, and never all.
+
+    >>> count_held_out(10, 0.26), count_held_out(1, 0.9), count_held_out(0, 0.9)
+    (3, 0, 0)
+    """
+    return max(0, min(round(fraction * rows), rows - 1))
+
+
+def split_rows(labels: np.ndarray, fraction: float, purpose: str = "test") -> tuple[np.ndarray, np.ndarray]:
+    """Training rows and a keyed fraction of each class, rounded to whole rows; a class may be small or missing.
+
+    A class with rows keeps at least one to train on. The purpose (test, validation) is part of the key.
+    """
+    is_held_out = np.zeros(len(labels), dtype=bool)
     for label in (0, 1):
         members = np.flatnonzero(labels == label)
-        count = min(round(test_fraction * len(members)), len(members) - 1)
-        if count > 0:
-            is_test[members[keys.sample_indices(len(members), count, 0, "test", label)]] = True
-    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+        if count := count_held_out(len(members), fraction):
+            is_held_out[members[keys.sample_indices(len(members), count, 0, purpose, label)]] = True
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)

@@ -77,10 +77,13 @@ class SiteTable(NamedTuple):
         more = f"; and {len(problems) - 1} more, in the site's log" if len(problems) > 1 else ""
         raise SiteRefusal(f"site {site!r}: {problems[0].rule}{more}")
 
-    def sum_training_rows(self, schema: DataSchema, site: str, minimum: int) -> ColumnSums:
-        """The sums of every column over the training rows, where at least `minimum` rows have a value."""
+    def sum_training_rows(
+        self, schema: DataSchema, site: str, minimum: int, validation_fraction: float = 0.0
+    ) -> ColumnSums:
+        """The sums of every column over the rows to train on, where at least `minimum` rows have a value."""
         table = self.check_schema(schema, site)
         train, _ = split_rows(table.labels, self.test_fraction)
+        train = train[split_rows(table.labels[train], validation_fraction, "validation")[0]]
         columns = [column._replace(values=column.values[train]) for column in table.columns]
         return sum_columns(columns, schema, minimum)
 

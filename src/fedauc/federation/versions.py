@@ -12,7 +12,11 @@ from fedauc.version import VERSION
 
 MESSAGE_FORMAT = 2
 """Version of the messages between server and sites. It is raised when a side of the version before could not read a
-message, or could misunderstand it; format 1 is that of versions whose messages do not say their format."""
+message, or could misunderstand it; format 1 is that of versions whose messages do not say their format.
+
+The setting `validation-fraction` did not raise it: runs without it have the messages that they had, and in runs with it
+a site that does not know the setting is refused because it does not confirm it (`find_setting_problem`).
+"""
 
 FLOWER_VERSIONS = ("1.41", "1.42")
 """The versions of Flower that the federation was tested with."""
@@ -26,6 +30,18 @@ MAX_VERSION_LENGTH = 40
 def stamp_version(header: Mapping[str, Any]) -> dict[str, Any]:
     """The header of a message with the format and the version of its sender."""
     return {**header, "message_format": MESSAGE_FORMAT, "fedauc": VERSION}
+
+
+def find_setting_problem(header: Mapping[str, Any], validation_fraction: float) -> str:
+    """Why a site must not take part in a run whose sites hold out validation rows; empty if it has confirmed them.
+
+    >>> find_setting_problem({"kind": "register", "validation_fraction": 0.2}, 0.2)
+    ''
+    """
+    if header.get("validation_fraction", 0.0) == validation_fraction:
+        return ""
+    confirmed = f"it does not confirm validation-fraction = {validation_fraction:g}"
+    return f"{confirmed}, and would train on all of its rows: upgrade fedauc at the site"
 
 
 def find_version_problem(header: Mapping[str, Any], sender: str, reader: str) -> str:

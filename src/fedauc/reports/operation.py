@@ -235,11 +235,14 @@ class Operation:
 
     def tabulate_rounds(self) -> ReportTable:
         """The last rounds, the newest first."""
-        auc = {record["round"]: record.get("auc") for record in self.run.folder.read_records()}
+        records = self.run.folder.read_records()
+        columns = {"auc": "AUC", "validation_auc": "validation AUC"}
+        shown = {name: title for name, title in columns.items() if name == "auc" or any(name in r for r in records)}
+        evaluated = {record["round"]: record for record in records}
         rows = []
         for line in reversed(self.lines[-MAX_ROUNDS:]):
             number, times = line["round"], self.times.get(line["round"], {})
-            seconds, value = times.get("seconds"), auc.get(number)
+            seconds, values = times.get("seconds"), [evaluated.get(number, {}).get(name) for name in shown]
             missing = [f"{name}: {reason}" for name, reason in {**line["absent"], **line["refused"]}.items()]
             skipped = [line["skipped"].removeprefix(f"round {number}: ")] if "skipped" in line else []
             note = "; ".join([*skipped, *missing]) or "–"
@@ -248,12 +251,12 @@ class Operation:
                     Cell(str(number + 1), number),
                     Cell("–" if seconds is None else format_seconds(seconds), seconds),
                     Cell(f"{len(line['answered'])} of {len(line['answered']) + len(missing)}", len(line["answered"])),
-                    Cell("–" if value is None else f"{value:.4f}", value),
+                    *(Cell("–" if value is None else f"{value:.4f}", value) for value in values),
                     Cell(str(times.get("ended", "–")).replace("T", " ").replace("+00:00", "")),
                     Cell(note),
                 ]
             )
-        headers = ["round", "time", "answered", "AUC", "ended (UTC)", "missing or skipped"]
+        headers = ["round", "time", "answered", *shown.values(), "ended (UTC)", "missing or skipped"]
         return ReportTable("operation-rounds", "Rounds, the newest first.", headers, rows)
 
     def draw_attendance(self) -> Figure:

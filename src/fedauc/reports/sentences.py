@@ -237,7 +237,10 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
             "histograms": "Histograms of the held-out rows' scores per class.",
             "scores": "Every held-out row's score with its label: the server is a trusted evaluator.",
         }
-        lines.append(("For the evaluation", sent[run.policy["evaluation"]]))
+        text = sent[run.policy["evaluation"]]
+        if fraction := run.policy.get("validation_fraction"):
+            text += f" The same of the validation rows, {fraction:g} of each class of a {noun}'s training rows."
+        lines.append(("For the evaluation", text))
     lines.append(("Never", f"A row's features; labels, except as counts per class{_except_scores(run)}."))
     if guarantee:
         return [*lines, *_describe_guarantee(run, guarantee)]

@@ -39,9 +39,10 @@ class BestModel(Callback):
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
         """Keep a better model."""
         value = run.records[-1][run.validation_column]
-        # Noise can hide the value of a private evaluation.
         value = -math.inf if value is None else value
-        if not is_empty(state) and value <= state.value.item():
+        best = -math.inf if is_empty(state) else state.value.item()
+        # Until an evaluation has a value, nothing speaks for an earlier model.
+        if best > -math.inf and not run.is_better_than(best):
             return state
         return Best(torch.tensor(value, dtype=torch.float64), torch.tensor(run.round.phase.round), run.model)
 

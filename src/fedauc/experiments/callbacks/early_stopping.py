@@ -44,9 +44,8 @@ class EarlyStopping(Callback):
         """Count, and stop the run when the patience is used up."""
         column = run.validation_column
         value = run.records[-1][column]
-        # Noise can hide the value of a private evaluation.
         value = math.nan if value is None else value
-        if value > state.best.item():
+        if run.is_better_than(state.best.item()):
             return Waiting(torch.tensor(value, dtype=torch.float64), torch.tensor(0))
         waited = int(state.evaluations) + 1
         if waited >= self.patience:
