@@ -266,8 +266,11 @@ def _describe_start(run: ReportRun, guarantee: dict[str, Any]) -> str:
         return text if traffic is None else f"{text} Whether its table fits the schema; no summary of a column."
     size = "" if run.hides_clients else f" ({format_bytes(traffic.bytes_up)} from all {noun}s together)"
     text += f" Summaries of its training rows, from which the inputs are prepared{size}. Of a column of numbers or "
-    text += "dates: how many rows have a value and how many have none, the mean, and the sum of squared deviations"
-    text += "." if run.is_federation else ", the smallest and the largest value."
+    text += "dates: how many rows have a value and how many have none, the mean"
+    if run.is_federation:
+        text += ", and the sum of squared deviations."
+    else:
+        text += ", the sum of squared deviations, the smallest and the largest value."
     if run.config.get("data", {}).get("numbers") == "quantiles":
         text += " Of a column of numbers also a sketch of its quantiles: how many values lie in each narrow range."
     open_column = "categories that the schema does not list" if run.is_federation else "categories"

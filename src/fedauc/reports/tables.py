@@ -144,9 +144,13 @@ def tabulate_methods(methods: Sequence[MethodSummary], explains_rounds: bool = T
             for method in methods
             if method.scoring_rounds
         ]
+    backward = [
+        method.method
+        for method in methods
+        if method.first_run_done and is_reversed(method.value if label == "AUC" else method.others.get("AUC"))
+    ]
+    sentences += [f"{', '.join(backward)}: {REVERSED}."] if backward else []
     for method in methods:
-        auc = method.value if label == "AUC" else method.others.get("AUC")
-        sentences += [f"{method.method}: {REVERSED}."] if method.first_run_done and is_reversed(auc) else []
         sentences += [f"{method.method}, seed {seed}: {status}." for seed, status in method.unfinished.items()]
     return TextTable(headers, rows, " ".join(sentences), ["down", "sec", *labels])
 
