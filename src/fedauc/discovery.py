@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -104,8 +105,8 @@ class UnknownName(ValueError):
     """A name that nothing has."""
 
 
-def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """The member called `name`, or a one-line error with the nearest match.
+def lookup(kind: str, name: str, known: Mapping[str, T], listed: int = 40) -> T:
+    """The member called `name`, or a one-line error with the nearest match, which lists up to so many names.
 
     >>> lookup("method", "cycp-minmax", {"cycp-minimax": 1})
     Traceback (most recent call last):
@@ -116,11 +117,21 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     if isinstance(name, Hashable) and name in known:
         return known[name]
     lower_case = {str(member).lower(): member for member in known}
-    near = difflib.get_close_matches(str(name).lower(), list(lower_case), n=1, cutoff=0.4)
+    abbreviated = [member for member in lower_case if _abbreviate(member) == str(name).lower()]
+    near = abbreviated or difflib.get_close_matches(str(name).lower(), list(lower_case), n=1, cutoff=0.4)
     suggestion = f"did you mean {lower_case[near[0]]!r}? " if near else ""
     # A list of a hundred options helps nobody.
-    names = ", ".join(sorted(map(str, known))) if len(known) <= 40 else f"{len(known)} names, which --help lists"
+    names = ", ".join(sorted(map(str, known))) if len(known) <= listed else f"{len(known)} names, which --help lists"
     raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")
+
+
+def _abbreviate(name: str) -> str:
+    """The first letters of the words of a name.
+
+    >>> _abbreviate("learning_rate"), _abbreviate("local-steps")
+    ('lr', 'ls')
+    """
+    return "".join(word[0] for word in re.split("[_.-]", name) if word)
 
 
 def refuse_class(name: str, value: Any) -> None:

@@ -42,7 +42,7 @@ def test_a_private_run(capsys: pytest.CaptureFixture[str], private: str) -> None
     text = " ".join(done.out.split())
     assert "epsilon 8.00 (delta 0.001)" in text
     assert "with 95 % confidence, estimate" in text
-    assert "consistent with the proof" in text
+    assert "No sign of a privacy bug. The estimate is consistent with the proof" in text
     assert "2 repetitions of the training with 30 canaries each" in text
     auc = r"AUC [01]\.\d{3} \[[01]\.\d{3}, [01]\.\d{3}\]"
     raw, histogram = "in the raw score pool with", r"in the noised histogram pool \(24 bins\) with"

@@ -18,6 +18,7 @@ def test_a_sound_installation_has_no_broken_part(capsys: pytest.CaptureFixture[s
     assert not [line for line in lines if line.startswith("broken")]
     assert any(line.startswith("ok torch 2.") for line in lines)
     assert any(line.startswith("ok training 15 rounds in ") for line in lines)
+    assert lines[-1] == "Everything that training needs is here."
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +46,14 @@ def test_a_missing_extra_comes_with_the_command_that_installs_it(monkeypatch: py
     monkeypatch.setattr(doctor, "requires", lambda package: wanted)
     here, elsewhere = doctor.check_extras()
     assert here == ("extra here", "ok", f"numpy {importlib.metadata.version('numpy')}")
-    assert elsewhere == ("extra elsewhere", "missing", "pip install 'no-such-package<3,>=2'")
+    assert elsewhere == ("extra elsewhere", "optional", "pip install 'no-such-package<3,>=2'")
+
+
+def test_every_extra_for_users_has_a_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = importlib.metadata.metadata("fedauc").get_all("Provides-Extra") or []
+    assert set(doctor.PURPOSES) == set(extras) - set(doctor.INTERNAL_EXTRAS)
+    monkeypatch.setattr(doctor, "requires", lambda package: ['no-such-package; extra == "tune"'])
+    assert [finding.text for finding in doctor.check_extras()] == ["for fedauc tune: pip install 'no-such-package'"]
 
 
 def test_a_version_that_does_not_fit_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

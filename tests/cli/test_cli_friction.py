@@ -43,7 +43,7 @@ def test_a_line_of_progress_is_in_the_log_before_the_run_goes_on(tmp_path: Path)
         assert log.read_text() == "run: 100 rounds\n"
         for done in range(1, 21):
             observe(Progress(done, 100, {"auc": 0.75}))
-        assert log.read_text().splitlines()[1:] == ["run: training, round 20 of 100, AUC 0.7500, about 1 s left"]
+        assert log.read_text().splitlines()[1:] == ["run: training, round 20 of 100, test AUC 0.7500, about 1 s left"]
 
 
 def test_a_redirected_run_says_phase_round_metric_and_time_left(
@@ -54,7 +54,7 @@ def test_a_redirected_run_says_phase_round_metric_and_time_left(
     assert lines[0] == "cycp-pairwise: 9 rounds"
     assert lines[1] == "cycp-pairwise: scoring, round 2 of 9, about 1 s left"
     assert lines[2] == "cycp-pairwise: training, round 4 of 9, about 1 s left"
-    assert lines[-1].startswith("cycp-pairwise: done, round 9 of 9, AUC 0.")
+    assert lines[-1].startswith("cycp-pairwise: done, round 9 of 9, test AUC 0.")
     assert len(lines) == 6
 
 
@@ -66,7 +66,7 @@ def test_notes_say_what_was_decided_and_that_sites_are_simulated(
     notes = " ".join(outcome.err.split())
     assert "note: 6 sites are simulated in this process, with all rows in one place, in 3 groups at random" in notes
     assert "note: 3 of the 9 rounds of cycp-pairwise only collect scores" in notes
-    assert "12 local steps are too few for compiling to pay off (200,000 or more)" in notes
+    assert "note: the engine 'batched' trains the clients of a round together cycp-pairwise: 9 rounds" in notes
     stored = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert len(stored["decisions"]) == 3
     assert "simulated" in " ".join(fedauc(capsys, "run", "--help").out.split())
@@ -78,7 +78,7 @@ def test_an_existing_folder_that_is_no_run_is_not_to_be_resumed(
     outcome = fedauc(capsys, "run", *TINY, "--out", str(tmp_path))
     assert outcome.err == (
         f"error: {tmp_path} exists already; it is not a run folder, and fedauc writes over nothing: "
-        "choose another --out\n"
+        "choose another path\n"
     )
     run = tmp_path / "run"
     assert fedauc(capsys, "run", *TINY, "--out", str(run)).code == 0
@@ -173,7 +173,39 @@ def test_show_explains_rounds_that_only_collect_scores_and_marks_the_saved_model
     assert summary["scoring_rounds"] == 3
     assert "after 21 rounds (the model that is saved)" in shown
     assert summary["best"]["round"] < 20
-    assert "(by validation AUC; not the model that is saved: --keep best saves the best one)" in shown
+    assert f"best on validation test AUC {summary['best']['auc']:.4f}" in shown
+    assert "(the highest validation AUC, not saved: --keep best would save it)" in shown
+
+
+def test_a_saved_model_that_is_the_best_one_is_shown_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert fedauc(capsys, "run", *TINY, "--cycles", "6", "--lr", "3", "--keep", "best", "--out", str(out)).code == 0
+    shown = " ".join(fedauc(capsys, "show", str(out)).out.split())
+    assert "(the model that is saved, with the highest validation AUC)" in shown
+    assert shown.count(" AP ") == 1
+    assert "best on" not in shown
+
+
+def test_a_model_that_ranks_the_wrong_way_round_is_said_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Most training labels are flipped, so that the model learns the opposite of the test labels."""
+    sentence = "the model ranks negatives above positives more often than not: lower the learning rate"
+    flipped = ("--flip-positives", "0.9", "--flip-negatives", "0.9")
+    ran = fedauc(capsys, "run", *TINY, *flipped, "--out", str(tmp_path / "run"))
+    assert ran.code == 0, ran.err
+    assert f"warning {sentence[0].upper()}{sentence[1:]}" in " ".join(ran.out.split())
+    for settings, is_reversed in ((flipped, True), ((), False)):
+        out = str(tmp_path / f"both-{is_reversed}")
+        compared = fedauc(capsys, "compare", *TINY, *settings, "--methods", "cycp-fedavg", "--out", out)
+        assert (f"cycp-fedavg: {sentence}" in " ".join(compared.out.split())) == is_reversed
+
+
+def test_a_comparison_explains_rounds_that_only_collect_scores_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log_once.cache_clear()
+    ran = fedauc(capsys, "compare", *TINY, "--methods", "cycp-pairwise", "--out", str(tmp_path / "one"))
+    assert (ran.err + ran.out).count("of the 9 rounds") == 1
+    assert "3 of the 9 rounds only" in " ".join(fedauc(capsys, "show", str(tmp_path / "one")).out.split())
 
 
 def test_show_has_the_auc_of_sites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

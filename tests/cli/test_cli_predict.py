@@ -126,6 +126,19 @@ def test_categories_that_look_like_numbers_are_read_as_the_encoder_knows_them(fo
     np.testing.assert_array_equal(scorer.scores(table), scorer.scores(expected))
 
 
+def test_predict_says_that_a_file_was_trained_on(capsys: Capture, folder: Path, tmp_path: Path) -> None:
+    """Labels of the table of the run measure too high an AUC; a copy of it is not recognised."""
+    for name in ("table.csv", "new.csv"):
+        draw_frame().to_csv(tmp_path / name, index=False)
+    (folder / "config.json").write_text(json.dumps({"data": {"name": "table", "path": str(tmp_path / "table.csv")}}))
+    for name, is_said in (("table.csv", True), ("new.csv", False)):
+        words = ("predict", str(folder), str(tmp_path / name), "--label", "fraud")
+        done = fedauc(capsys, *words, "--out", str(tmp_path / "scores.csv"))
+        assert done.code == 0, done.err
+        said = " ".join(done.err.split())
+        assert ("is the table that the model was trained on, so that its AUC is too high" in said) == is_said
+
+
 def test_predict_measures_labels_that_are_asked_for(capsys: Capture, folder: Path, tmp_path: Path) -> None:
     frame, scorer = draw_frame(), library.load(folder)
     frame.loc[3, "fraud"] = None
@@ -242,6 +255,19 @@ def test_threshold_stores_the_chosen_operating_point(
     assert card.endswith("## Limits\n\nnone\n")
 
 
+def test_the_table_of_thresholds_is_cut_nowhere_in_80_columns(
+    capsys: Capture, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rule = ("--alerts-per-day", "600", "--rows-per-day", "5000")
+    lines = fedauc(capsys, "threshold", str(folder), *rule, "--dry-run").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    intervals = [word for line in lines for word in line.split() if word[:1] == "(" and word[1].isdigit()]
+    # One threshold has no alerts, and so no precision.
+    assert len(intervals) == 4 * 9 - 1
+    assert all(word.endswith(")") for word in intervals)
+
+
 def test_threshold_without_a_rule_only_shows_the_table(capsys: Capture, folder: Path) -> None:
     before = (folder / "scorer.json").read_bytes()
     shown = fedauc(capsys, "threshold", str(folder))
@@ -270,7 +296,10 @@ def test_calibrate_changes_the_probabilities_and_nothing_else(capsys: Capture, f
         (["--fpr", "0.1", "--recall", "0.9"], "several rules are given; choose one"),
         (["--cost-fn", "3"], "--cost-fp is missing; --cost-fn and --cost-fp go together"),
         (["--rows-per-day", "3"], "--alerts-per-day is missing"),
-        (["--fpr", "2"], "fpr is 2.0; it must be above 0 and at most 1"),
+        (["--fpr", "2"], "error: --fpr is 2.0; it must be above 0 and at most 1"),
+        (["--recall", "80"], "error: --recall is 80.0; it must be above 0 and at most 1"),
+        (["--cost-fn", "-1", "--cost-fp", "1"], "error: --cost-fn is -1.0; it must be a positive number"),
+        (["--alerts-per-day", "9", "--rows-per-day", "5"], "error: --alerts-per-day is 9 of 5 rows"),
     ],
 )
 def test_threshold_refuses_in_one_line(capsys: Capture, folder: Path, words: list[str], message: str) -> None:

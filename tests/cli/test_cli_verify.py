@@ -48,7 +48,12 @@ def test_an_untouched_run_passes_every_check(capsys: pytest.CaptureFixture[str],
     done = verify_run(capsys, run_copy)
     assert done.code == 0
     assert "files have the hashes" in done.out
-    assert "result.json has the record" in done.out
+    rounds, records = (
+        1 + json.loads((run_copy / "result.json").read_text())["final"]["round"],
+        run_copy / "records.jsonl",
+    )
+    count = len(records.read_text().splitlines())
+    assert f"result.json agrees with the last of {count} records (after {rounds} rounds)" in done.out
     assert "values of result.json follow" in done.out
     assert "the stored model gives the 600 test rows the scores" in " ".join(done.out.split())
 
@@ -75,6 +80,9 @@ def test_every_changed_removed_or_added_file_of_a_signed_run_is_named(
             removed = verify_run(capsys, run_copy, key)
             assert removed.code == 1
             assert f"{name} is missing" in removed.out
+            if name == "records.jsonl":
+                assert "not checked the records, because records.jsonl is missing" in removed.out
+                assert f"{run_copy}: 1 check failed\n" in removed.out
             path.write_bytes(content)
     (run_copy / "extra.json").write_text("{}")
     added = verify_run(capsys, run_copy, key)

@@ -153,7 +153,7 @@ def test_a_correct_private_run_is_consistent(correct: tuple[Path, RunAudit]) -> 
     assert json.loads((folder / "audit.json").read_text()) == json.loads(json.dumps(audit.to_document()))
     text = " ".join(describe_audit(audit).values())
     assert "epsilon 8.00 (delta 0.001)" in text
-    assert "consistent with the proof" in text
+    assert "No sign of a privacy bug. The estimate is consistent with the proof" in text
 
 
 def test_the_folder_is_only_read_and_an_audit_can_be_repeated(tmp_path: Path) -> None:

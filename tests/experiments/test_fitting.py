@@ -77,6 +77,11 @@ def test_embeddings_are_trained_and_evaluated_by_pairs() -> None:
             {"local_step": 3},
             "unknown setting of cycp-pairwise 'local_step': did you mean 'local_steps'",
         ),
+        (
+            nn.Linear(4, 1),
+            {"lr": 0.1},
+            "'lr': did you mean 'learning_rate'. known: algorithm, .*, learning_rate, .*wrappers$",
+        ),
         (nn.Linear(4, 1), {"learning_rate": "big"}, "learning_rate is 'big'; it must be a finite number above 0"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
@@ -200,7 +205,7 @@ def test_fit_reports_progress_where_somebody_reads_it(
         assert lines[0] == "12 sites are simulated in this process, with all rows in one place, in 3 groups at random"
         assert lines[1].startswith("3 of the 6 rounds of cycp-pairwise only collect scores")
         assert lines[3] == "cycp-pairwise: 6 rounds"
-        assert lines[-1].startswith("cycp-pairwise: done, round 6 of 6, AUC ")
+        assert lines[-1].startswith("cycp-pairwise: done, round 6 of 6, test AUC ")
 
 
 @pytest.mark.parametrize(

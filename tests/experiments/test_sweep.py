@@ -343,7 +343,8 @@ def test_a_sweep_prints_its_settings_by_validation_auc(capsys: pytest.CaptureFix
     ran = fedauc(capsys, "sweep", *TYPED, "--method", "cycp-pairwise", "--seeds", "0,1", *vary, "--out", out)
     assert ran.code == 0, ran.err
     assert "Sorted by validation AUC" in ran.out
-    assert max(map(len, ran.out.splitlines())) <= 80
+    *lines, command = ran.out.splitlines()
+    assert max(map(len, lines)) <= 80
     shown = json.loads(fedauc(capsys, "show", out, "--json").out)
     # Two learning rates, two scales, two seeds.
     assert len(shown) == 8
@@ -360,6 +361,10 @@ def test_a_sweep_prints_its_settings_by_validation_auc(capsys: pytest.CaptureFix
         # Printed with four digits.
         assert (judged, final) == pytest.approx(tuple(means[setting]), abs=5e-5)
     assert {row[1] for row in rows} == {"2"}
+    config = f"{out}/{ranked[0]}/seed-0/config.json"
+    assert command == f"Train the best setting again: fedauc run --config {config} --out {out}-best"
+    assert table[-1] == command
+    assert Config.read(Path(config)).recipe.seed == 0
     again = fedauc(capsys, "resume", out)
     assert (again.code, again.out) == (0, ran.out)
     assert fedauc(capsys, "show", out).out == ran.out

@@ -210,7 +210,7 @@ def test_the_command_prints_the_best_trials_and_the_test_auc_of_the_winner_alone
     assert fedauc(capsys, "resume", str(out)).out == ran.out
     assert fedauc(capsys, "show", str(out)).out == ran.out
     other = fedauc(capsys, *command[:-2], "--out", str(out))
-    assert (other.code, "began with another value of the search; choose another --out" in other.err) == (2, True)
+    assert (other.code, "began with another value of the search; choose another path" in other.err) == (2, True)
     assert "holds several runs" in fedauc(capsys, "show", str(out), "--sites").err
 
 

@@ -26,6 +26,8 @@ from fedauc.federation.site import SitePolicy
 from fedauc.federation.site_data import split_rows
 from fedauc.guards import TrainingStopped
 from fedauc.models.linear import Linear
+from fedauc.reports.report_runs import read_report_runs
+from fedauc.reports.sentences import describe_privacy
 from federation.hospital_tables import (
     HOSPITALS,
     SCHEMA,
@@ -311,3 +313,16 @@ def test_a_changed_file_is_prepared_again(tmp_path: Path) -> None:
     result = run.train_to_end()
     assert result["attendance"]["west"]["refused"] > 0
     assert result["attendance"]["west"]["answered"] == 0
+
+
+def test_the_report_names_the_sums_of_columns_and_no_extremes(tmp_path: Path) -> None:
+    start_hospital_run(make_hospital_sites(make_hospitals(), tmp_path / "sites"), tmp_path / "run").train_to_end()
+    (run,) = read_report_runs([tmp_path / "run"])
+    assert run.preparation is not None
+    assert run.preparation.bytes_up > 0
+    lines = dict(describe_privacy(run))
+    assert "the mean, and the sum of squared deviations. " in lines["Once, at the start"]
+    assert "categories that the schema does not list" in lines["Once, at the start"]
+    assert "the smallest" not in lines["Once, at the start"]
+    assert lines["At the end"].startswith("Nothing: ")
+    assert "a category is named which enough rows have" in lines["Never"]

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from cli_helpers import fedauc
+from fedauc.data.example_table import encode_claims
 from fedauc.experiments.runner import Run
 from fedauc.metrics import auc, delong_interval, delong_test
 from fedauc.reports.page import build_document, render_page
 from fedauc.reports.page_sections import build_sections
 from fedauc.reports.report_runs import read_report_runs
+from fedauc.reports.sentences import answer_run, describe_privacy
+from fedauc.reports.tables import format_bytes
 from report_runs_helpers import make_config
 
 SECTIONS = [
@@ -175,3 +178,45 @@ def test_of_many_runs_the_best_six_are_detailed(comparison_folder: Path) -> None
     first, second = read_report_runs([comparison_folder])
     sections = {section.key: section for section in build_sections([first, second] * 4)}
     assert len(sections["sites"].blocks) == 6
+
+
+def train_on_claims(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Path:
+    """A run on the synthetic table of claims with quantiles and validation rows."""
+    table = folder / "claims.csv"
+    table.write_bytes(encode_claims(rows=1500, seed=0))
+    columns = ("--data.label", "fraud", "--data.positive", "yes", "--data.client", "state")
+    rows = ("--data.numbers", "quantiles", "--data.validation-fraction", "0.2")
+    training = ("--cycles", "6", "--groups", "2", "--out", str(folder / "run"))
+    done = fedauc(capsys, "run", "--data", "table", "--data.path", str(table), *columns, *rows, *training, *options)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def test_the_privacy_section_names_the_summaries_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Preparation and calibration send summaries as well, and these hold single values."""
+    (run,) = read_report_runs([train_on_claims(tmp_path, capsys)])
+    sent = json.loads((run.folder.path / "data.json").read_text())["preparation"]["bytes_up"]
+    lines = dict(describe_privacy(run))
+    assert f"prepared ({format_bytes(sent)} from all clients together)" in lines["Once, at the start"]
+    for part in ("the smallest and the largest value", "a sketch of its quantiles", "which values the client has"):
+        assert part in lines["Once, at the start"]
+    assert "the range of the scores of the validation rows" in lines["At the end"]
+    assert "except the smallest and the largest of a column and its categories" in lines["Never"]
+    assert "beside scores of sampled rows" in lines["Never"]
+
+
+def test_without_summaries_no_feature_leaves(comparison_folder: Path) -> None:
+    lines = dict(describe_privacy(read_report_runs([comparison_folder])[0]))
+    assert "Summaries" not in lines["Once, at the start"]
+    assert lines["Never"] == "A row's features; labels, except as counts per class."
+
+
+def test_the_first_sentence_and_the_card_name_the_round_of_the_saved_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train_on_claims(tmp_path, capsys, "--keep", "best", "--learning-rate", "3", "--evaluate-every", "1")
+    (run,) = read_report_runs([path])
+    saved = run.result["kept_round"] + 1
+    assert saved < run.rounds_done
+    assert f"After {saved} of {run.rounds_done} rounds" in answer_run(run)
+    assert f"| saved after round | `{saved}` |" in (path / "MODEL_CARD.md").read_text()

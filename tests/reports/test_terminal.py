@@ -80,6 +80,12 @@ def test_a_usage_error_names_the_command_whose_help_to_read(capsys: pytest.Captu
     assert outcome.err.endswith(". See `fedauc run --help`.\n")
 
 
+def test_a_misspelled_option_suggests_the_nearest_one_first(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = fedauc(capsys, "run", "--learningrate", "1")
+    assert outcome.err.startswith("error: No such option: --learningrate (did you mean --learning-rate or ")
+    assert outcome.err.endswith("?). See `fedauc run --help`.\n")
+
+
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = fedauc(capsys, "--version")
     assert (outcome.code, outcome.out) == (0, f"{VERSION}\n")
@@ -110,14 +116,14 @@ def test_bars_are_named_by_what_runs_differ_in() -> None:
 def test_a_bar_takes_one_line_of_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of card fraud has a name of 41 letters; 80 columns have room for 36 of them beside the rest."""
+    """A run of card fraud has a name of 41 letters; 80 columns have room for 31 of them beside the rest."""
     monkeypatch.setenv("COLUMNS", "80")
     with ProgressBars() as bars:
         observe = bars.add_bar("creditcard-full-cycp-minimax-a7a9f3ec61f1")
         observe(Progress(1000, 1000, {"auc": 0.9784}))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "1000/1000" in line]
-    assert line.startswith("creditcard-full-cycp-minima…f3ec61f1 ")
-    assert line.rstrip().endswith("AUC 0.9784")
+    assert line.startswith("creditcard-full-cycp-m…f3ec61f1 ")
+    assert line.rstrip().endswith("test AUC 0.9784")
 
 
 def test_the_settings_of_a_sweep_are_shown_whole_in_80_columns(
@@ -186,7 +192,7 @@ def test_a_bar_names_the_phase_and_the_time_left(monkeypatch: pytest.MonkeyPatch
     loading, scoring, training, done = [" ".join(line.split()) for line in shown if line.strip()]
     assert loading.endswith("loading creditcard")
     assert (" 0/32 left " in scoring, scoring.endswith(" scoring")) == (True, True)
-    assert (" 16/32 left " in training, training.endswith(" training AUC 0.7500")) == (True, True)
+    assert (" 16/32 left " in training, training.endswith(" training test AUC 0.7500")) == (True, True)
     assert ("training" in done, " took " in done) == (False, True)
 
 

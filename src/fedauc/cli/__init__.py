@@ -6,6 +6,7 @@ numpy and torch, and a command finishes them only after it has checked its optio
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import logging
@@ -248,6 +249,11 @@ def show_notes() -> Iterator[None]:
 def describe_usage_error(error: Any) -> str:
     """What is wrong with a command line, and where help is; nothing where help was printed already."""
     message, context = error.format_message().strip(), getattr(error, "ctx", None)
+    if near := getattr(error, "possibilities", None):
+        # The parser lists them by the alphabet.
+        option = error.option_name
+        near = sorted(near, key=lambda known: -difflib.SequenceMatcher(None, option, known).ratio())
+        message = f"No such option: {option} (did you mean {' or '.join(near)}?)"
     if not message:
         return ""
     stop = "" if message[-1] in ".?!" else "."

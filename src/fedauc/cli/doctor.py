@@ -1,4 +1,4 @@
-"""The command doctor: whether this installation can train, what is missing, and how to get it."""
+"""The command doctor: whether this installation can train, what else there is, and how to get it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,29 @@ LEAST_FREE = 200_000_000
 INTERNAL_EXTRAS = ("dev", "docs", "paper")
 """Extras for work on the library itself."""
 
+PURPOSES = {
+    "cli": "the command line, and curves",
+    "report": "fedauc report",
+    "frames": "tables from Parquet and Arrow, and data frames",
+    "export": "fedauc export",
+    "sklearn": "FederatedAUCClassifier",
+    "tune": "fedauc tune",
+    "privacy": "private runs, secure sums and signatures",
+    "flower": "federations on Flower, in an environment of their own",
+    "nvflare": "federations on NVFlare, in an environment of their own",
+    "mlflow": "tracking with MLflow",
+    "tensorboard": "tracking with TensorBoard",
+    "trackio": "tracking with Trackio",
+    "wandb": "tracking with Weights & Biases",
+}
+"""What each extra is for."""
+
 
 class Finding(NamedTuple):
-    """What a check has found. Only `broken` needs a remedy; `missing` is optional."""
+    """What a check has found. Only `broken` needs a remedy; `optional` is not here, and not needed."""
 
     topic: str
-    status: Literal["ok", "missing", "broken"]
+    status: Literal["ok", "optional", "broken"]
     text: str
 
 
@@ -47,7 +64,7 @@ def doctor(
     from rich.table import Table
 
     finish_imports()
-    colours = {"ok": "green", "missing": "yellow", "broken": "bold red"}
+    colours = {"ok": "green", "optional": "yellow", "broken": "bold red"}
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     findings = list(examine_installation(folder))
     for topic, status, text in findings:
@@ -57,6 +74,7 @@ def doctor(
     if broken:
         print(f"{broken} of {len(findings)} checks failed", file=sys.stderr)
         raise typer.Exit(1)
+    print("Everything that training needs is here.")
 
 
 def examine_installation(folder: Path) -> Iterator[Finding]:
@@ -91,11 +109,11 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_extras() -> Iterator[Finding]:
-    """The optional packages, by extra; a missing one comes with the command that installs it."""
+    """The optional packages, by extra; one that is not here comes with its purpose and the command that installs it."""
     try:
         requirements = requires("fedauc") or []
     except PackageNotFoundError:
-        yield Finding("extras", "missing", "fedauc runs from its source; `pip install .` in a clone installs it")
+        yield Finding("extras", "optional", "fedauc runs from its source; `pip install .` in a clone installs it")
         return
     packages: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -107,8 +125,9 @@ def check_extras() -> Iterator[Finding]:
         versions = {text: _find_version(re.split(r"[<>=!~ ]", text)[0]) for text in wanted}
         missing = [text for text, installed in versions.items() if installed is None]
         if missing:
+            purpose = f"for {PURPOSES[extra]}: " if extra in PURPOSES else ""
             command = f"pip install {' '.join(repr(text) for text in missing)}"
-            yield Finding(f"extra {extra}", "missing", command)
+            yield Finding(f"extra {extra}", "optional", purpose + command)
         else:
             versions_in_words = [
                 f"{re.split(r'[<>=!~ ]', text)[0]} {installed}" for text, installed in versions.items()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedauc.cli.lazy_import import finish_imports
+from fedauc.cli.training import spelling_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from fedauc.scoring.scorer import ReferenceRows, Scorer
     from fedauc.scoring.table_files import ScoreWriter
     from fedauc.scoring.thresholds import OperatingPoint
+
+RULE_FIELDS = {
+    "fpr": "fpr",
+    "recall": "recall",
+    "cost-fn": "cost_fn",
+    "cost-fp": "cost_fp",
+    "alerts-per-day": "alerts",
+}
+"""The options that choose a threshold, and what the rules call their values."""
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.", show_default=False)]
 
@@ -59,6 +69,13 @@ def predict(
         alerts = int((scores >= scorer.operating_point.threshold).sum())
         print(f"{out}: {len(scores):,} rows, {alerts:,} of them with the decision {scorer.label_values[1]!r}")
     if label is not None:
+        if _is_trained_on(folder, table):
+            logging.getLogger("fedauc").warning(
+                "%s is the table that the model was trained on, so that its AUC is too high for new rows; "
+                "`fedauc show %s` has that of the test rows",
+                table,
+                folder,
+            )
         _print_metrics(scorer, labels, scores, sys.stderr if out is None else sys.stdout)
 
 
@@ -85,7 +102,8 @@ def threshold(
 
     scorer = load(folder)
     if rules:
-        scorer = scorer.with_operating_point(rules[0](scorer.require_reference()))
+        with spelling_options(RULE_FIELDS):
+            scorer = scorer.with_operating_point(rules[0](scorer.require_reference()))
     if rules and not dry_run:
         _store_decision(folder, scorer)
     _print_points(scorer, "not stored" if rules and dry_run else "in use")
@@ -161,6 +179,18 @@ def _store_decision(folder: Path, scorer: Scorer) -> None:
         scorer.save_decision(folder)
         update_model_card(folder, scorer)
     update_manifest(folder, (SCORER_FILE, CARD_FILE))
+
+
+def _is_trained_on(folder: Path, table: Path) -> bool:
+    """Whether a file is the table of the run in a folder; a model that was saved by `fit` does not know its table."""
+    from fedauc.experiments.folder import read_json_object
+    from fedauc.files import naming_damage
+
+    if not (folder / "config.json").is_file():
+        return False
+    with naming_damage(folder):
+        path = Path(str(read_json_object(folder / "config.json").get("data", {}).get("path", "")))
+    return path.is_file() and path.samefile(table)
 
 
 def _list_rules(
@@ -274,7 +304,7 @@ def _print_metrics(scorer: Scorer, labels: list[np.ndarray], scores: np.ndarray,
 def _print_points(scorer: Scorer, state: str) -> None:
     """The chosen threshold and the table of others."""
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
     from fedauc.scoring.model_card import POINT_HEADERS, format_point
     from fedauc.scoring.thresholds import list_operating_points
@@ -284,15 +314,20 @@ def _print_points(scorer: Scorer, state: str) -> None:
         candidate for candidate in list_operating_points(rows.labels, rows.scores) if candidate.rule != point.rule
     ]
     lines = [format_point(candidate) for candidate in (point, *alternatives)]
-    # A column is as wide as its longest word, so that only spaces are broken.
-    widths = [
-        max(len(word) for cell in cells for word in cell.split()) for cells in zip(POINT_HEADERS, *lines, strict=True)
-    ]
-    columns = (Column(header, min_width=width) for header, width in zip(POINT_HEADERS, widths, strict=True))
-    table = Table(*columns, box=None, pad_edge=False)
+    console = Console()
+    headed = list(zip(POINT_HEADERS, *lines, strict=True))
+    # A column is as wide as its longest word, so that only spaces are broken; what room is left widens the first ones.
+    widths = [max(len(word) for cell in cells for word in cell.split()) for cells in headed]
+    gap = 2 if sum(widths) + 2 * len(widths) <= console.width else 1
+    room = max(0, console.width - sum(widths) - gap * len(widths))
+    for number, cells in enumerate(headed):
+        wider = min(room, max(map(len, cells)) - widths[number])
+        widths[number], room = widths[number] + wider, room - wider
+    table = Table(box=None, padding=(0, gap, 0, 0))
+    for header, width in zip(POINT_HEADERS, widths, strict=True):
+        table.add_column(header, width=width)
     for number, cells in enumerate(lines):
         table.add_row(*cells, style="" if number else "bold")
-    console = Console()
     console.print(table)
     note = f"The first line is the chosen threshold ({state}). The numbers are those of the {rows.part} rows"
     console.print(f"\n{note}, with Wilson's 95 % intervals.", highlight=False)

@@ -58,7 +58,8 @@ def verify(
     for finding in findings:
         print(f"{finding.verdict:12}{finding.text}")
     wrong = sum(finding.verdict == "wrong" for finding in findings)
-    print(f"{folder}: {f'{wrong} checks failed' if wrong else 'every check that could be made has passed'}")
+    failed = f"{wrong} check{'s' * (wrong > 1)} failed"
+    print(f"{folder}: {failed if wrong else 'every check that could be made has passed'}")
     if wrong:
         raise typer.Exit(1)
 

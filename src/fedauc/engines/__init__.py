@@ -87,8 +87,7 @@ def explain_engine(name: str, engine: Engine, local_steps: int) -> str:
     if batched and local_steps >= COMPILE_FROM:
         return f"the engine {chosen!r} trains the clients of a round together, since their steps cannot be compiled"
     if batched:
-        reason = f"{steps} are too few for compiling to pay off ({COMPILE_FROM:,} or more)"
-        return f"the engine {chosen!r} trains the clients of a round together; {reason}"
+        return f"the engine {chosen!r} trains the clients of a round together"
     return ""
 
 

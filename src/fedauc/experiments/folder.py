@@ -257,7 +257,7 @@ def check_new_folder(path: Path) -> None:
     if not path.exists():
         check_writable(path)
         return
-    remedy = "choose another --out"
+    remedy = "choose another path"
     if (path / "result.json").is_file():
         remedy += f", or look at its result with `fedauc show {path}`"
     elif any((path / name).is_file() for name in ("config.json", "comparison.json", "tuning.json")):

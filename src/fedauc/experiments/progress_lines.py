@@ -105,9 +105,9 @@ def describe_progress(progress: Progress, rounds_here: int, seconds: float) -> s
     """One line: the phase, the round, the last metric, and the time that is left at the speed of these seconds.
 
     >>> describe_progress(Progress(50, 248, {"auc": 0.9731}), 50, 3.0)
-    'training, round 50 of 248, AUC 0.9731, about 12 s left'
+    'training, round 50 of 248, test AUC 0.9731, about 12 s left'
     >>> describe_progress(Progress(248, 248, {"auc": 0.9831}, phase="done"), 50, 3.0)
-    'done, round 248 of 248, AUC 0.9831'
+    'done, round 248 of 248, test AUC 0.9831'
     """
     parts = [progress.phase, f"round {progress.done} of {progress.rounds}"]
     value = progress.record and progress.record[progress.column]

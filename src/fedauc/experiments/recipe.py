@@ -246,7 +246,8 @@ class Recipe:
         if settings:
             _refuse_schedule_setting(next(iter(settings)), participation)
             known = recipe_fields | _field_names(algorithm) | _field_names(participation)
-            lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known))
+            # Python has no --help that could list them.
+            lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known), listed=len(known))
         learning_rate = recipe.pop("learning_rate", defaults.learning_rate)
         built = Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe

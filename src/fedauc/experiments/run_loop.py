@@ -48,7 +48,7 @@ class Progress(NamedTuple):
     record: Mapping[str, Any] | None
     stopped: bool = False
     column: str = "auc"
-    label: str = "AUC"
+    label: str = "test AUC"
     phase: Literal["training", "scoring", "done"] = "training"
 
 
@@ -137,7 +137,8 @@ class RunLoop:
         record = self.records[-1] if self.records else None
         total = self.state.round if self.stop_reason else self.training.plan.total_rounds
         column, name = (next(iter(names), "") for names in (self.columns.values, self.columns.names))
-        label, phase = "AUC" if name == "auc" else name, self._next_phase()
+        part, metric = "validation" if name.startswith("validation_") else "test", name.removeprefix("validation_")
+        label, phase = f"{part} {'AUC' if metric == 'auc' else metric}", self._next_phase()
         return Progress(self.state.round, total, record, column=column, label=label, phase=phase)
 
     def _next_phase(self) -> Literal["training", "scoring", "done"]:

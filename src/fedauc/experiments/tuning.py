@@ -227,7 +227,7 @@ def _check_same_tuning(path: Path, document: dict[str, Any]) -> None:
     changed = [key for key in document if key != "trials" and began.get(key) != document[key]]
     if changed:
         what = "the search" if changed[0] == "search" else "the configuration" if changed[0] == "base" else changed[0]
-        raise ValueError(f"{path} holds a tuning that began with another value of {what}; choose another --out")
+        raise ValueError(f"{path} holds a tuning that began with another value of {what}; choose another path")
     if document["trials"] != began["trials"]:
         write_atomically(path / NAME, encode_json(document).encode())
 

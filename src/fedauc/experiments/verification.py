@@ -109,11 +109,20 @@ def _check_records(folder: RunFolder) -> Iterator[Finding]:
     if final is None:
         yield Finding("not checked", "the last record, because the run was not evaluated")
         return
+    if not (folder.path / "records.jsonl").is_file():
+        # The manifest has named the missing file already.
+        has_manifest = (folder.path / MANIFEST_FILE).is_file()
+        yield Finding("not checked" if has_manifest else "wrong", "the records, because records.jsonl is missing")
+        return
     record = next((record for record in records if record["round"] == final["round"]), None)
-    if record != final:
-        yield Finding("wrong", f"result.json differs from the record of round {final['round']} in records.jsonl")
+    after = f"after {final['round'] + 1} rounds"
+    which = "the last" if final["round"] == records[-1]["round"] else "one"
+    if record is None:
+        yield Finding("wrong", f"records.jsonl has no record of the model in result.json, {after}")
+    elif record != final:
+        yield Finding("wrong", f"result.json differs from the record in records.jsonl {after}")
     else:
-        yield Finding("ok", f"result.json has the record of round {final['round']}, one of {len(records)}")
+        yield Finding("ok", f"result.json agrees with {which} of {len(records)} records ({after})")
 
 
 def _check_scores(folder: RunFolder) -> Iterator[Finding]:

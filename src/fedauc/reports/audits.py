@@ -49,7 +49,11 @@ def _describe_canaries(audit: CanaryAudit) -> dict[str, str]:
     if result.verdict == "violated":
         facts["verdict"] = f"VIOLATED: {'; '.join(result.reasons)}"
     else:
-        facts["verdict"] = f"consistent with the proof; a correct run is called violated with probability {ALARMS:g}"
+        sign = "No clear sign" if result.epsilon_low > result.proven_epsilon else "No sign"
+        facts["verdict"] = (
+            f"{sign} of a privacy bug. The estimate is consistent with the proof; a correct run is called violated "
+            f"with probability {ALARMS:g}"
+        )
         if declared.sampling == 1:
             facts["verdict"] += (
                 ". Canaries are the clients that the proof fears most, so that the estimate lies near the proven "

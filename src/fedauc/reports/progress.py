@@ -17,7 +17,7 @@ from fedauc.experiments.run_loop import Observer
 from fedauc.experiments.run_loop import Progress as Step
 from fedauc.progress import show_activities
 
-OTHER_COLUMNS = 38
+OTHER_COLUMNS = 43
 """Columns of a terminal beside the name and the bar: a count, a time, an AUC, and room between."""
 
 BAR_WIDTH, NARROW_BAR = 20, 6
@@ -116,7 +116,7 @@ class ProgressBars:
             value = step.record and step.record[step.column]
             auc = "" if value is None else f"{step.label} {value:.4f}"
             # A longer name of a metric takes its room from the bars, and so does the phase where there is enough.
-            room = self._room - len(name) - (len(step.label) - len("AUC"))
+            room = self._room - len(name) - (len(step.label) - len("test AUC"))
             if step.phase != "done" and room - PHASE_COLUMNS >= NARROW_BAR:
                 room, auc = room - PHASE_COLUMNS, f"{step.phase} {auc}"
             self._bar.bar_width = max(1, min(self._bar.bar_width or BAR_WIDTH, room))

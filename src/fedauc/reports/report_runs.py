@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedauc.data.summaries import SummaryTraffic
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.config import to_plain
-from fedauc.experiments.folder import RunFolder
+from fedauc.experiments.folder import DATA_FILE, RunFolder
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.roster import ROSTER_FILE, RunRoster, name_groups
 from fedauc.federation.agreement import FederationAgreement
@@ -93,6 +94,17 @@ class ReportRun:
     def is_embedding(self) -> bool:
         """Whether the model gives embeddings instead of scores."""
         return bool(self.recipe.algorithm.objective.takes_embeddings)
+
+    @cached_property
+    def preparation(self) -> SummaryTraffic | None:
+        """What the preparation of features has sent; None where nothing was sent for it, and in old folders."""
+        if self.is_federation:
+            agreed = self.environment.get("preparation")
+            return None if agreed is None else SummaryTraffic(*agreed["traffic"])
+        path = self.folder.path / DATA_FILE
+        document = json.loads(path.read_text()) if path.is_file() else {}
+        traffic = SummaryTraffic(**document.get("preparation", {}))
+        return traffic if traffic.sites else None
 
     @cached_property
     def scorer(self) -> dict[str, Any]:

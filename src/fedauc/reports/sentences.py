@@ -201,14 +201,8 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         else "Nothing left any machine, because the clients were simulated in one place. In a federation of this "
         "configuration, the following would leave a client."
     )
-    lines = [("Where the rows were", where)]
-    counts = f"The number of positive and of negative rows of the {noun}."
     guarantee, sums = run.privacy or {}, [member for member in recipe.transforms if isinstance(member, SecureSum)]
-    if has_client_noise(recipe):
-        counts = f"That the {noun} has rows, but not how many of which class."
-    if "class counts" in guarantee.get("one_off", {}):
-        counts += " The server adds noise to their sum before anybody else sees it."
-    lines.append(("Once, at the start", counts))
+    lines = [("Where the rows were", where), ("Once, at the start", _describe_start(run, guarantee))]
     update = "What the algorithm averages: the change of the model's weights"
     update += ", with dual variables or control variates where the algorithm has them."
     if run.records and run.records[-1]["visits"]:
@@ -241,7 +235,10 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         if fraction := run.policy.get("validation_fraction"):
             text += f" The same of the validation rows, {fraction:g} of each class of a {noun}'s training rows."
         lines.append(("For the evaluation", text))
-    lines.append(("Never", f"A row's features; labels, except as counts per class{_except_scores(run)}."))
+    lines += [("At the end", calibration)] if (calibration := _describe_calibration(run)) else []
+    lines.append(
+        ("Never", f"{_describe_hidden_features(run)}; labels, except as counts per class{_except_scores(run)}.")
+    )
     if guarantee:
         return [*lines, *_describe_guarantee(run, guarantee)]
     lines.append(
@@ -255,6 +252,59 @@ def describe_privacy(run: ReportRun) -> list[tuple[str, str]]:
         )
     )
     return lines
+
+
+def _describe_start(run: ReportRun, guarantee: dict[str, Any]) -> str:
+    """What leaves a client before the first round: class counts, and the summaries that features are prepared from."""
+    noun = client_noun(run)
+    text = f"The number of positive and of negative rows of the {noun}."
+    if has_client_noise(run.recipe):
+        text = f"That the {noun} has rows, but not how many of which class."
+    if "class counts" in guarantee.get("one_off", {}):
+        text += " The server adds noise to their sum before anybody else sees it."
+    if "standardisation" in guarantee.get("one_off", {}):
+        return f"{text} Sums and squares of the columns, to which the server adds noise before the inputs are scaled."
+    traffic = run.preparation
+    if traffic is None or not traffic.sites:
+        return text if traffic is None else f"{text} Whether its table fits the schema; no summary of a column."
+    size = "" if run.hides_clients else f" ({format_bytes(traffic.bytes_up)} from all {noun}s together)"
+    text += f" Summaries of its training rows, from which the inputs are prepared{size}. Of a column of numbers or "
+    text += "dates: how many rows have a value and how many have none, the mean"
+    if run.is_federation:
+        text += ", and the sum of squared deviations."
+    else:
+        text += ", the sum of squared deviations, the smallest and the largest value."
+    if run.config.get("data", {}).get("numbers") == "quantiles":
+        text += " Of a column of numbers also a sketch of its quantiles: how many values lie in each narrow range."
+    open_column = "categories that the schema does not list" if run.is_federation else "categories"
+    text += f" Of a column of {open_column}: which values the {noun} has, and how many rows have each, unless nearly "
+    text += "all of them differ."
+    if run.is_federation:
+        text += " What fewer rows share than the site's policy asks for is left out."
+    return text + (" No noise is added to these summaries, which count as public." if guarantee else "")
+
+
+def _describe_calibration(run: ReportRun) -> str:
+    """What leaves a client when the trained model is calibrated; empty where it is not."""
+    if run.is_federation:
+        return "Nothing: a site calibrates the model that it receives, and chooses thresholds, by its own rows."
+    if not run.scorer:
+        return ""
+    part = run.scorer["calibrated_on"]
+    return (
+        f"For the calibration of probabilities: the range of the scores of the {part} rows, then for bins that all "
+        f"clients share, how many {part} rows of each class are in them, and the sums of their scores. A federation on "
+        "several machines calibrates at each site instead, and sends nothing for it."
+    )
+
+
+def _describe_hidden_features(run: ReportRun) -> str:
+    """What is never sent of the features; the summaries of a table may hold single values of them."""
+    if run.preparation is None or not run.preparation.sites:
+        return "A row's features"
+    if run.is_federation:
+        return "A row's features, except that a category is named which enough rows have"
+    return "A row as a whole; single values, except the smallest and the largest of a column and its categories"
 
 
 def _describe_guarantee(run: ReportRun, guarantee: dict[str, Any]) -> list[tuple[str, str]]:
@@ -284,11 +334,18 @@ def format_seconds(seconds: float) -> str:
 def _describe_training(run: ReportRun) -> str:
     noun = client_noun(run)
     over = "" if run.roster is None else f" with {run.roster.clients:,} {noun}{'s' * (run.roster.clients != 1)}"
-    return f"After {run.rounds_done:,} rounds of {run.recipe.method}{over}"
+    final, done = run.final, run.rounds_done
+    if final is not None and final["rounds"] < done:
+        saved = "(this is the model that was saved)"
+        return f"After {final['rounds']:,} of {done:,} rounds of {run.recipe.method}{over} {saved}"
+    return f"After {done:,} rounds of {run.recipe.method}{over}"
 
 
 def _except_scores(run: ReportRun) -> str:
-    return " and beside scores for the evaluation" if run.policy.get("evaluation") == "scores" else ""
+    algorithm = run.recipe.algorithm
+    rows = ["beside scores of sampled rows"] if algorithm.scoring_pass and not algorithm.emits_histograms else []
+    rows += ["beside scores for the evaluation"] if run.policy.get("evaluation") == "scores" else []
+    return "".join(f" and {where}" for where in rows)
 
 
 def _share(value: float) -> str:

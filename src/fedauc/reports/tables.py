@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedauc.experiments.comparison import Comparison
 from fedauc.experiments.folder import RunFolder
@@ -19,6 +20,12 @@ from fedauc.metrics import Metric, parse_metrics
 from fedauc.reports.caveats import list_caveats
 from fedauc.reports.curves import write_curves
 from fedauc.reports.summary import MethodSummary, Ranking, compare_methods, rank_settings, summarize_run
+
+REVERSED = (
+    "the model ranks negatives above positives more often than not: lower the learning rate, or use validation rows "
+    "and --keep best"
+)
+"""What a user must know of a run whose test AUC is below one half."""
 
 RIGHT_ALIGNED = ("AP", "rounds", "up", "down", "sec", "p")
 """Headers of the columns that are aligned to the right in a terminal."""
@@ -95,8 +102,11 @@ class TextTable(NamedTuple):
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
-    """A row per method: the first metric with its interval, or with its standard deviation over several seeds."""
+def tabulate_methods(methods: Sequence[MethodSummary], explains_rounds: bool = True) -> TextTable:
+    """A row per method: the first metric with its interval, or with its standard deviation over several seeds.
+
+    The caption explains rounds that only collect scores, unless the user has read that when training began.
+    """
     rows = []
     labels = list(dict.fromkeys(label for method in methods for label in method.others))
     label = methods[0].label if methods else "AUC"
@@ -128,11 +138,18 @@ def tabulate_methods(methods: Sequence[MethodSummary]) -> TextTable:
     if has_test and len(methods) > 1:
         reference = next((method for method in methods if method.first_run_done), methods[0])
         sentences.append(f"p: paired DeLong test of the AUC against {reference.method}{scores}.")
-    sentences += [
-        f"{method.method}: {describe_scoring_rounds(method.rounds, method.scoring_rounds)}."
+    if explains_rounds:
+        sentences += [
+            f"{method.method}: {describe_scoring_rounds(method.rounds, method.scoring_rounds)}."
+            for method in methods
+            if method.scoring_rounds
+        ]
+    backward = [
+        method.method
         for method in methods
-        if method.scoring_rounds
+        if method.first_run_done and is_reversed(method.value if label == "AUC" else method.others.get("AUC"))
     ]
+    sentences += [f"{', '.join(backward)}: {REVERSED}."] if backward else []
     for method in methods:
         sentences += [f"{method.method}, seed {seed}: {status}." for seed, status in method.unfinished.items()]
     return TextTable(headers, rows, " ".join(sentences), ["down", "sec", *labels])
@@ -201,7 +218,7 @@ def print_run(folder: RunFolder, all_sites: bool = False) -> None:
         facts |= _describe_result(summary, parse_metrics(folder.config.metrics))
     if "privacy" in summary:
         facts |= _describe_privacy(summary)
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, value in (facts | {"folder": str(folder.path)}).items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
     Console().print(table)
@@ -215,25 +232,27 @@ def print_run(folder: RunFolder, all_sites: bool = False) -> None:
 
 def _describe_result(summary: dict[str, Any], metrics: Sequence[Metric]) -> dict[str, str]:
     """The facts of a run that has been evaluated."""
-    on_validation, label = summary["best_by"].startswith("validation_"), metrics[0].label
-    judged_by = f"validation {label}" if on_validation else f"test {label}, so not for reporting"
-    is_done = summary["status"] == "done"
-    saved = " (the model that is saved)" if is_done else ""
-    if is_done and summary["best"]["round"] != summary["final"]["round"]:
-        # Test rows must not choose the model, so that only validation rows can.
-        how = "--keep best saves" if on_validation else "validation rows and --keep best save"
-        judged_by += f"; not the model that is saved: {how} the best one"
+    part, label = "validation" if summary["best_by"].startswith("validation_") else "test", metrics[0].label
+    is_done, is_best = summary["status"] == "done", summary["best"]["round"] == summary["final"]["round"]
+    notes = ["the model that is saved"] if is_done else []
+    notes += [f"with the highest {part} {label}"] if is_best else []
+    best_notes = [f"the highest {part} {label}"] + (["so not for reporting"] if part == "test" else [])
+    # Test rows must not choose the model, so that only validation rows can.
+    how = "--keep best" if part == "validation" else "with validation rows --keep best"
+    best_notes += [f"not saved: {how} would save it"] if is_done else []
     rounds = [f"{summary['visits']} client visits", f"{summary['absences']} absences"]
     if summary["scoring_rounds"]:
         rounds.append(describe_scoring_rounds(summary["rounds"], summary["scoring_rounds"]))
     facts = {
         "method": f"{summary['method']}, seed {summary['seed']}",
-        "final" if is_done else "latest": f"{_describe_quality(summary['final'], metrics)}{saved}",
-        "best": f"{_describe_quality(summary['best'], metrics)} (by {judged_by})",
+        "final" if is_done else "latest": _describe_quality(summary["final"], metrics, notes),
+        **({} if is_best else {f"best on {part}": _describe_quality(summary["best"], metrics, best_notes)}),
         "rounds": f"{summary['rounds']} ({', '.join(rounds)})",
         "traffic": f"{format_bytes(summary['bytes_up'])} up, {format_bytes(summary['bytes_down'])} down",
         "seconds": f"{summary['seconds']:.1f}",
     }
+    if is_done and is_reversed(summary["final"].get("auc")):
+        facts["warning"] = REVERSED[0].upper() + REVERSED[1:]
     if "stopped_early" in summary:
         facts["status"] = f"done, stopped early: {summary['stopped_early']}"
     if summary.get("client_auc"):
@@ -283,13 +302,27 @@ def _print_sites(client_auc: Mapping[str, float | None]) -> None:
     Console().print(table)
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: Comparison, explains_rounds: bool = True) -> None:
     """Print caveats on the data, then the table of a comparison or sweep with its caption."""
     _print_caveats(comparison.run_folders())
-    table = _tabulate_comparison(comparison).fit_width(Console().width)
+    table = _tabulate_comparison(comparison, explains_rounds).fit_width(Console().width)
     Console().print(table.to_rich())
     if table.caption:
         Console().print(table.caption)
+    for line in describe_winner(comparison):
+        Console().print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def describe_winner(comparison: Comparison) -> list[str]:
+    """The command that trains the best setting of a sweep again; nothing before a run is done."""
+    if not comparison.sweep:
+        return []
+    best = rank_settings(comparison.run_folders(), comparison.seeds_per_setting()).settings[0]
+    folder = next((run for setting, run in comparison.run_folders() if setting == best.setting and run.done), None)
+    if folder is None:
+        return []
+    command = ["fedauc", "run", "--config", str(folder.path / "config.json"), "--out", f"{comparison.path}-best"]
+    return [f"Train the best setting again: {shlex.join(command)}"]
 
 
 def write_comparison(comparison: Comparison) -> None:
@@ -297,21 +330,21 @@ def write_comparison(comparison: Comparison) -> None:
     folders, table = list(comparison.run_folders()), _tabulate_comparison(comparison)
     text = "".join(f"{caveat}\n\n" for caveat in list_caveats(folders)) + table.to_markdown()
     if comparison.sweep:
-        text += f"\n{table.caption}\n"
+        text += "".join(f"\n{line}\n" for line in (table.caption, *describe_winner(comparison)))
     write_atomically(comparison.path / "table.md", text.encode())
-    print_comparison(comparison)
+    print_comparison(comparison, explains_rounds=False)
     if not comparison.sweep:
         write_curves(folders, comparison.path / "curves.png")
         Console().print(f"Curves: {comparison.path / 'curves.png'}", soft_wrap=True)
 
 
-def _tabulate_comparison(comparison: Comparison) -> TextTable:
+def _tabulate_comparison(comparison: Comparison, explains_rounds: bool = True) -> TextTable:
     if comparison.sweep:
         return tabulate_settings(rank_settings(comparison.run_folders(), comparison.seeds_per_setting()))
-    return tabulate_methods(compare_methods(comparison.run_folders()))
+    return tabulate_methods(compare_methods(comparison.run_folders()), explains_rounds)
 
 
-def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric]) -> str:
+def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric], notes: Sequence[str] = ()) -> str:
     parts = []
     for metric in metrics:
         value, *interval = (quality[column] for column in metric.columns)
@@ -321,7 +354,13 @@ def _describe_quality(quality: dict[str, Any], metrics: Sequence[Metric]) -> str
     if not parts:
         parts.append(f"{metrics[0].label} unknown, because noise hides it")
     rounds = quality["round"] + 1
-    return f"{', '.join(parts)}, after {rounds} round{'s' * (rounds > 1)}"
+    remark = f" ({', '.join(notes)})" if notes else ""
+    return f"test {', '.join(parts)}, after {rounds} round{'s' * (rounds > 1)}{remark}"
+
+
+def is_reversed(auc: float | None) -> bool:
+    """Whether a test AUC says that the model ranks the wrong way round."""
+    return auc is not None and auc < 0.5
 
 
 def _format_metric(value: float | None) -> str:
