@@ -190,7 +190,8 @@ def run_suite(name: str) -> dict[str, Digest]:
 def differences(name: str) -> Iterator[str]:
     """What differs between the recorded runs of a suite and new ones: bits here, four digits on other machines.
 
-    The hashes say whether the bits are the same; norms and sums of them depend on numpy's own instructions. On a GPU the same code does not always give the same last bits (seen with a-fedavg), so four digits must do there.
+    The hashes say whether the bits are the same; norms and sums of the same bits depend on numpy's own instructions. On
+    a GPU the same code does not always give the same last bits (seen with a-fedavg), so four digits must do there.
     """
     stored = json.loads((HERE / f"{name}.json").read_text())
     same, runs = stored["environment"] == environment() and name != "graphed", run_suite(name)
