@@ -479,7 +479,11 @@ def test_the_setting_needs_scores_which_a_private_run_does_not_ask_for(tmp_path:
     private: dict[str, Any] = {"transforms": (ClientDP(noise_multiplier=1.5),), "participation": "full"}
     with pytest.raises(ValueError, match=f"{problem} leave it at 0, because a private run asks for no scores$"):
         make_agreement("cycp-fedavg", silent, **private)
-    asking = make_agreement("cycp-fedavg", {**silent, "evaluation": "histograms"}, **private)
+    with pytest.raises(
+        ValueError, match="but scores of rows that a private run protects are not noised: leave it at 0"
+    ):
+        make_agreement("cycp-fedavg", {**silent, "evaluation": "histograms"}, **private)
+    asking = make_agreement("cycp-fedavg", {"evaluation": "histograms"}, **private)
     with pytest.raises(ValueError, match="evaluation is 'histograms'; scores of held-out rows are not noised"):
         create_run(asking, make_choosing_grid(tmp_path / "sites"), tmp_path / "run")
 

@@ -15,9 +15,10 @@ from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.audit_log import read_entries
 from fedauc.federation.owner_policy import OwnerPolicy
-from fedauc.federation.run_plan import describe_plan
+from fedauc.federation.run_plan import describe_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
-from fedauc.federation.site_control import ControlledSite
+from fedauc.federation.site_control import ControlledSite, SiteHome
+from fedauc.federation.site_state import SiteRefusal
 from fedauc.participation.cyclic import Cyclic
 from fedauc.privacy.secure_sum import create_session_id
 from fedauc.stages import Theory
@@ -30,7 +31,7 @@ from federation.hospital_tables import (
     make_hospital_agreement,
     start_hospital_run,
 )
-from federation.memory_grid import NAMES, MemoryGrid, create_run, make_agreement, make_sites
+from federation.memory_grid import NAMES, MemoryGrid, collect_rounds, create_run, make_agreement, make_sites
 from small_federations import held_out, small_federation
 
 Messages = dict[str, list[Payload]]
@@ -163,6 +164,32 @@ def test_the_stages_of_the_theorem_are_found(tmp_path: Path) -> None:
     assert ask(sites[NAMES[0]], messages["visit"][0], phase=changed)[0] == "refusal"
 
 
+def test_the_noise_of_rows_is_that_of_any_plan_of_the_theorem(tmp_path: Path) -> None:
+    """With one client per round the second stage would have two local steps; this run has one throughout."""
+    agreement = make_agreement(
+        "cycp-fedavg",
+        {"evaluation": "none", "patience": 1},
+        participation="full",
+        cycles=500,
+        stages=Theory(mu=1.0),
+        learning_rate=0.46,
+        weighting="paper",
+        wrappers=(ExampleDP(),),
+        epsilon=4.0,
+        delta=1e-3,
+    )
+    sites = control_small_sites(tmp_path)
+
+    def stop(finished: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_rounds(create_run(agreement, MemoryGrid(sites), tmp_path / "run"), [], stop)  # type: ignore[arg-type]
+    for name in NAMES:
+        sent = [entry["sent"] for entry in read_entries(tmp_path / "homes" / name) if entry["asked"] == "visit"]
+        assert set(sent) <= {"visit"}
+
+
 # --------------------------------------------------------------------------------------------------------- the plan
 
 
@@ -274,6 +301,49 @@ def test_a_table_is_compared_with_few_schemas(plan: dict[str, Any], tmp_path: Pa
     assert len(compared) == 5
     assert "its operator must approve the plan" in answered[-1]["reason"]
     assert any("outside" in header.get("reason", "") for header in compared)
+
+
+def test_plans_that_hold_out_other_rows_need_an_approval(plan: dict[str, Any], tmp_path: Path) -> None:
+    """Sums over two parts of the training rows that differ by one row would tell that row."""
+    site, answered = make_controlled_sites(tmp_path / "sites")["north"], []
+    for number, fraction in enumerate((0.2, 0.21, 0.0, 0.2)):
+        changed = {**plan, "validation_fraction": fraction} if fraction else plan
+        header = {"kind": "summarize", "run": f"r{number}", "plan": changed, "schema": changed["schema"]}
+        header |= {"validation_fraction": fraction} if fraction else {}
+        payload = pack_payload({**header, "needed": [], "asks_sums": False, "site": "n"})
+        answered.append(site.answer_message(payload).read_header())
+    assert [header["kind"] for header in answered] == ["summarize", "refusal", "refusal", "summarize"]
+    assert answered[1]["reason"].startswith("the plan holds out 0.21 of the training rows, and plans before it 0.2;")
+    (folder,) = [path.parent for path in (tmp_path / "sites").rglob("held_out.json")]
+    SiteHome(folder).decide(hash_plan(plan), "approved", "an operator")
+    header = {"kind": "summarize", "run": "r9", "plan": plan, "schema": plan["schema"]}
+    payload = pack_payload({**header, "needed": [], "asks_sums": False, "site": "n"})
+    assert site.answer_message(payload).read_header()["kind"] == "summarize"
+
+
+def test_a_private_plan_holds_out_no_rows() -> None:
+    """Their scores would leave without noise, and their number would tell the class counts that sites hide."""
+    private = describe_plan(make_private_agreement())
+    with pytest.raises(SiteRefusal, match=r"validation_fraction is 0\.2, but the run evaluates nothing, or is private"):
+        read_plan({**private, "validation_fraction": 0.2})
+    with pytest.raises(ValueError, match=r"validation-fraction is 0\.2, but"):
+        make_agreement(
+            "cycp-fedavg",
+            {"evaluation": "histograms", "validation_fraction": 0.2},
+            wrappers=(ExampleDP(),),
+            epsilon=4.0,
+            delta=1e-3,
+        )
+
+
+def test_a_run_is_admitted_once(plan: dict[str, Any], tmp_path: Path) -> None:
+    """A late admission must not delete what the run has spent since then."""
+    home, admitted = SiteHome(tmp_path / "home"), read_plan(plan)
+    home.admit_run("r1", admitted, is_chosen=True)
+    home.begin_training("r1", 3, admitted.recipe, OwnerPolicy())
+    before = home.read_runs()
+    home.admit_run("r1", admitted, is_chosen=True)
+    assert home.read_runs() == before
 
 
 # ------------------------------------------------------------------------------------------------------------ privacy

@@ -121,6 +121,11 @@ class FederationAgreement:
                 remedy = "leave it at 0, because a private run asks for no scores"
             fraction = f"validation-fraction is {self.policy.validation_fraction:g}"
             raise ValueError(f"{fraction}, but evaluation is 'none', so that no site sends scores: {remedy}")
+        if self.policy.validation_fraction and self.recipe.is_private:
+            fraction = f"validation-fraction is {self.policy.validation_fraction:g}"
+            raise ValueError(
+                f"{fraction}, but scores of rows that a private run protects are not noised: leave it at 0"
+            )
         names = [site.name for site in self.sites]
         if not names:
             raise ValueError("sites is empty; list at least 1 site")

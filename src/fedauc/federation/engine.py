@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from fedauc.engines.loop import LoopEngine
-from fedauc.federation.exchange import LOG, AnswerRefused, Exchange, ExchangeResult, describe_missing_sites, read_answer
+from fedauc.federation.exchange import (
+    LOG,
+    AnswerRefused,
+    Exchange,
+    ExchangeResult,
+    SiteDeclined,
+    describe_missing_sites,
+    read_answer,
+)
 from fedauc.federation.late_answers import LateAnswer, LateAnswers, select_present
 from fedauc.federation.quarantine import Quarantine, QuarantineState
 from fedauc.federation.secure_rounds import SecureRounds, flatten_integers, rebuild_integers
@@ -284,6 +292,8 @@ class FederatedEngine(Engine):
             return
         counts, received = [int(side[client]) for side in self._census], header.get("class_counts")
         if received != counts:
+            if counts == [0, 0]:
+                raise SiteDeclined("it had not registered when the run began, and takes no part in it")
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
 
     def check_held_out_counts(self, client: int, counts: Mapping[str, tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ the server itself adds is compared as well, but nobody can see whether it adds i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from fedauc.federation.site_state import SiteRefusal
 from fedauc.interfaces import Census
 from fedauc.privacy.accounting import PrivacyAccount
 from fedauc.privacy.example_accounting import example_account
-from fedauc.stages import Plan
 from fedauc.transforms._prepared_secure_sum import PreparedSecureSum
 from fedauc.transforms.client_dp import ClientDP
 from fedauc.trees import Tree
@@ -70,7 +69,10 @@ def check_planned_noise(
     elif client_dp is not None:
         noise = Noise(client_dp.noise_multiplier or 0.0)
     else:
-        noise = Noise(_measure_noise_of_steps(recipe, rounds, class_counts))
+        fitting = plan.fit_rounds(header["cycle_length"], header["phase"]["round"], header["phase"])
+        local_steps = {tuple(stage.local_steps for stage in known.stages) for known in fitting}
+        # Any of the plans may be the run's; each visit has at least the noise of its own plan's worst one.
+        noise = Noise(max(_measure_noise_of_steps(recipe, steps, class_counts) for steps in local_steps))
     if planned.epsilon is None:
         return
     account = PrivacyAccount(
@@ -112,11 +114,11 @@ def _measure_noise_of_sums(
     return Noise(multiplier, measure_sampler_error(visits, honest, shared))
 
 
-def _measure_noise_of_steps(recipe: Recipe, rounds: Plan, class_counts: tuple[int, int]) -> float:
-    """The noise multiplier of the visit that tells most about one of this site's rows."""
+def _measure_noise_of_steps(recipe: Recipe, local_steps: Iterable[int], class_counts: tuple[int, int]) -> float:
+    """The noise multiplier of the visit that tells most about a row of this site, given the stages' local steps."""
     wrapper = next(member for member in recipe.wrappers if isinstance(member, ExampleDP))
     census, kind = Census(*(np.array([count]) for count in class_counts)), recipe.algorithm.objective.batch_kind
     return min(
-        example_account(census, recipe.batch, stage.local_steps, kind, wrapper.noise_multiplier).worst_multiplier
-        for stage in rounds.stages
+        example_account(census, recipe.batch, steps, kind, wrapper.noise_multiplier).worst_multiplier
+        for steps in local_steps
     )

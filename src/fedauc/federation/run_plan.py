@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,20 +83,28 @@ class RunPlan:
 
     def plan_rounds(self, cycle_length: Any, round: Any, phase: Any = None) -> Plan:
         """The phases of the run, whose round and phase a message names; those of another plan are refused."""
+        return next(self.fit_rounds(cycle_length, round, phase))
+
+    def fit_rounds(self, cycle_length: Any, round: Any, phase: Any = None) -> Iterator[Plan]:
+        """All phases that the run may have, given its round and phase: of all rules for stages only the theorem's
+        depends on the clients per round, which a site does not know.
+        """
         if type(cycle_length) is not int or cycle_length < 1:
             raise SiteRefusal(f"the message says that a cycle has {cycle_length!r} rounds; it must be a count")
         rounds = plan_rounds(self.recipe, cycle_length, 1)
         if type(round) is not int or not 0 <= round < rounds.total_rounds:
             raise SiteRefusal(f"the message is of round {round!r}; the plan has {rounds.total_rounds}")
-        if phase is None or _is_same(phase, rounds.phase(round)):
-            return rounds
-        # Of all rules only the theorem's depends on the clients per round, which a site does not know.
+        is_fitting = phase is None or _is_same(phase, rounds.phase(round))
+        if is_fitting:
+            yield rounds
         for per_round in range(2, MAX_PER_ROUND + 1) if isinstance(self.recipe.stages, Theory) else ():
             rounds = plan_rounds(self.recipe, cycle_length, per_round)
-            if _is_same(phase, rounds.phase(round)):
-                return rounds
-        name = _find_difference(phase_to_json(rounds.phase(round)), phase) or "phase"
-        raise SiteRefusal(f"the visit has another {name} than round {round} of the plan")
+            if phase is None or _is_same(phase, rounds.phase(round)):
+                is_fitting = True
+                yield rounds
+        if not is_fitting:
+            name = _find_difference(phase_to_json(rounds.phase(round)), phase) or "phase"
+            raise SiteRefusal(f"the visit has another {name} than round {round} of the plan")
 
 
 def _is_same(phase: Any, planned: Phase) -> bool:
@@ -165,6 +173,8 @@ def read_plan(document: Any) -> RunPlan:
         fraction = document.get("validation_fraction", 0.0)
         if type(fraction) not in (int, float) or not 0 <= fraction < 1:
             raise ValueError(f"validation_fraction is {fraction!r}; it must be at least 0 and below 1")
+        if fraction and (evaluation == "none" or recipe.is_private):
+            raise ValueError(f"validation_fraction is {fraction!r}, but the run evaluates nothing, or is private")
         schema = None if document["schema"] is None else DataSchema.from_header(document["schema"])
         model = from_plain(ModelConfig, document["model"], "model")
         written = _write_plan(recipe, model, schema, evaluation, once, sampling, fraction)

@@ -8,6 +8,7 @@ plans/HASH.json                plans that a server has proposed
 decisions.json                 what the operator has approved or refused
 runs.json                      runs that were admitted, with their plan, and what those that have trained may spend
 schemas.json                   schemas that the table was compared with without an operator's approval
+held_out.json                  parts of the training rows that admitted plans hold out as validation rows
 reports/RUN.jsonl              the site's own AUC and thresholds, which never leave
 models/RUN/                    the model of a finished run
 RUN/                           the site's state in a run
@@ -139,6 +140,9 @@ class SiteHome:
         """Remember which plan a run must follow; `is_chosen` is a plan that the operator or the policy names."""
         with self._hold_lock():
             runs, schema = self.read_runs(), plan.document["schema"]
+            if run in runs:
+                return
+            self._note_fraction(plan.document.get("validation_fraction", 0.0), is_chosen)
             if schema is not None and not is_chosen:
                 self._note_schema(schema)
             idle = [name for name, entry in runs.items() if not entry.get("epsilon")]
@@ -173,6 +177,18 @@ class SiteHome:
                 "another one (fedauc federation approve)"
             )
         self._write_json("schemas.json", {**known, digest: {"compared": read_time()}})
+
+    def _note_fraction(self, fraction: float, is_chosen: bool) -> None:
+        """Keep which part of the rows is held out: sums over two parts that differ by a row would tell that row."""
+        name, known = repr(float(fraction)), self._read_json("held_out.json")
+        if name in known:
+            return
+        if known and not is_chosen:
+            raise SiteRefusal(
+                f"the plan holds out {fraction:g} of the training rows, and plans before it {', '.join(known)}; its "
+                "operator must approve a plan with another part (fedauc federation approve)"
+            )
+        self._write_json("held_out.json", {**known, name: {"admitted": read_time()}})
 
     def _plan_path(self, digest: str) -> Path:
         return self.folder / "plans" / f"{digest}.json"
