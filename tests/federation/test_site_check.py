@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cli_helpers import fedauc
 from fedauc.federation.app_folder import create_certificates, create_key_pair
+from fedauc.federation.audit_log import AuditLog
 from fedauc.federation.site_check import SiteSetup, check_site
 from federation.hospital_tables import SCHEMA, make_hospital
 
@@ -54,6 +55,20 @@ def test_every_part_that_is_wrong_is_named(tmp_path: Path) -> None:
     assert set(results) == {"schema", "policy", "versions", "certificate", "key"}
     assert results["schema"].text == "column 'age' is missing, and there is a column 'Age': rename it"
     assert "chmod 600" in results["key"].text
+
+
+def test_a_server_needs_a_certificate_and_a_damaged_log_is_found(tmp_path: Path) -> None:
+    """Without either, `check` would say that a site is ready which cannot connect, or answers nothing."""
+    setup = write_setup(tmp_path)._replace(certificate=None, server="localhost:1")
+    AuditLog(setup.state).append({"event": "a", "rule": "operator"})
+    AuditLog(setup.state).append({"event": "b", "rule": "operator"})
+    log = setup.state / "audit.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    results = {result.part: result for result in check_site(setup)}
+    assert "is not asked without --certificate" in results["server"].text
+    assert "the log ends after line 1, but its head counts 2" in results["audit log"].text
+    assert not results["server"].is_ok
+    assert not results["audit log"].is_ok
 
 
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:

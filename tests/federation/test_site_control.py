@@ -380,6 +380,9 @@ def test_the_nodes_configuration_says_what_counts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"share-auc is 'false'; it must be true or false, without quotes"):
         read_owner_policy({"share-auc": "false"})
     assert read_owner_policy({"share-auc": True, "share": "nothing"}).disclosure == Disclosure("nothing", True)
+    # Without its policy a site would allow everything; settings of the app's own are no mistake.
+    with pytest.raises(ValueError, match="node-config has 'polcy', which no site reads; did you mean 'policy'"):
+        read_owner_policy({"polcy": "policy.toml", "table": "rows"})
     policy = str(write_file(tmp_path / "policy.toml", ""))
     assert read_owner_policy({"policy": policy}) == OwnerPolicy()
     for name in ("share", "share-auc"):
@@ -478,6 +481,17 @@ def test_a_line_of_the_report_that_a_crash_cut_off_is_left_out(tmp_path: Path) -
     assert "last 2 evaluations: 1.0000, 0.0000" in lines[1]
     path.write_bytes(b'{"rou')
     assert describe_report(tmp_path, "r1") == ["run r1: no evaluation is complete"]
+
+
+def test_the_report_is_about_the_delivered_model(tmp_path: Path) -> None:
+    """With keep=best that is not the model of the last evaluation."""
+    report = SiteReport(tmp_path)
+    for round, scores in ((0, [0.1, 0.9]), (1, [0.9, 0.1])):
+        report.add_evaluation("r1", round, np.array([0, 1]), np.array(scores))
+    assert "after round 2: AUC 0.0000" in describe_report(tmp_path, "r1")[0]
+    (tmp_path / "models" / "r1").mkdir(parents=True)
+    (tmp_path / "models" / "r1" / "delivery.json").write_text('{"round": 0}')
+    assert "the delivered model, of round 1: AUC 1.0000" in describe_report(tmp_path, "r1")[0]
 
 
 def test_the_sites_own_report_stays_at_the_site(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def show(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="P
 
     Example: [bold]fedauc federation show trial[/bold]
     """
+    folder = folder.absolute()
     if failure := read_failure(folder / "run") or read_failure(folder):
         raise TrainingStopped(f"the run could not begin: {failure}")
     summary = summarize_run(_find_run(folder))
@@ -335,6 +336,7 @@ def _describe_outcome(outcome: RunOutcome) -> str:
 
 def _find_run(folder: Path) -> Path:
     """The run's folder, given that or the app's."""
+    folder = folder.absolute()
     return folder / "run" if (folder / "run").is_dir() else folder
 
 

@@ -169,6 +169,14 @@ def verify_model(folder: Path) -> list[str]:
     return changed
 
 
+def read_delivered_round(folder: Path) -> int | None:
+    """The round of the model in a folder; None if none was delivered, or its list of files is damaged."""
+    try:
+        return int(json.loads((folder / DELIVERY_FILE).read_text(encoding="utf-8"))["round"])
+    except (OSError, ValueError, *DAMAGE_ERRORS):
+        return None
+
+
 def _describe_facts(delivered: DeliveredModel, data: SiteData) -> CardFacts:
     """The card of a site's copy: the settings of the run, and what this site's rows say."""
     header, recipe = delivered.header, delivered.recipe

@@ -32,6 +32,12 @@ def find_run_id(output: str) -> str:
 
 def read_outcome(run_flwr: Callable[..., str], superlink: str, run_id: str) -> RunOutcome:
     """Ask the SuperLink how a run ended."""
-    listed = json.loads(run_flwr("list", superlink, "--run-id", run_id, "--format", "json"))["runs"][0]
+    answer = json.loads(run_flwr("list", superlink, "--run-id", run_id, "--format", "json"))
+    if not answer.get("runs"):
+        reason = answer.get("error-message") or answer.get("error_message") or "it lists no such run"
+        problem = f"`flwr list {superlink} --run-id {run_id}` failed ({' '.join(str(reason).split())[:200]})"
+        hint = f"is {superlink!r} also the name of a folder here?"
+        raise ValueError(f"{problem}; {hint} `fedauc federation show` says how the run went")
+    listed = answer["runs"][0]
     reason = str(listed["status-details"]).removeprefix(FAILURE_PREFIX) or f"its status is {listed['status']!r}"
     return RunOutcome(listed["status"] == COMPLETED, reason)

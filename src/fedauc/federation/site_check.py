@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
+from fedauc.federation.audit_log import LOG_FILE, verify_log
 from fedauc.federation.certificate_renewal import EXPIRY_DAYS, list_certificates
 from fedauc.federation.exchange import Exchange
 from fedauc.federation.in_process import InProcessGrid
@@ -83,6 +84,10 @@ def check_site(setup: SiteSetup) -> list[CheckResult]:
         results.append(_check_key(setup.key))
     if setup.server and setup.certificate is not None:
         results += _check_server(setup.server, setup.certificate)
+    elif setup.server:
+        results.append(CheckResult("server", False, f"{setup.server} is not asked without --certificate; give it too"))
+    if (setup.state / LOG_FILE).exists() and (problem := verify_log(setup.state).problem):
+        results.append(CheckResult("audit log", False, f"{problem}; keep it, and start with another state folder"))
     if agreed is not None and all(result.is_ok for result in results if result.part in ("schema", "rows")):
         results.append(_try_round(setup, agreed, rules))
     return results

@@ -35,6 +35,7 @@ from fedauc.federation.run_plan import RunPlan, check_against_plan, hash_plan, r
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
 from fedauc.federation.site_report import SiteReport
+from fedauc.federation.site_settings import check_setting_names
 from fedauc.federation.site_state import FolderSiteState, MissingSiteState, SiteRefusal, SiteState
 from fedauc.federation.versions import find_version_problem
 from fedauc.files import make_folder, write_atomically
@@ -329,6 +330,7 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
 
 def read_owner_policy(node_config: Mapping[str, Any]) -> OwnerPolicy:
     """The site's policy file; without one, what `share` and `share-auc` in the node's configuration say."""
+    check_setting_names(node_config)
     shown, given = Disclosure(), [name for name in ("share", "share-auc") if name in node_config]
     if node_config.get("policy"):
         if given:

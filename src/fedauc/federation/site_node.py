@@ -32,6 +32,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedauc.federation.health import Pulse
+from fedauc.federation.site_settings import check_setting_names
 from fedauc.federation.site_worker import LOG, Frame, RequestExpired, SiteWorker, WorkerFailure, log_to_stderr
 
 WORKER_FACTORY = "fedauc.federation.site_app:make_handler"
@@ -199,6 +200,9 @@ def read_node_config(text: str) -> dict[str, Any]:
     for name in ("data", "state"):
         if name not in settings:
             raise ValueError(f"node-config is {text!r}; it must hold {name}, as in {example}")
+    check_setting_names(settings)
+    if "policy" not in settings:
+        LOG.warning("node-config names no policy file, so that this site takes part in every run that it is asked for")
     return settings
 
 

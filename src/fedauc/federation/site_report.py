@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedauc.data.checks import MIN_ROWS_PER_CLASS
+from fedauc.federation.delivery import MODEL_FOLDER, read_delivered_round
 from fedauc.files import append_durably, make_folder
 from fedauc.metrics import auc
 from fedauc.scoring.model_card import POINT_HEADERS, format_point
@@ -46,14 +47,16 @@ class SiteReport:
 
 
 def describe_report(folder: Path, run: str) -> list[str]:
-    """The last evaluation of a run in words, with the history of the AUC."""
+    """The evaluation of the delivered model in words, or else the last one of the run, with the history of the AUC."""
     lines, damaged = _read_lines(folder / REPORT_FOLDER / f"{run}.jsonl")
     if not lines:
         return [f"run {run}: no evaluation is complete"]
-    last = lines[-1]
+    delivered = read_delivered_round(folder / MODEL_FOLDER / run)
+    last = next((line for line in lines if line["round"] == delivered), lines[-1])
     rows = f"{last['positives']} positives and {last['negatives']} negatives"
+    whose = "the delivered model, of" if last["round"] == delivered else "after"
     text = [
-        f"run {run}, after round {last['round'] + 1}: AUC {_format_auc(last)} on this site's held-out rows ({rows})"
+        f"run {run}, {whose} round {last['round'] + 1}: AUC {_format_auc(last)} on this site's held-out rows ({rows})"
     ]
     history = ", ".join(_format_auc(line) for line in lines[-10:])
     text.append(f"AUC of the last {min(10, len(lines))} evaluations: {history}")
