@@ -195,6 +195,9 @@ class RunFolder:
                 f"{self.path} holds 0 checkpoints; resuming needs at least 1: start the run again elsewhere"
             )
         checkpoint = load_checkpoint(checkpoints[-1], device)
+        # A killed process may have given files their names without syncing the folders; what follows rests on them.
+        sync_folder(self.path / "checkpoints")
+        sync_folder(self.path)
         for path in self.path.glob("*.jsonl"):
             lines = [line for line in self.read_lines(path.name) if line["round"] < checkpoint.state.round]
             write_atomically(path, *(encode_json(line, indent=None).encode() for line in lines))
