@@ -27,6 +27,7 @@ from fedauc.federation.local_federation import (
 )
 from fedauc.federation.pausing import request_pause
 from fedauc.federation.server import summarize_run
+from fedauc.federation.site_control import SiteHome
 from fedauc.metrics import auc
 from fedauc.server_optimizers.momentum import Momentum
 from fedauc.transforms.client_dp import ClientDP
@@ -130,7 +131,16 @@ def test_every_agreement_gives_the_bits_of_the_simulator(tmp_path: Path) -> None
 def check_choice_of_a_round(trial: LocalFederation, run: Path) -> None:
     """One more run, which ends early: sites hold out a fifth of their training rows, and send histograms."""
     settings = 'cycles=12 deadline=120.0 method="cycp-fedavg" validation-fraction=0.2'
-    trial.start_run(f'{settings} out="{run}" options="keep=best patience=1"')
+    settings += f' out="{run}" options="keep=best patience=1"'
+    trial.start_run(settings)
+    wait_for_end(trial)
+    # Plans before it held out nothing, so that the sites' operators must approve this one.
+    assert "must approve a plan with another part" in run.with_name("choice-failed.txt").read_text()
+    for name in SITES:
+        home = SiteHome(trial.folder / "sites" / name / "state")
+        for digest in home.list_plans():
+            home.decide(digest, "approved", "an operator")
+    trial.start_run(settings)
     wait_for_end(trial)
     result, records = RunFolder(run).read_result(), RunFolder(run).read_records()
     assert result["stopped_early"].startswith("validation_auc has not risen above")
