@@ -1,4 +1,4 @@
-"""The commands of `python -m paper`: list, run (or a table's own name), show, table7, report; and what they print."""
+"""The commands of `python -m paper`: list, run (or a table's own name), show, merge, table7 and report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from paper.tables import (
     make_number_frame,
     make_rounds_frame,
 )
-from paper.tuning import TuningJob, TuningPlan, tune_rows
+from paper.tuning import ChoiceStore, TuningJob, TuningPlan, tune_rows
 
 RECORDS_VARIABLE = "FEDAUC_RECORDS"
 """The environment variable that names the folder of records; `paper/records` by default."""
@@ -208,6 +208,25 @@ def show_tables(
     chosen_scale, store = lookup("scale", scale, SCALES), _open_records()
     specs = _select_specs(names, chosen_scale, columns, methods, row)
     print_tables(specs, TableBuilder(store, chosen_scale, read_seeds(seeds)))
+
+
+@app.command("merge")
+def merge_records(folders: Annotated[list[Path], typer.Argument(help="Folders of records.")]) -> None:
+    """Add the runs and the chosen settings of other folders of records, such as those of a GPU machine.
+
+    A run that has a record here already is left out.
+
+    Example: [bold]python -m paper merge gpu-1/records gpu-2/records[/bold]
+    """
+    store = _open_records(may_be_empty=True)
+    sources = [RecordStore(folder) for folder in folders]
+    for source in sources:
+        if not source.has_records:
+            raise ValueError(f"{source.path} has no records; name a folder with files such as cifar10.jsonl")
+    for source in sources:
+        runs = store.merge(source)
+        choices = sum(ChoiceStore(store, scale).merge(ChoiceStore(source, scale)) for scale in SCALES.values())
+        print(f"added {runs} runs and {choices} choices of settings from {source.path}")
 
 
 def _table_command(name: str) -> Callable[..., None]:

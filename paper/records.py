@@ -44,6 +44,9 @@ MOST_ROWS = 22_500
 COMMIT_VARIABLE = "FEDAUC_COMMIT"
 """The environment variable that names the commit of a copy of the source that lies in no repository."""
 
+CHOICES_SUFFIX = "-choices"
+"""How the names of files with chosen settings end, which lie among those of records."""
+
 FORMAT = 1
 """Raised when an old reader could misunderstand a new line."""
 
@@ -241,11 +244,31 @@ class RecordStore:
     def add_record(self, config: Config, record: Record, scores: tuple[np.ndarray, np.ndarray] | None) -> None:
         """Write the ranks of the test labels and scores, where they are given, and then the record."""
         dataset, changes = config.data.name, changed_fields(config)
-        known = self._read_records(dataset)
         if scores is not None:
             self._add_ranks(dataset, run_name(config), *rank_scores(*scores))
+        self._append_record(dataset, changes, record)
+
+    def merge(self, source: RecordStore) -> int:
+        """Add the runs of another folder that have no record here, with their ranks; return their number."""
+        added = 0
+        for path in sorted(source.path.glob("*.jsonl")):
+            dataset = path.stem
+            if dataset.endswith(CHOICES_SUFFIX):
+                continue
+            known = self._read_records(dataset)
+            for changes, record in source._read_records(dataset).items():
+                if changes in known:
+                    continue
+                config = read_changes(json.loads(changes))
+                if ranks := source.load_ranks(config):
+                    self._add_ranks(dataset, run_name(config), np.packbits(ranks.labels), ranks.ranks)
+                self._append_record(dataset, changes, record)
+                added += 1
+        return added
+
+    def _append_record(self, dataset: str, changes: str, record: Record) -> None:
         append_json_line(self.path / f"{dataset}.jsonl", {"config": json.loads(changes), **asdict(record)})
-        known[changes] = record
+        self._read_records(dataset)[changes] = record
 
     def _read_records(self, dataset: str) -> dict[str, Record]:
         """A dataset's records, by the changed fields of their configurations."""

@@ -20,7 +20,7 @@ from fedauc.algorithms.minimax import ProximalStep
 from fedauc.algorithms.pairwise import Pairwise
 from fedauc.discovery import lookup
 from fedauc.experiments.config import Config
-from paper.records import RecordStore, append_json_line, read_json_lines
+from paper.records import CHOICES_SUFFIX, RecordStore, append_json_line, read_json_lines
 from paper.run_queue import RunQueue
 from paper.scales import Options, Scale
 from paper.table_specs import CellSpec, Row, TableSpec, list_cells
@@ -206,12 +206,8 @@ class ChoiceStore:
 
     def __init__(self, store: RecordStore, scale: Scale) -> None:
         self.store, self.scale = store, scale
-        self._path = store.path / f"{scale.name}-choices.jsonl"
-
-        def decode(content: dict[str, Any]) -> tuple[str, TuningChoice]:
-            return content.pop("job"), TuningChoice(**content)
-
-        self.by_name = dict(read_json_lines(self._path, decode))
+        self._path = store.path / f"{scale.name}{CHOICES_SUFFIX}.jsonl"
+        self.by_name = self._read_choices()
 
     def find_choice(self, job: TuningJob) -> TuningChoice | None:
         """The choice of a job, if there is one."""
@@ -230,6 +226,21 @@ class ChoiceStore:
         """Record a choice."""
         append_json_line(self._path, {"job": job.name, **asdict(choice)})
         self.by_name[job.name] = choice
+
+    def merge(self, source: ChoiceStore) -> int:
+        """Add the choices that another folder has in addition to this one's, or newer; return their number."""
+        lines = read_json_lines(self._path, dict)
+        new_lines = [line for line in read_json_lines(source._path, dict) if line not in lines]
+        for line in new_lines:
+            append_json_line(self._path, line)
+        self.by_name = self._read_choices()
+        return len(new_lines)
+
+    def _read_choices(self) -> dict[str, TuningChoice]:
+        def decode(content: dict[str, Any]) -> tuple[str, TuningChoice]:
+            return content.pop("job"), TuningChoice(**content)
+
+        return dict(read_json_lines(self._path, decode))
 
     def add_result(self, job: TuningJob, plan: TuningPlan, settings: Options, trials: Sequence[Trial]) -> None:
         """Record the settings that won, with the trials and their cost."""

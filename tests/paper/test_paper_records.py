@@ -274,3 +274,46 @@ def test_a_copy_without_a_repository_has_the_commit_that_the_environment_names(
     monkeypatch.setenv(COMMIT_VARIABLE, "latest")
     with pytest.raises(ValueError, match="FEDAUC_COMMIT is 'latest'; it must be 12 to 40 hexadecimal digits"):
         find_source_commit(tmp_path)
+
+
+def test_merge_adds_runs_ranks_and_choices_of_another_folder_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that both folders have keeps the record of the folder that is merged into; its newer choice is taken."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    new = SMOKE.build_config("cifar10", "scaffold", {})
+    keep(RecordStore(here), CONFIG, [0.6], (LABELS, scored(LABELS, 0.6, 0)))
+    keep(RecordStore(there), CONFIG, [0.9], (LABELS, scored(LABELS, 0.9, 0)))
+    keep(RecordStore(there), new, [0.8], (LABELS, scored(LABELS, 0.8, 1)))
+    job = TuningJob("cifar10", Row.parse("a=cycp-fedavg"))
+    earlier, later = (TuningChoice({"learning-rate": rate}, "steps", 120) for rate in ("0.1", "0.01"))
+    for folder in (here, there):
+        ChoiceStore(RecordStore(folder), SMOKE).add_choice(job, earlier)
+    ChoiceStore(RecordStore(there), SMOKE).add_choice(job, later)
+    monkeypatch.setenv("FEDAUC_RECORDS", str(here))
+
+    done = paper_command(capsys, "merge", str(there))
+    assert (done.code, done.out) == (0, f"added 1 runs and 1 choices of settings from {there}\n")
+    merged = RecordStore(here)
+    kept_record, new_record = merged.find_record(CONFIG), merged.find_record(new)
+    assert kept_record is not None
+    assert new_record is not None
+    assert (kept_record.auc, new_record) == (0.6, RecordStore(there).find_record(new))
+    ranks, source_ranks = merged.load_ranks(new), RecordStore(there).load_ranks(new)
+    assert ranks is not None
+    assert source_ranks is not None
+    assert np.array_equal(ranks.ranks, source_ranks.ranks)
+    assert np.array_equal(ranks.labels, source_ranks.labels)
+    choice = ChoiceStore(merged, SMOKE).find_choice(job)
+    assert choice is not None
+    assert choice.settings == later.settings
+
+    files = {path.name: path.read_bytes() for path in here.iterdir()}
+    assert paper_command(capsys, "merge", str(there)).out == f"added 0 runs and 0 choices of settings from {there}\n"
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == files
+
+
+def test_merge_refuses_a_folder_without_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = paper_command(capsys, "merge", str(tmp_path))
+    assert done.code == 2
+    assert f"{tmp_path} has no records" in done.err
