@@ -153,12 +153,12 @@ def take_raw_columns(model: Any, encoder: FeatureEncoder) -> Any:
         kind = TensorProto.STRING if is_text else TensorProto.DOUBLE
         inputs.append(helper.make_tensor_value_info(column.name, kind, ["rows", 1]))
         if isinstance(column, CategoryColumn):
-            codes, missing, other = _list_codes(column)
+            codes, missing, other_code = _list_codes(column)
             coded = f"{INNER}codes_of_{number}"
             texts: dict[str, Any] = {
                 "keys_strings": ["", *codes],
                 "values_int64s": [missing, *codes.values()],
-                "default_int64": other,
+                "default_int64": other_code,
             }
             nodes.append(helper.make_node("LabelEncoder", [column.name], [coded], domain="ai.onnx.ml", **texts))
             sources["codes"].append(coded)
@@ -243,8 +243,8 @@ def describe_columns(scorer: Scorer) -> dict[str, Any]:
     numbers, codes = list[dict[str, Any]](), list[dict[str, Any]]()
     for column in scorer.encoder.columns:
         if isinstance(column, CategoryColumn):
-            texts, missing, other = _list_codes(column)
-            codes.append({"name": column.name, "codes": texts, "missing": missing, "other": other})
+            texts, missing, other_code = _list_codes(column)
+            codes.append({"name": column.name, "codes": texts, "missing": missing, "other": other_code})
         else:
             unit = "days since 1970-01-01" if isinstance(column, DateColumn) else "as in the table"
             numbers.append({"name": column.name, "unit": unit, "missing": "NaN"})

@@ -45,8 +45,8 @@ def complete_from(names: Iterable[str], several: bool = False) -> Callable[[str]
     known = list(names)
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
-        return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
+        earlier_names, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        return [f"{earlier_names}{comma}{name}" for name in known if name.startswith(last)]
 
     return complete
 

@@ -127,10 +127,10 @@ def calibrate(
     from fedauc.scoring.calibration import measure_brier_score, measure_calibration_error
     from fedauc.scoring.scorer import load
 
-    before = load(folder)
-    after, rows = before.with_calibration(by), before.require_reference()
-    _store_decision(folder, after)
-    for scorer, name in ((before, "before"), (after, "now")):
+    stored = load(folder)
+    calibrated, rows = stored.with_calibration(by), stored.require_reference()
+    _store_decision(folder, calibrated)
+    for scorer, name in ((stored, "before"), (calibrated, "now")):
         probabilities = scorer.calibration.probabilities(rows.scores)
         error, brier = (
             measure(rows.labels, probabilities) for measure in (measure_calibration_error, measure_brier_score)

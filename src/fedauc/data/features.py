@@ -73,10 +73,10 @@ class CategoryColumn:
     def make_code_table(self, texts: Sequence[str]) -> np.ndarray:
         """The same index for each of these texts, and as the last entry that of a missing value."""
         width = len(self.feature_names)
-        other = width - 1 if self.has_other else width
-        missing = len(self.values) if self.has_missing else other
+        other_code = width - 1 if self.has_other else width
+        missing = len(self.values) if self.has_missing else other_code
         known = {value: number for number, value in enumerate(self.values)}
-        return np.array([*(known.get(text, other) for text in texts), missing], dtype=np.int64)
+        return np.array([*(known.get(text, other_code) for text in texts), missing], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _write_raw_columns(
     """The raw columns of each part, memory-mapped."""
     kinds = columns.kinds
     dtypes = {name: np.dtype(np.int32 if kind == "category" else np.float64) for name, kind in kinds.items()}
-    paths = {part: {name: into / f"raw-{part}-{place}.npy" for place, name in enumerate(kinds)} for part in parts}
+    paths = {part: {name: into / f"raw-{part}-{index}.npy" for index, name in enumerate(kinds)} for part in parts}
     part_of_row = np.full(1 + max(int(np.asarray(rows.inputs)[-1]) for rows in parts.values()), -1, dtype=np.int8)
     for number, (part, rows) in enumerate(parts.items()):
         part_of_row[np.asarray(rows.inputs)] = number
@@ -310,7 +310,7 @@ class _TextCodes:
 def _iterate_blocks(source: str, layout: TableLayout) -> Iterator[tuple[int, Any]]:
     """The rows of a file block by block, each with the number of its first row."""
     file, start = Path(source), 0
-    whole = [] if readers.is_columnar(file) else [readers.read_file_frame(file, layout.roles)]
-    for frame in whole or readers.iterate_frames(file):
+    single_frame = [] if readers.is_columnar(file) else [readers.read_file_frame(file, layout.roles)]
+    for frame in single_frame or readers.iterate_frames(file):
         yield start, frame
         start += len(frame)

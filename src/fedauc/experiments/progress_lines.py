@@ -124,9 +124,9 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(4.4), format_seconds(200), format_seconds(7300)
     ('4 s', '3 min 20 s', '2 h 1 min')
     """
-    whole = max(1, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = max(1, round(seconds))
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"

@@ -314,8 +314,8 @@ def _resolve_member_names(recipe: dict[str, Any], settings: dict[str, Any]) -> N
                 values[family] = lookup(family, values[family], members)()
     lists: dict[str, Mapping[str, type]] = {"transforms": find_transforms(), "wrappers": find_wrappers()}
     for family, members in lists.items():
-        given = recipe.get(family, ())
-        items = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else (given,)
+        value = recipe.get(family, ())
+        items = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else (value,)
         recipe[family] = tuple(lookup(family, item, members)() if isinstance(item, str) else item for item in items)
 
 

@@ -306,7 +306,7 @@ def first_checkpoint(state: State, ledger: Ledger | None = None) -> Checkpoint:
 def _number_callbacks(callbacks: Sequence[Callback]) -> list[str]:
     """A name for each callback's state in a checkpoint: its class, numbered where there are several of one class."""
     kinds = [type(callback).__qualname__ for callback in callbacks]
-    return [f"{kind}-{kinds[:place].count(kind) + 1}" for place, kind in enumerate(kinds)]
+    return [f"{kind}-{kinds[:position].count(kind) + 1}" for position, kind in enumerate(kinds)]
 
 
 def make_record(finished: Round, quality: Mapping[str, Any], losses: Sequence[Tensor] | None) -> dict[str, Any]:

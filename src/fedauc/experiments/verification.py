@@ -115,14 +115,14 @@ def _check_records(folder: RunFolder) -> Iterator[Finding]:
         yield Finding("not checked" if has_manifest else "wrong", "the records, because records.jsonl is missing")
         return
     record = next((record for record in records if record["round"] == final["round"]), None)
-    after = f"after {final['round'] + 1} rounds"
+    moment = f"after {final['round'] + 1} rounds"
     which = "the last" if final["round"] == records[-1]["round"] else "one"
     if record is None:
-        yield Finding("wrong", f"records.jsonl has no record of the model in result.json, {after}")
+        yield Finding("wrong", f"records.jsonl has no record of the model in result.json, {moment}")
     elif record != final:
-        yield Finding("wrong", f"result.json differs from the record in records.jsonl {after}")
+        yield Finding("wrong", f"result.json differs from the record in records.jsonl {moment}")
     else:
-        yield Finding("ok", f"result.json agrees with {which} of {len(records)} records ({after})")
+        yield Finding("ok", f"result.json agrees with {which} of {len(records)} records ({moment})")
 
 
 def _check_scores(folder: RunFolder) -> Iterator[Finding]:

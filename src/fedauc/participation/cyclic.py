@@ -60,8 +60,8 @@ class Cyclic(Participation):
         if self.given and self.groups not in (None, len(self.given)):
             raise ValueError(f"groups is {self.groups} but given lists {len(self.given)} groups: drop groups")
         if self.group_column and (self.given or self.assignment == "random"):
-            other = "given lists groups" if self.given else "assignment is 'random'"
-            raise ValueError(f"group_column is {self.group_column!r} but {other}: drop either")
+            conflict = "given lists groups" if self.given else "assignment is 'random'"
+            raise ValueError(f"group_column is {self.group_column!r} but {conflict}: drop either")
 
     def bind(self, clients: Roster, seed: int) -> Schedule:
         """Put the clients into groups, and check M against the smallest group."""

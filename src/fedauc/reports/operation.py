@@ -129,8 +129,8 @@ class Operation:
                 reasons[name][line["round"]] = reason
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for line in self.times.values():
-            for name, after in line["answered_after"].items():
-                seconds[name].append(after)
+            for name, answer_seconds in line["answered_after"].items():
+                seconds[name].append(answer_seconds)
         return [
             SiteRecord(name, group_names[group], codes[name], reasons[name], seconds[name])
             for name, group in zip(names, groups, strict=True)

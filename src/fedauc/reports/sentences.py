@@ -131,11 +131,13 @@ def answer_comparison(runs: Sequence[ReportRun]) -> str:
         f"Of {len(measured)} runs, {best.name} has the highest test {metric.label}, {finals[best.name]:.4f}, "
         f"followed by {second.name} with {finals[second.name]:.4f}"
     )
-    first, other = best.scored, second.scored
-    same_rows = first is not None and other is not None and first.labels.tolist() == other.labels.tolist()
-    if metric.text != "auc" or not same_rows or first is None or other is None:
+    best_rows, second_rows = best.scored, second.scored
+    same_rows = (
+        best_rows is not None and second_rows is not None and best_rows.labels.tolist() == second_rows.labels.tolist()
+    )
+    if metric.text != "auc" or not same_rows or best_rows is None or second_rows is None:
         return f"{sentence}."
-    tested = delong_test(first.labels, first.scores, other.scores)
+    tested = delong_test(best_rows.labels, best_rows.scores, second_rows.scores)
     verdict = "a significant" if tested.p_value < SIGNIFICANCE else "not a significant"
     return f"{sentence}: {verdict} difference (DeLong's paired test, p = {format_p_value(tested.p_value).lstrip('=')})."
 

@@ -66,8 +66,8 @@ class TextTable(NamedTuple):
         for header in reversed(self.optional):
             if shown.minimum_width() <= width:
                 break
-            place = shown.headers.index(header)
-            headers, *rows = ([*row[:place], *row[place + 1 :]] for row in (shown.headers, *shown.rows))
+            position = shown.headers.index(header)
+            headers, *rows = ([*row[:position], *row[position + 1 :]] for row in (shown.headers, *shown.rows))
             shown, omitted = shown._replace(headers=headers, rows=rows), [header, *omitted]
         omitted.sort(key=self.headers.index)
         if omitted:

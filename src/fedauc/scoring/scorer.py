@@ -194,8 +194,8 @@ class Scorer:
             raise ValueError(f"rows have shape {shape}; the model was trained on rows of shape {self.input_shape}")
         expects_integers = not getattr(torch, self.input_dtype).is_floating_point
         if expects_integers and inputs.is_floating_point():
-            given = str(inputs.dtype).removeprefix("torch.")
-            raise ValueError(f"rows are {given}; the model was trained on {self.input_dtype}: convert them")
+            dtype = str(inputs.dtype).removeprefix("torch.")
+            raise ValueError(f"rows are {dtype}; the model was trained on {self.input_dtype}: convert them")
         return inputs
 
 

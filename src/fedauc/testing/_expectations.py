@@ -67,10 +67,10 @@ def all_finite(tree: Tree) -> bool:
 @contextmanager
 def untouched_generators(what: str) -> Iterator[None]:
     """Expect that the `with` block leaves every global random generator as it is."""
-    before = _generator_states()
+    old_states = _generator_states()
     yield
     for name, (old, new) in zip(
-        ("random", "numpy", "torch"), zip(before, _generator_states(), strict=True), strict=True
+        ("random", "numpy", "torch"), zip(old_states, _generator_states(), strict=True), strict=True
     ):
         expect(old == new, f"{what} uses the global generator of {name}; draw with fedauc.keys instead")
 

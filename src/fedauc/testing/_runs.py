@@ -49,9 +49,9 @@ def check_rounds(recipe: Recipe) -> None:
 def check_determinism(recipe: Recipe) -> None:
     """The same seed gives the same bits, and another seed gives others."""
     first, second = (run_rounds(recipe)[-1].state.server for _ in range(2))
-    other = run_rounds(replace(recipe, seed=recipe.seed + 1))[-1].state.server
+    other_seed = run_rounds(replace(recipe, seed=recipe.seed + 1))[-1].state.server
     expect(same_bits(first, second), "two runs with one seed differ")
-    expect(not same_bits(first.shared, other.shared), "another seed gives the same run")
+    expect(not same_bits(first.shared, other_seed.shared), "another seed gives the same run")
 
 
 def check_isolation(recipe: Recipe) -> None:
@@ -59,7 +59,7 @@ def check_isolation(recipe: Recipe) -> None:
     clients, test = small_federation(), held_out()
     # Dropout draws from torch's global generator unless the engine keys it; BatchNorm has buffers to spoil.
     module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(0.5), nn.Linear(FEATURES, 1)).double().train()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state_before = {name: value.clone() for name, value in module.state_dict().items()}
     tensors = (clients.inputs, clients.labels, test.inputs, test.labels)
     arrays = (clients.rows, clients.offsets, *clients.census)
     tensors_before, arrays_before = [tensor.clone() for tensor in tensors], [array.copy() for array in arrays]
@@ -68,10 +68,10 @@ def check_isolation(recipe: Recipe) -> None:
     expect(all(map(torch.equal, tensors_before, tensors)), "training has changed the rows")
     expect(all(map(np.array_equal, arrays_before, arrays)), "training has changed the clients")
     expect(module.training, "training has changed the mode of the module")
-    unchanged = all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    unchanged = all(torch.equal(value, state_before[name]) for name, value in module.state_dict().items())
     expect(unchanged, "training has changed the module that it was given")
     expect(all(p.grad is None and p.requires_grad for p in module.parameters()), "the module's parameters have changed")
-    learned = not torch.equal(fitted.module.get_parameter("2.weight"), before["2.weight"])
+    learned = not torch.equal(fitted.module.get_parameter("2.weight"), state_before["2.weight"])
     expect(learned, "the fitted module is as it was")
 
 

@@ -135,8 +135,8 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
     client_state: Tree = ()
     for number in range(4):
         phase, cohort = make_phase(algorithm, number), Cohort(number, (0,), (1.0,))
-        given = (server.shared, server.anchor, server.private, client_state)
-        before = tree_map(torch.clone, given)
+        arguments = (server.shared, server.anchor, server.private, client_state)
+        arguments_before = tree_map(torch.clone, arguments)
         download = algorithm.dispatch(setting, server, cohort, phase)
         batches = [tree_at(batch, 0) for batch in draw_batches(number, download.per_client)]
         visited = visit_client(
@@ -145,7 +145,10 @@ def check_arguments_unchanged(algorithm: Algorithm) -> None:
         upload = average_uploads([visited.upload], cohort)
         sent = tree_map(torch.clone, upload)
         merged = algorithm.merge(setting, server, upload, cohort, phase)
-        expect(same_bits(before, given), "a method has changed the server's state or the client's state in place")
+        expect(
+            same_bits(arguments_before, arguments),
+            "a method has changed the server's state or the client's state in place",
+        )
         expect(same_bits(sent, upload), "merge has changed the upload in place")
         server, client_state = merged, visited.client_state
 

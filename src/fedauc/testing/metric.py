@@ -44,7 +44,7 @@ def check_text(metric: Metric) -> None:
             plugins.add_class(outsider)
         expect(parse_metric(metric.text) == metric, f"the text {metric.text!r} must give the metric back")
         others = [kind() for kind in find_metrics().values() if kind is not type(metric)]
-    taken = {column: other for other in others for column in other.columns}
+    taken = {column: known for known in others for column in known.columns}
     for column in metric.columns:
         expect(column not in taken, f"column {column!r} belongs to {taken.get(column)}; use another name")
     ends = 2 if metric.has_interval else 0
@@ -56,11 +56,11 @@ def check_text(metric: Metric) -> None:
 def check_measurement(metric: Metric, levels: int | None) -> None:
     """The value is a plain number, the same for every order of the rows, and the arrays stay as they were."""
     labels, scores = draw_rows(levels)
-    kept = labels.copy(), scores.copy()
+    copies = labels.copy(), scores.copy()
     with untouched_generators(f"metric {metric.text}"):
         measured = metric.measure(labels, scores)
     check_value(measured, "scores")
-    expect(np.array_equal(labels, kept[0]) and np.array_equal(scores, kept[1]), "measure changes its arguments")
+    expect(np.array_equal(labels, copies[0]) and np.array_equal(scores, copies[1]), "measure changes its arguments")
     order = keys.numpy_generator(0, "order").permutation(ROWS)
     shuffled = metric.measure(labels[order], scores[order])
     close = np.isclose(measured.value, shuffled.value, rtol=1e-12, atol=1e-12)

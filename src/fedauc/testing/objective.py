@@ -194,8 +194,8 @@ def check_absent_partners(objective: CompositionalObjective) -> None:
     value, slopes = anchor_loss_and_slopes(objective, active, empty)
     nothing = all(not bool(part.any()) for part in (value, slopes.positives, slopes.negatives))
     expect(nothing, "the loss and its slopes must be 0 without passive negatives")
-    kept = objective.update_anchors(passive.anchors, empty.partners, 0.5)
-    expect(torch.equal(kept.estimates, passive.anchors.estimates), "estimates must stay without passive negatives")
+    unchanged = objective.update_anchors(passive.anchors, empty.partners, 0.5)
+    expect(torch.equal(unchanged.estimates, passive.anchors.estimates), "estimates must stay without passive negatives")
 
 
 def check_anchor_stack(objective: CompositionalObjective) -> None:

@@ -40,8 +40,8 @@ def check_cohorts(participation: Participation, clients: Roster, rounds: int = R
     for round, cohort in enumerate(list_cohorts(participation.bind(clients, 0), rounds)):
         where = f"round {round}"
         expect(cohort.round == round, f"the cohort of {where} says that it is of round {cohort.round}")
-        whole = all(type(client) is int for client in (*cohort.clients, *cohort.absent))
-        expect(whole, f"{where}: clients must be plain integers, not those of numpy")
+        are_integers = all(type(client) is int for client in (*cohort.clients, *cohort.absent))
+        expect(are_integers, f"{where}: clients must be plain integers, not those of numpy")
         expect(list(cohort.clients) == sorted(set(cohort.clients)), f"{where}: clients must ascend, each once")
         expect(set(cohort.clients) | set(cohort.absent) <= holding, f"{where}: a client without rows takes part")
         expect(not set(cohort.clients) & set(cohort.absent), f"{where}: a client is present and absent")

@@ -54,12 +54,12 @@ class Adam(Wrapper):
         self, inner: Algorithm, network: Network, download: Download, local: Tree, carried: Moments, batch: Batch
     ) -> tuple[Tree, Tree, Tree]:
         """Adam's step along the direction of the inner step."""
-        before = inner.local_model(local).weights
+        old_weights = inner.local_model(local).weights
         local, emitted = inner.step(network, download, local, batch)
         if download.phase.scoring:
             return local, carried, emitted
         model, learning_rate = inner.local_model(local), download.phase.learning_rate
-        direction = (before - model.weights) / learning_rate
+        direction = (old_weights - model.weights) / learning_rate
         moments = Moments(
             self.beta1 * carried.first + (1 - self.beta1) * direction,
             self.beta2 * carried.second + (1 - self.beta2) * direction * direction,
@@ -67,5 +67,5 @@ class Adam(Wrapper):
             self.beta2 * carried.second_power,
         )
         scale = torch.sqrt(moments.second / (1 - moments.second_power)) + self.epsilon
-        weights = before - learning_rate * (moments.first / (1 - moments.first_power) / scale)
+        weights = old_weights - learning_rate * (moments.first / (1 - moments.first_power) / scale)
         return inner.replace_local_model(local, model._replace(weights=weights)), moments, emitted

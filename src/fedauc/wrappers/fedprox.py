@@ -29,10 +29,10 @@ class FedProx(Wrapper):
         self, inner: Algorithm, network: Network, download: Download, local: Tree, carried: Tree, batch: Batch
     ) -> tuple[Tree, Tree, Tree]:
         """The inner step, then the pull at the weights before it."""
-        before, sent = inner.local_model(local).weights, inner.extract_model(download.shared).weights
+        old_weights, sent = inner.local_model(local).weights, inner.extract_model(download.shared).weights
         local, emitted = inner.step(network, download, local, batch)
         if download.phase.scoring:
             return local, carried, emitted
         model = inner.local_model(local)
-        pulled = model.weights - download.phase.learning_rate * (self.mu * (before - sent))
+        pulled = model.weights - download.phase.learning_rate * (self.mu * (old_weights - sent))
         return inner.replace_local_model(local, model._replace(weights=pulled)), carried, emitted

@@ -35,10 +35,10 @@ class Momentum(Wrapper):
         self, inner: Algorithm, network: Network, download: Download, local: Tree, carried: Tree, batch: Batch
     ) -> tuple[Tree, Tree, Tree]:
         """The inner step, and β times the last change of the weights."""
-        before = inner.local_model(local).weights
+        old_weights = inner.local_model(local).weights
         local, emitted = inner.step(network, download, local, batch)
         if download.phase.scoring:
             return local, carried, emitted
         model = inner.local_model(local)
         weights = model.weights + self.beta * carried
-        return inner.replace_local_model(local, model._replace(weights=weights)), weights - before, emitted
+        return inner.replace_local_model(local, model._replace(weights=weights)), weights - old_weights, emitted

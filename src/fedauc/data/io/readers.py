@@ -99,8 +99,8 @@ def merge_roster_blocks(blocks: Iterable[Mapping[str, np.ndarray]], columns: Col
     for block in blocks:
         names, client = enumerate_names(as_names(block[columns.client], "client", len(block[columns.client])))
         for column, known in values.items():
-            found = find_client_values(client, names, column, block[column])
-            for name, value in zip(names.tolist(), found.tolist(), strict=True):
+            row_values = find_client_values(client, names, column, block[column])
+            for name, value in zip(names.tolist(), row_values.tolist(), strict=True):
                 if known.setdefault(name, value) != value:
                     both = f"{column} {known[name]!r} and {value!r}"
                     raise ValueError(f"client {name!r} has {both}; give all rows of a client the same {column}")
