@@ -112,9 +112,9 @@ def add_method(method: Any, module: str = "") -> None:
     """Register one method; another method of that name, of another module, is refused."""
     owner = module or method.algorithm.__module__
     check_name(f"a method of {owner}", method.name)
-    known = _REGISTRY.methods.get(method.name)
-    if known is not None and known.module != owner:
-        raise ValueError(name_clash("method", method.name, known.module, owner))
+    registered = _REGISTRY.methods.get(method.name)
+    if registered is not None and registered.module != owner:
+        raise ValueError(name_clash("method", method.name, registered.module, owner))
     _REGISTRY.methods[method.name] = Registered(method, owner)
     _REGISTRY.clear_caches()
 
@@ -268,7 +268,7 @@ def describe_error(error: BaseException) -> str:
 def registered_classes(base: type[T]) -> list[type[T]]:
     """The registered subclasses of a base class."""
     load_plugins()
-    return [known.item for known in _REGISTRY.classes.values() if issubclass(known.item, base)]
+    return [registered.item for registered in _REGISTRY.classes.values() if issubclass(registered.item, base)]
 
 
 def registered_methods() -> list[Registered]:
@@ -281,14 +281,14 @@ def plugin_of_class(member: type) -> str | None:
     """The module whose import registers a class: empty for the library's own, None where it is not registered."""
     if member.__module__.partition(".")[0] == LIBRARY:
         return ""
-    known = _REGISTRY.classes.get(describe_owner(member))
-    return known.module if known is not None and known.item is member else None
+    registered = _REGISTRY.classes.get(describe_owner(member))
+    return registered.module if registered is not None and registered.item is member else None
 
 
 def plugin_of_method(name: str) -> str:
     """The module whose import registers a method; empty for the library's own and for unknown ones."""
-    known = _REGISTRY.methods.get(name)
-    return known.module if known is not None else ""
+    registered = _REGISTRY.methods.get(name)
+    return registered.module if registered is not None else ""
 
 
 def package_of(module: str) -> str | None:

@@ -184,12 +184,12 @@ def describe_system_error(error: OSError, how_to_continue: str) -> str:
 
 def describe_memory_error(error: Exception) -> str:
     """What was asked of the memory of this machine, as far as the error says, and what to lower."""
-    asked = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)", str(error))
+    requested = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)", str(error))
     amount = "more memory than it may have"
-    if asked and asked[2] == "bytes":
-        amount = f"about {int(asked[1]) / 2**30:,.1f} GiB at once"
-    elif asked:
-        amount = f"about {asked[1]} {asked[2]} at once"
+    if requested and requested[2] == "bytes":
+        amount = f"about {int(requested[1]) / 2**30:,.1f} GiB at once"
+    elif requested:
+        amount = f"about {requested[1]} {requested[2]} at once"
     return f"error: the command needs {amount}: lower the rows, the model or the batch, or use a larger machine"
 
 
@@ -252,7 +252,7 @@ def describe_usage_error(error: Any) -> str:
     if near := getattr(error, "possibilities", None):
         # The parser lists them by the alphabet.
         option = error.option_name
-        near = sorted(near, key=lambda known: -difflib.SequenceMatcher(None, option, known).ratio())
+        near = sorted(near, key=lambda name: -difflib.SequenceMatcher(None, option, name).ratio())
         message = f"No such option: {option} (did you mean {' or '.join(near)}?)"
     if not message:
         return ""

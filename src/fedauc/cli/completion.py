@@ -42,11 +42,11 @@ def complete_from(names: Iterable[str], several: bool = False) -> Callable[[str]
     >>> complete_from(["clip", "quantize"], several=True)("clip,q")
     ['clip,quantize']
     """
-    known = list(names)
+    choices = list(names)
 
     def complete(incomplete: str) -> list[str]:
         earlier_names, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
-        return [f"{earlier_names}{comma}{name}" for name in known if name.startswith(last)]
+        return [f"{earlier_names}{comma}{name}" for name in choices if name.startswith(last)]
 
     return complete
 

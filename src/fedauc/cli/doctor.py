@@ -121,8 +121,8 @@ def check_extras() -> Iterator[Finding]:
             name, _, bounds, extra = match.groups()
             if extra not in INTERNAL_EXTRAS and name != "fedauc":
                 packages.setdefault(extra, []).append(name + bounds.strip())
-    for extra, wanted in packages.items():
-        versions = {text: _find_version(re.split(r"[<>=!~ ]", text)[0]) for text in wanted}
+    for extra, requirements in packages.items():
+        versions = {text: _find_version(re.split(r"[<>=!~ ]", text)[0]) for text in requirements}
         missing = [text for text, installed in versions.items() if installed is None]
         if missing:
             purpose = f"for {PURPOSES[extra]}: " if extra in PURPOSES else ""

@@ -278,10 +278,10 @@ def _print_metrics(scorer: Scorer, labels: list[np.ndarray], scores: np.ndarray,
     from fedauc.scoring.thresholds import measure_threshold
 
     classes = np.concatenate(labels)
-    known = classes >= 0
-    if not known.all():
-        print(f"{int((~known).sum())} rows without a label are left out", file=stream)
-    positive, values = classes[known], np.asarray(scores)[known]
+    is_labelled = classes >= 0
+    if not is_labelled.all():
+        print(f"{int((~is_labelled).sum())} rows without a label are left out", file=stream)
+    positive, values = classes[is_labelled], np.asarray(scores)[is_labelled]
     if positive.min(initial=1) == positive.max(initial=0):
         print(f"no AUC: all {len(positive)} labels are of one class", file=stream)
         return

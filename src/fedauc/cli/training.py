@@ -95,7 +95,9 @@ def add_config_options(command: Callable[..., None]) -> Callable[..., None]:
             command(texts=texts, **arguments)
 
     signature = inspect.signature(command, eval_str=True)
-    parameters = [known.replace(kind=keyword) for known in signature.parameters.values() if known.name != "texts"]
+    parameters = [
+        parameter.replace(kind=keyword) for parameter in signature.parameters.values() if parameter.name != "texts"
+    ]
     for option in options:
         declaration = typer.Option(
             *option_flags(option.name),
@@ -362,7 +364,9 @@ def list_members(
         members = sorted(list_kinds()[kind].items())
         origins = [plugin_of_class(member) or "" for _, member in members]
         for name, member in members:
-            parameters = [f"{known.name}={format_default(known.default)}" for known in list_parameters(member)]
+            parameters = [
+                f"{parameter.name}={format_default(parameter.default)}" for parameter in list_parameters(member)
+            ]
             rows.append((name, ", ".join(parameters) or "-", (member.__doc__ or "").split("\n")[0]))
     if any(origins):
         headers.append("from")

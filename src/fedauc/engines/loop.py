@@ -108,9 +108,9 @@ class LoopEngine(Simulator):
 
     def _visit_client(self, network: Network, download: Download, client: int) -> ClientVisit:
         algorithm, cached, fastest_step = self._algorithm, CachedForward(network), math.inf
-        known = client in self._client_states
+        has_state = client in self._client_states
         initial_state = self._uploads.initial_client_state
-        client_state = self._client_states[client] if known else initial_state(algorithm, download)
+        client_state = self._client_states[client] if has_state else initial_state(algorithm, download)
         local, emitted = algorithm.begin(download, algorithm_state(client_state)), []
         batches = self._draw_batches(download, client)
         loss = torch.full((), torch.nan)

@@ -69,12 +69,12 @@ class PersonalModels(NamedTuple):
 
     def report_unknown_clients(self, parts: Mapping[str, Examples | None]) -> None:
         """Say once how many rows belong to no training client, and so are scored with the initial head."""
-        known = set(self.names.astype(str).tolist())
+        training_names = set(self.names.astype(str).tolist())
         for part, rows in parts.items():
             if rows is None:
                 continue
             names = [] if rows.clients is None else rows.clients.astype(str).tolist()
-            unknown = len(rows.labels) - sum(name in known for name in names)
+            unknown = len(rows.labels) - sum(name in training_names for name in names)
             if unknown:
                 logging.getLogger("fedauc").warning(
                     "%d of the %d %s rows name no training client; they are scored with the initial head",

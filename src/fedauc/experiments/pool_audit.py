@@ -61,7 +61,7 @@ class RecordedPairwise(Pairwise):
     @staticmethod
     def of(algorithm: Pairwise) -> RecordedPairwise:
         """The same method, with its scores recorded."""
-        return RecordedPairwise(**{known.name: getattr(algorithm, known.name) for known in fields(Pairwise)})
+        return RecordedPairwise(**{setting.name: getattr(algorithm, setting.name) for setting in fields(Pairwise)})
 
     def step(self, network: Network, download: Download, local: Model, batch: Batch) -> tuple[Model, Tree]:
         """A local step, which emits the scores beside their histogram."""
@@ -125,15 +125,19 @@ class PoolRecorder:
 
     def list_visited_rounds(self) -> list[ReplayedRound]:
         """The rounds of the last cycle that clients came to."""
-        return [known for known in self._last_cycle if known.visits and not is_empty(known.visits.upload.pool)]
+        return [
+            visited_round
+            for visited_round in self._last_cycle
+            if visited_round.visits and not is_empty(visited_round.visits.upload.pool)
+        ]
 
     def rebuild_raw_pool(self) -> Passive:
         """The flat pool of each class that the last cycle's scores make up."""
         visited = self.list_visited_rounds()
         recent = [
-            RoundScores(torch.tensor(known.pending.cohort.clients), known.visits.upload.pool)
-            for known in visited
-            if known.visits is not None
+            RoundScores(torch.tensor(visited_round.pending.cohort.clients), visited_round.visits.upload.pool)
+            for visited_round in visited
+            if visited_round.visits is not None
         ]
         empty = torch.zeros(0)
         return rebuild_pool(self._training.setting, recent, visited[-1].pending.phase, Passive(empty, empty))
@@ -145,7 +149,7 @@ class PoolRecorder:
             released: ScoreHistogram = self._state.server.shared.pool
             return released
         model = self._training.algorithm.extract_model(self._state.server.shared)
-        values = {known.name: getattr(self._algorithm, known.name) for known in fields(Pairwise)}
+        values = {setting.name: getattr(self._algorithm, setting.name) for setting in fields(Pairwise)}
         binned = Pairwise(**{**values, "pool": "histogram"})
         ends = binned.init(self._training.setting, model).shared.pool.ends.double().cpu()
         masses = torch.stack([_bin_scores(scores.double().cpu(), ends, binned.pool_bins) for scores in raw])
@@ -195,8 +199,8 @@ class PoolRecorder:
         members = []
         for side, held in enumerate(self._training.setting.census):
             rows, rounds = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-            for number, known in enumerate(visited):
-                phase, numbers = known.pending.phase, np.array(known.pending.cohort.clients)
+            for number, visited_round in enumerate(visited):
+                phase, numbers = visited_round.pending.phase, np.array(visited_round.pending.cohort.clients)
                 drawn = draws.draw_cohort(numbers.tolist(), phase).rows[held[numbers] > 0]
                 positives = phase.batch.positives
                 part = drawn[..., :positives] if side == 0 else drawn[..., positives:]
@@ -214,8 +218,8 @@ class PoolRecorder:
         """Test rows of each class, with the round of their client; a round at random where that is not known."""
         round_of_client = {
             str(clients.names[client]): number
-            for number, known in enumerate(visited)
-            for client in known.pending.cohort.clients
+            for number, visited_round in enumerate(visited)
+            for client in visited_round.pending.cohort.clients
         }
         labels, others = test.labels.cpu().numpy(), []
         for side in range(2):
@@ -233,10 +237,10 @@ class PoolRecorder:
     ) -> np.ndarray:
         """Scores `[n]` of rows, each with the model that its round was sent."""
         scores = np.zeros(len(candidates.rounds))
-        for number, known in enumerate(visited):
+        for number, visited_round in enumerate(visited):
             chosen = np.flatnonzero(candidates.rounds == number)
             if len(chosen):
-                model = self._training.algorithm.extract_model(known.pending.server.shared)
+                model = self._training.algorithm.extract_model(visited_round.pending.server.shared)
                 index = torch.from_numpy(chosen).to(candidates.inputs.device)
                 outputs = network.predict(model, candidates.inputs[index])
                 scores[chosen] = self._algorithm.objective.to_scores(outputs).double().numpy()

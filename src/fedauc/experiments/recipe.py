@@ -174,7 +174,7 @@ class Recipe:
                 f"epsilon is {self.epsilon:g}; beyond {MOST_EPSILON:g} it promises nothing: use inf for no privacy"
             )
         for name in ("delta", "noise_source"):
-            default = next(known.default for known in fields(Recipe) if known.name == name)
+            default = next(setting.default for setting in fields(Recipe) if setting.name == name)
             if not self.is_private and getattr(self, name) != default:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but the run is not private; set epsilon as well")
         if protects_examples:
@@ -245,9 +245,9 @@ class Recipe:
         participation, algorithm = (_replace_fields(member, settings) for member in (participation, algorithm))
         if settings:
             _refuse_schedule_setting(next(iter(settings)), participation)
-            known = recipe_fields | _field_names(algorithm) | _field_names(participation)
+            valid_names = recipe_fields | _field_names(algorithm) | _field_names(participation)
             # Python has no --help that could list them.
-            lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(known), listed=len(known))
+            lookup(f"setting of {method}", next(iter(settings)), dict.fromkeys(valid_names), listed=len(valid_names))
         learning_rate = recipe.pop("learning_rate", defaults.learning_rate)
         built = Recipe(
             method=method, algorithm=algorithm, participation=participation, learning_rate=learning_rate, **recipe
@@ -324,9 +324,9 @@ def _refuse_schedule_setting(name: str, participation: Any) -> None:
     if not isinstance(participation, Participation):
         raise ValueError(f"participation is {participation!r}; it must be a Participation, such as Cyclic()")
     if any(name in _field_names(member) for member in find_participations().values()):
-        known = ", ".join(field.name for field in fields(participation)) or "no parameters"
+        parameters = ", ".join(field.name for field in fields(participation)) or "no parameters"
         schedule = getattr(participation, "name", type(participation).__name__)
-        raise ValueError(f"{name} is not a parameter of the participation {schedule!r}, which has: {known}")
+        raise ValueError(f"{name} is not a parameter of the participation {schedule!r}, which has: {parameters}")
 
 
 def _check_members(name: str, members: Any, kind: type) -> None:

@@ -80,13 +80,13 @@ def parse_metric(text: str) -> Metric:
     """
     name, at, rest = text.strip().partition("@")
     kind = lookup("metric", name, find_metrics())
-    known, values = list_fields(kind), rest.split(":") if at else []
-    if len(values) > len(known):
-        takes = f"takes {len(known)} ({', '.join(info.name for info in known)})" if known else "takes none"
+    options, values = list_fields(kind), rest.split(":") if at else []
+    if len(values) > len(options):
+        takes = f"takes {len(options)} ({', '.join(info.name for info in options)})" if options else "takes none"
         count = f"{len(values)} argument{'s' * (len(values) > 1)}"
         raise ValueError(f"metric {text!r} has {count}; {name} {takes}: write {kind().text}")
     arguments: dict[str, float] = {}
-    for info, value in zip(known, values, strict=False):
+    for info, value in zip(options, values, strict=False):
         try:
             arguments[info.name] = int(value) if info.type is int else float(value)
         except ValueError as error:

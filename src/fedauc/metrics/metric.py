@@ -48,7 +48,7 @@ class Metric(ABC):
     @property
     def text(self) -> str:
         """The name with the arguments: what a configuration holds and a table shows."""
-        arguments = ":".join(format(getattr(self, known.name), ".12g") for known in fields(self))
+        arguments = ":".join(format(getattr(self, setting.name), ".12g") for setting in fields(self))
         return f"{self.name}@{arguments}" if arguments else self.name
 
     @property

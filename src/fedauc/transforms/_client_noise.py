@@ -1,4 +1,4 @@
-"""The server's noise of `client-dp`, once the noise multiplier and the bands of a run are known."""
+"""The server's noise of `client-dp`, once the noise multiplier and the bands of a run are setting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NoisedClientDP(ClientDP):
     @staticmethod
     def of(transform: ClientDP, coefficients: tuple[float, ...], has_histogram: bool) -> NoisedClientDP:
         """A transform whose noise multiplier and bands are set."""
-        values: dict[str, Any] = {known.name: getattr(transform, known.name) for known in fields(ClientDP)}
+        values: dict[str, Any] = {setting.name: getattr(transform, setting.name) for setting in fields(ClientDP)}
         return NoisedClientDP(**values, coefficients=coefficients, has_histogram=has_histogram)
 
     def initial_server_state(self, shared: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""`secure-sum` once the cohorts of a run, its scale and its noise are known: what clients and sites compute with."""
+"""`secure-sum` once the cohorts of a run, its scale and its noise are setting: what clients and sites compute with."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class PreparedSecureSum(SecureSum):
     @staticmethod
     def of(transform: SecureSum, **values: Any) -> PreparedSecureSum:
         """A transform with these values of the run."""
-        options = {known.name: getattr(transform, known.name) for known in fields(SecureSum)}
+        options = {setting.name: getattr(transform, setting.name) for setting in fields(SecureSum)}
         return PreparedSecureSum(**{**options, **values})
 
     def to_options(self) -> SecureSum:
         """The transform as a recipe holds it."""
-        return SecureSum(**{known.name: getattr(self, known.name) for known in fields(SecureSum)})
+        return SecureSum(**{setting.name: getattr(self, setting.name) for setting in fields(SecureSum)})
 
     def to_plain(self) -> dict[str, Any]:
         """What a site needs besides the recipe, as JSON values; the secret stays."""
