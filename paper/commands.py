@@ -1,4 +1,4 @@
-"""The commands of `python -m paper`: list, run (or a table's own name), show, merge, table7 and report."""
+"""The commands of `python -m paper`: list, missing, run (or a table's own name), show, merge, table7 and report."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fedauc.data import find_datasets
 from fedauc.data.io.stored import MissingFiles, is_writable
 from fedauc.data.statistics import PAPER_COUNTS, count_classes
 from fedauc.discovery import lookup
+from fedauc.experiments.config import Config
 from fedauc.experiments.sweep import read_list, read_seeds
 from fedauc.files import write_atomically
 from fedauc.reports.caveats import caveat_sentence
@@ -86,6 +87,46 @@ def list_tables(scale: ScaleName = "paper") -> None:
         table.add_row(spec.name, spec.title, ", ".join(column.name for column in spec.columns))
     table.add_row("table7", "Table 7: data statistics", ", ".join(PUBLISHED))
     Console().print(table)
+
+
+@app.command("missing")
+def list_missing(
+    names: Annotated[list[str] | None, typer.Argument(help="Tables; every one by default.", show_default=False)] = None,
+    columns: Columns = "",
+    methods: Rows = "",
+    seeds: Seeds = "0,1,2",
+    scale: ScaleName = "paper",
+) -> None:
+    """List the runs that tables still need, with the hours that they take at the pace of the recorded runs.
+
+    A run that several tables need is counted in the first one. Rows without chosen settings are counted as tuning jobs,
+    whose runs come on top.
+
+    Example: [bold]python -m paper missing table3 table8[/bold]
+    """
+    chosen_scale, store = lookup("scale", scale, SCALES), _open_records()
+    builder = TableBuilder(store, chosen_scale, read_seeds(seeds))
+    table, counted, hours = (
+        _make_rich_table("table", "column", "runs", "missing", "to tune", "hours"),
+        set[Config](),
+        0.0,
+    )
+    for spec in _select_specs(names or list(TABLES), chosen_scale, columns, methods, ()):
+        for column in spec.columns:
+            cells = [CellSpec(row, column) for row in spec.rows]
+            runs = {config for cell in cells for case in builder.list_configs(cell) for config in case}
+            missing = {config for config in runs - counted if not store.is_complete(config, column.tested)}
+            untuned = {job for cell in cells if not builder.is_tuned(cell) for job in [TuningJob.for_cell(cell)]}
+            if not missing:
+                continue
+            counted |= missing
+            pace = store.seconds_per_cycle(next(iter(missing)).data.name)
+            needed = None if pace is None else pace * sum(config.recipe.cycles for config in missing) / 3600
+            hours += needed or 0.0
+            shown = "unknown" if needed is None else f"{needed:.1f}"
+            table.add_row(spec.name, column.name, f"{len(runs)}", f"{len(missing)}", f"{len(untuned)}", shown)
+    Console().print(table)
+    _print_line(f"{len(counted):,} runs are missing, about {hours:.1f} hours where a dataset has recorded runs")
 
 
 @app.command("report")

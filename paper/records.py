@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -218,6 +219,15 @@ class RecordStore:
     def has_runs(self, dataset: str, method: str) -> bool:
         """Whether any run of a method on a dataset has a record."""
         return any(json.loads(changes)["recipe"]["method"] == method for changes in self._read_records(dataset))
+
+    def seconds_per_cycle(self, dataset: str) -> float | None:
+        """The median over the recorded runs of a dataset; None if there are none."""
+        known = [
+            record.seconds / read_changes(json.loads(changes)).recipe.cycles
+            for changes, record in self._read_records(dataset).items()
+            if record.seconds and not record.stopped
+        ]
+        return statistics.median(known) if known else None
 
     def is_complete(self, config: Config, tested: bool) -> bool:
         """Whether nothing is left to run: there is a record, and ranks if the run is tested and did not stop."""

@@ -139,6 +139,11 @@ class TableBuilder:
         """The runs of a cell by case, with the settings that were chosen for its row."""
         return cell_configs(self.scale, cell, self.choices.chosen_settings(TuningJob.for_cell(cell)), self.seeds)
 
+    def is_tuned(self, cell: CellSpec) -> bool:
+        """Whether the settings of a cell are chosen, or there is nothing to choose."""
+        has_grid = grid_candidates(cell.row, TuningPlan.parse(cell.grid, self.scale).grid) != [{}]
+        return not has_grid or self.choices.find_or_inherit(TuningJob.for_cell(cell)) is not None
+
     def build(self, spec: TableSpec) -> Table:
         """A table from the records that there are."""
         cells, differences = dict[Key, Cell](), dict[tuple[str, str, str], Difference | None]()
@@ -169,8 +174,7 @@ class TableBuilder:
         runs = dict[Config, Record]()
         # Building a configuration takes milliseconds, and most of a report's runs may never have been started.
         started = self.store.has_runs(self.scale.datasets[column.dataset]["data"], row.method)
-        tunable = grid_candidates(row, TuningPlan.parse(cell.grid, self.scale).grid) != [{}]
-        if started and (not tunable or self.choices.find_or_inherit(job)):
+        if started and self.is_tuned(cell):
             for position, configs in enumerate(self.list_configs(cell)):
                 runs |= {config: record for config in configs if (record := self.store.find_record(config))}
                 cases[position] = [runs.get(config) for config in configs]

@@ -310,6 +310,22 @@ def test_a_table_runs_resumes_and_prints_the_same(inside: Path, capsys: pytest.C
     assert first.out.count("*") == 2, "one best row, and the legend"
     again = paper_command(capsys, *asked)
     assert again.out == first.out
+    # With a third seed each of the two rows needs one more run; the five rows that were not named have no record.
+    missing = (
+        "missing",
+        "table1",
+        "--scale",
+        "smoke",
+        "--columns",
+        "cifar10",
+        "--methods",
+        "cycp-fedavg,cycp-pairwise",
+    )
+    for seeds, count in (("0,1", 0), ("0,1,2", 2)):
+        listed = paper_command(capsys, *missing, "--seeds", seeds)
+        assert f"{count} runs are missing" in listed.out
+        assert ("table1" in listed.out) == bool(count)
+    assert paper_command(capsys, *missing[:-2], "--seeds", "0").out.splitlines()[-2].split()[2:5] == ["7", "5", "5"]
     assert {path: path.stat().st_mtime_ns for path in (inside / "paper" / "records").rglob("*.jsonl")} == files
 
 
