@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from fedauc.federation.in_process import AnsweringSite, InProcessGrid
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun, summarize_run
 from fedauc.federation.site_control import ControlledSite
+from fedauc.scoring.model_card import update_model_card
 from federation.hospital_tables import (
     HOSPITALS,
+    SCHEMA,
     make_controlled_sites,
     make_hospital,
     make_hospital_agreement,
@@ -63,6 +66,44 @@ def test_every_site_has_the_model_and_scores_raw_rows_with_it(
     assert len(thresholds) > 1
     shown = fedauc(capsys, "federation", "show", str(tmp_path / "run"))
     assert "model delivered to 3 of 3 sites" in shown.out
+
+
+def test_values_outside_the_agreed_ranges_are_named_when_rows_are_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A body temperature in Fahrenheit is not a hundred standard deviations away."""
+    columns = [
+        dataclasses.replace(column, minimum=25.0, maximum=45.0) if column.name == "temperature" else column
+        for column in SCHEMA.columns
+    ]
+    agreement = make_hospital_agreement(dataclasses.replace(SCHEMA, columns=tuple(columns)))
+    start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run", agreement).train_to_end()
+    folder = find_model(tmp_path / "sites", "north")
+    rows = make_hospital(9)
+    for name, temperature in (("celsius", rows["temperature"]), ("fahrenheit", 32 + 1.8 * rows["temperature"])):
+        rows.assign(temperature=temperature).to_csv(tmp_path / f"{name}.csv", index=False)
+        caplog.clear()
+        done = fedauc(capsys, "predict", str(folder), str(tmp_path / f"{name}.csv"), "--out", str(tmp_path / "out.csv"))
+        assert done.code == 0, done.err
+        known = int(temperature.notna().sum())
+        warning = (
+            f"column 'temperature' is outside its agreed range, 25 to 45 C, in {known} of 120 rows; check its unit"
+        )
+        assert (warning in caplog.text) == (name == "fahrenheit")
+        assert "'age' is outside" not in caplog.text
+
+
+def test_the_card_of_a_site_says_that_its_own_rows_were_used(tmp_path: Path) -> None:
+    agreement = make_hospital_agreement(validation_fraction=0.2)
+    start_hospital_run(make_controlled_sites(tmp_path / "sites"), tmp_path / "run", agreement).train_to_end()
+    folder = find_model(tmp_path / "sites", "north")
+    # Choosing another threshold keeps what the card says.
+    scorer = package.load(folder)
+    update_model_card(folder, scorer)
+    card = (folder / "MODEL_CARD.md").read_text()
+    assert "Platt scaling of the site's training rows. Training rows are fitted better than new ones" in card
+    assert "no validation rows" not in card
+    assert "added up" not in card
 
 
 def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> None:

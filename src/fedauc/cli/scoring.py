@@ -244,7 +244,7 @@ def _score_blocks(
     if others and not scorer.feature_names:
         raise ValueError(f"{others[0]!r} names a column, but the model takes arrays, which have none; leave it out")
     start, all_scores = 0, [np.zeros(0)]
-    unusual = None if scorer.encoder is None else UnusualColumns(scorer.encoder)
+    unusual = None if scorer.encoder is None else UnusualColumns(scorer.encoder, scorer.ranges)
     for block in iterate_tables(table, scorer, others):
         with counting_rows_from(start):
             scored = scorer.score_rows(block)

@@ -12,6 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,12 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedauc.data.dataset import LABEL_VALUES
 from fedauc.data.features import FeatureEncoder
 from fedauc.experiments.folder import describe_environment
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.saved_model import describe_settings, score_reference_rows
 from fedauc.federation.exchange import LOG as SERVER_LOG
 from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
+from fedauc.federation.schema import DataSchema
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_state import SiteRefusal
@@ -122,16 +125,19 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
     reference = score_reference_rows(network, delivered.model, clients, None, delivered.recipe.seed)
     if reference is None:
         raise SiteRefusal("the model gives embeddings, not scores: this site stores none")
-    encoder, label_values = None, ("0", "1")
+    encoder, schema, label_values = None, None, LABEL_VALUES
     if "schema" in header:
-        encoder = FeatureEncoder.from_document(header["encoder"])
-        label_values = (str(header["schema"]["negative"]), str(header["schema"]["positive"]))
+        encoder, schema = FeatureEncoder.from_document(header["encoder"]), DataSchema.from_header(header["schema"])
+        label_values = schema.label_values
     example = network.cast_inputs(data.inputs[:1]).cpu()
     try:
+        reference = reference._replace(part="site's training")
         scorer = make_scorer(module, delivered.config, example, reference, encoder, label_values)
     except ValueError as error:
         LOG.error("the model is not stored, because %s", error)
         raise SiteRefusal("this site's own rows do not suffice to choose a threshold; see its log") from error
+    if schema is not None:
+        scorer = replace(scorer, ranges=schema.ranges)
     # A site has one process at a time; what a killed one has left is removed by the next.
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)

@@ -26,6 +26,7 @@ from fedauc.data.raw_tables import convert_column, infer_kind
 from fedauc.experiments.config import from_plain, to_plain
 from fedauc.federation.toml_files import read_toml_file
 from fedauc.scoring.scorer import match_labels
+from fedauc.scoring.unusual_columns import ColumnRange
 from fedauc.version import VERSION
 
 SCHEMA_FILE = "schema.toml"
@@ -83,11 +84,9 @@ class SchemaColumn:
         return not self.categories if self.kind == "category" else self.scale is None
 
     @property
-    def range_text(self) -> str:
-        """The allowed range in words, such as `0 to 120 years`."""
-        low, high = (None if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum))
-        words = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
-        return f"{words} {self.unit}".strip()
+    def range(self) -> ColumnRange:
+        """The allowed values."""
+        return ColumnRange(self.name, self.minimum, self.maximum, self.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +110,12 @@ class DataSchema:
             raise ValueError(f"the schema lists {repeated[0]!r} twice; give every column one part")
         if self.negative == self.positive:
             raise ValueError(f"the label's values are both {self.positive!r}; give two different ones")
+
+    @property
+    def ranges(self) -> tuple[ColumnRange, ...]:
+        """The ranges of the columns that have one."""
+        has_range = [(column.minimum, column.maximum) != (None, None) for column in self.columns]
+        return tuple(column.range for column, known in zip(self.columns, has_range, strict=True) if known)
 
     @property
     def label_values(self) -> tuple[str, str]:
@@ -243,13 +248,11 @@ def _check_column(values: np.ndarray, column: SchemaColumn) -> tuple[RawColumn |
         if unknown:
             rule = f"{where} holds categories that are not in the schema"
             problems.append(SchemaProblem(rule, ", ".join(map(repr, unknown[:5]))))
-    low = -math.inf if column.minimum is None else column.minimum
-    high = math.inf if column.maximum is None else column.maximum
     if column.kind in ("number", "boolean"):
         if column.kind == "boolean":
             wrong, words = is_known & (raw.values != 0) & (raw.values != 1), "true and false (or 1 and 0)"
         else:
-            wrong, words = is_known & ((raw.values < low) | (raw.values > high)), column.range_text
+            wrong, words = column.range.find_outside(raw.values), str(column.range)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             detail = f"{int(wrong.sum())} rows, the first {raw.values[row]:g} at {name_row(row)}"

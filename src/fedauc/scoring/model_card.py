@@ -186,24 +186,23 @@ def _describe_sites(facts: CardFacts) -> str:
 
 def _describe_calibration(scorer: Scorer, tested: tuple[np.ndarray, np.ndarray] | None) -> str:
     names = {"platt": "Platt scaling", "isotonic": "Isotonic calibration"}
-    lines = [
-        "## Calibration",
-        "",
-        f"{names[scorer.calibration.name]} of the {scorer.calibrated_on} rows, fitted on histograms of the sites' "
-        "scores that were added up.",
-    ]
-    if scorer.calibrated_on == "training":
-        lines[-1] += (
-            " There were no validation rows; training rows are fitted better than new ones, so that probabilities may "
-            "be too extreme."
-        )
+    part = scorer.calibrated_on
+    fitted = f"{names[scorer.calibration.name]} of the {part} rows"
+    if part != "site's training":
+        fitted += ", fitted on histograms of the sites' scores that were added up"
+    lines = ["## Calibration", "", f"{fitted}."]
+    held_out = "held-out" if part == "site's training" else "test"
+    if part == "training":
+        lines[-1] += " There were no validation rows."
+    if part != "validation":
+        lines[-1] += " Training rows are fitted better than new ones, so that probabilities may be too extreme."
     if tested is not None:
         labels, scores = tested
         probabilities = scorer.calibration.probabilities(scores)
         constant = np.full(len(labels), np.mean(labels))
         lines += [
             "",
-            f"On the test rows the calibration error (ten groups of equal size) is "
+            f"On the {held_out} rows the calibration error (ten groups of equal size) is "
             f"{measure_calibration_error(labels, probabilities):.4f}, and the Brier score "
             f"{measure_brier_score(labels, probabilities):.5f}; a constant probability would have "
             f"{measure_brier_score(labels, constant):.5f}.",

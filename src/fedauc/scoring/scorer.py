@@ -30,6 +30,7 @@ from fedauc.models import find_models
 from fedauc.models.model import ModelConfig
 from fedauc.scoring.calibration import Calibration, fit_calibration, read_calibration
 from fedauc.scoring.thresholds import OperatingPoint, choose_by_fpr
+from fedauc.scoring.unusual_columns import ColumnRange
 from fedauc.version import VERSION
 
 FORMAT = 1
@@ -40,7 +41,8 @@ SCORER_FILE, REFERENCE_FILE = "scorer.json", "reference_scores.npz"
 BLOCK = 8192
 """How many rows are scored at once."""
 
-Part = Literal["validation", "training"]
+Part = Literal["validation", "training", "site's training"]
+"""The rows that calibration and thresholds come from; in a real federation they are those of one site."""
 
 
 class ReferenceRows(NamedTuple):
@@ -66,7 +68,7 @@ class Scorer:
 
     `model` builds the module, or is None where the module is the user's own. `input_dtype` is the type that the module
     takes, and `input_shape` that of a row of its inputs. Without an encoder, rows are arrays of that shape, or tables
-    with the columns `column_names`.
+    with the columns `column_names`. `ranges` are those that the sites of a federation have agreed on.
     """
 
     module: nn.Module
@@ -80,6 +82,7 @@ class Scorer:
     label_values: tuple[str, str] = ("0", "1")
     reference: ReferenceRows | None = None
     column_names: tuple[str, ...] = ()
+    ranges: tuple[ColumnRange, ...] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -165,6 +168,7 @@ class Scorer:
             "label_values": list(self.label_values),
             "encoder": None if self.encoder is None else self.encoder.to_document(),
             "column_names": list(self.column_names),
+            "ranges": [asdict(column) for column in self.ranges],
             **self._describe_decision(),
         }
 
@@ -260,6 +264,7 @@ def _read_scorer(path: Path, document: Mapping[str, Any]) -> Scorer:
         tuple(document["label_values"]),
         _read_reference(path / REFERENCE_FILE, document["calibrated_on"]),
         tuple(document["column_names"]),
+        tuple(ColumnRange(**column) for column in document.get("ranges", [])),
     )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from fedauc.data.features import CategoryColumn, FeatureEncoder
@@ -13,11 +17,42 @@ DEVIATIONS = 100.0
 """Standard deviations from the training mean beyond which a number is taken to be in another unit."""
 
 
-class UnusualColumns:
-    """Counts, over blocks of rows, the values that are missing, unknown or far from those of the training rows."""
+@dataclass(frozen=True)
+class ColumnRange:
+    """The values that a column of numbers may have, as the sites of a federation have agreed."""
 
-    def __init__(self, encoder: FeatureEncoder) -> None:
+    name: str
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str = ""
+
+    def __str__(self) -> str:
+        """The range in words.
+
+        >>> str(ColumnRange("age", 0.0, 120.0, "years")), str(ColumnRange("dose", minimum=0.0))
+        ('0 to 120 years', 'at least 0')
+        """
+        low, high = (None if bound is None else f"{bound:.12g}" for bound in (self.minimum, self.maximum))
+        words = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
+        return f"{words} {self.unit}".strip()
+
+    def find_outside(self, values: np.ndarray) -> np.ndarray:
+        """Which values are outside; missing ones are not."""
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
+        return (values < low) | (values > high)
+
+
+class UnusualColumns:
+    """Counts, over blocks of rows, the values that are missing, unknown or far from those of the training rows.
+
+    Of columns with an agreed range it counts the values outside, too.
+    """
+
+    def __init__(self, encoder: FeatureEncoder, ranges: Sequence[ColumnRange] = ()) -> None:
         self._encoder = encoder
+        self._ranges = {column.name: column for column in ranges}
+        self._outside = dict.fromkeys(self._ranges, 0)
         self._rows = 0
         self._counts: dict[tuple[str, str], int] = {}
 
@@ -38,6 +73,8 @@ class UnusualColumns:
                 )
             else:
                 values = next(number_columns)
+                if column.name in self._ranges:
+                    self._outside[column.name] += int(self._ranges[column.name].find_outside(values).sum())
                 distance = np.abs(values - column.shift) > DEVIATIONS * column.scale
                 self._count(column.name, "missing", np.isnan(values))
                 self._count(
@@ -45,11 +82,17 @@ class UnusualColumns:
                 )
 
     def describe(self) -> list[str]:
-        """A line for each column that is unusual in at least half of the rows."""
-        return [
+        """A line for each column that is unusual in at least half of the rows, or outside its agreed range in any."""
+        lines = [
             f"column {name!r} is {what} in {count:,} of {self._rows:,} rows; check where they come from"
             for (name, what), count in self._counts.items()
             if count >= max(1.0, SHARE * self._rows)
+        ]
+        return lines + [
+            f"column {name!r} is outside its agreed range, {self._ranges[name]}, in {count:,} of {self._rows:,} rows; "
+            "check its unit"
+            for name, count in self._outside.items()
+            if count
         ]
 
     def _count(self, name: str, what: str, rows: np.ndarray) -> None:
