@@ -33,6 +33,7 @@ from fedauc.transforms.client_dp import ClientDP
 from fedauc.transforms.secure_sum import SecureSum
 from federation.hospital_tables import HOSPITALS, make_controlled_sites, make_hospital_agreement, start_hospital_run
 from federation.memory_grid import (
+    NAMES,
     MemoryGrid,
     collect_rounds,
     create_run,
@@ -118,6 +119,28 @@ def count_pairs(scores: np.ndarray, labels: np.ndarray) -> float:
     """The AUC as its definition says: the mean wins over all pairs, ties counted one half."""
     positives, negatives = scores[labels == 1], scores[labels == 0]
     return float(np.mean([(p > n) + (p == n) / 2 for p in positives for n in negatives]))
+
+
+# ------------------------------------------------------------------------------------------- rows that are too few
+
+
+def test_a_site_with_too_few_validation_rows_is_evaluated_on_its_test_rows(tmp_path: Path) -> None:
+    """Site 0 holds out 4 of its positives for validation, and its policy asks for 5; of test rows it has enough."""
+    grid = make_choosing_grid(tmp_path / "sites")
+    site = grid.sites[NAMES[0]]
+    assert isinstance(site, Site)
+    site._policy = SCORES._replace(minimum_rows=5)
+    agreement = make_choosing_agreement(keep="last", patience=None)
+    run = create_run(agreement, grid, tmp_path / "run")
+    run.train_to_end()
+    everybody = create_run(agreement, make_choosing_grid(tmp_path / "all"), tmp_path / "everybody")
+    everybody.train_to_end()
+    for record, expected in zip(run.folder.read_records(), everybody.folder.read_records(), strict=True):
+        assert (record["auc"], record["test_sites"]) == (expected["auc"], expected["test_sites"])
+        assert record["validation_sites"] == expected["validation_sites"] - 1
+        assert record["validation_positives"] == expected["validation_positives"] - 4
+        assert "missing" not in record
+    assert summarize_run(tmp_path / "run")["quarantine"] == {}
 
 
 # ------------------------------------------------------------------------------------------------- as in a simulation

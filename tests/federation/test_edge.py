@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import time
 import zipfile
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,11 +56,66 @@ def test_a_large_body_travels_as_one_array(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.array_equal(flower.payload_from_records(records).body, payload.body)
 
 
-def test_the_server_asks_again_soon_for_parts_of_a_reply_that_are_on_their_way() -> None:
-    from flwr.superlink.grid import http_grid
+class ListingClient:
+    """A SuperLink that lists replies; the parts of some are never there."""
 
-    flower.shorten_object_backoff()
-    assert http_grid.pull_objects.keywords == {"initial_backoff": flower.OBJECT_BACKOFF}
+    def __init__(self, replies: Mapping[str, Any], incomplete: Collection[str]) -> None:
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+        self.replies, self.confirmed, self.asked = dict(replies), list[str](), list[list[str]]()
+        self.trees = {name: get_object_tree(message) for name, message in replies.items()}
+        self.contents = {
+            part: value.deflate()
+            for name, message in replies.items()
+            if name not in incomplete
+            for part, value in get_all_nested_objects(message).items()
+        }
+
+    def PullMessages(self, request: Any) -> Any:
+        """List a reply once, as the SuperLink does."""
+        self.asked.append(list(request.message_ids))
+        names = [name for name in request.message_ids if name in self.replies]
+        messages = [self.replies.pop(name) for name in names]
+        envelopes = [
+            SimpleNamespace(metadata=SimpleNamespace(message_id=message.object_id, reply_to_message_id=name))
+            for name, message in zip(names, messages, strict=True)
+        ]
+        return SimpleNamespace(messages_list=envelopes, message_object_trees=[self.trees[name] for name in names])
+
+    def PullObject(self, request: Any) -> Any:
+        """A part, if it is there."""
+        content = self.contents.get(request.object_id)
+        return SimpleNamespace(object_found=True, object_available=content is not None, object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        """Remember which messages the server has."""
+        self.confirmed.append(request.message_object_id)
+
+
+def test_a_reply_whose_parts_never_come_delays_no_other_reply() -> None:
+    """Its site was killed while it sent the reply. Flower's own grid would wait for minutes, and with it the server."""
+    from flwr.app import Message
+    from flwr.proto.node_pb2 import Node
+
+    replies = {}
+    for name in ("complete", "incomplete"):
+        reply = Message(flower.payload_to_records(pack_payload({"kind": name})), reply_to=make_flower_message())
+        reply.metadata.__dict__["_reply_to_message_id"] = name
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        replies[name] = reply
+    client = ListingClient(replies, ["incomplete"])
+    grid: Any = SimpleNamespace(_runtime_client=client, node=Node(node_id=1), run=SimpleNamespace(run_id=1))
+    pulled, flower_grid, end = list[Any](), flower.FlowerGrid(grid), time.monotonic() + 10
+    while not pulled and time.monotonic() < end:
+        began = time.monotonic()
+        pulled = flower_grid.pull_replies(["incomplete", "complete"])
+        assert time.monotonic() - began < 1, "no call waits"
+        time.sleep(0.01)
+    assert [(reply.message_id, reply.payload.read_header()["kind"]) for reply in pulled] == [("complete", "complete")]
+    assert len(client.confirmed) == 1
+    # A reply that is being fetched is not asked for again.
+    flower_grid.pull_replies(["incomplete", "later"])
+    assert client.asked[-1] == ["later"]
 
 
 @pytest.mark.parametrize("text", ['data="rows.csv"', 'state="state"', "data=rows.csv state=state"])
@@ -129,7 +187,7 @@ def test_records_of_an_unknown_kind_become_a_reply_that_is_refused() -> None:
 
     asked = make_flower_message()
     for records in (RecordDict(), RecordDict({"facts": ConfigRecord({"text": 3})})):
-        reply = flower.FlowerGrid(None)._read_reply(Message(records, reply_to=asked))
+        reply = flower.read_reply(Message(records, reply_to=asked))
         assert isinstance(reply.payload, Payload)
         with pytest.raises(ValueError, match="the header is a str"):
             reply.payload.read_header()

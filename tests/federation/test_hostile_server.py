@@ -18,6 +18,7 @@ from fedauc.federation.owner_policy import OwnerPolicy
 from fedauc.federation.run_plan import describe_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_control import ControlledSite, SiteHome
+from fedauc.federation.site_report import describe_report
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.participation.cyclic import Cyclic
 from fedauc.privacy.secure_sum import create_session_id
@@ -271,6 +272,10 @@ def test_few_held_out_rows_are_not_evaluated(honest: Messages, plan: dict[str, A
     assert ask(site, honest["visit"][0], plan=plan) == ("visit", "")
     kind, reason = ask(site, honest["evaluate"][0])
     assert (kind, "held-out positives, but fewer than the 15" in reason) == ("refusal", True)
+    # The site's own report, which stays there, has the evaluation.
+    state = tmp_path / "sites" / "north" / "state"
+    assert any("AUC 0." in line for line in describe_report(state, honest["evaluate"][0].read_header()["run"]))
+    assert read_entries(state)[-1]["rule"] == "refused by rows.minimum_per_class"
 
 
 def test_a_private_run_tells_no_exact_sums_and_counts(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ EVALUATIONS: dict[str, tuple[Change, list[int], str]] = {
 
 @pytest.mark.parametrize("case", EVALUATIONS)
 def test_an_implausible_evaluation_is_refused_and_counts(
-    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cycles end with rounds 2 and 5. The other sites' AUC is that of a run without the site's held-out rows."""
     change, rounds, reason = EVALUATIONS[case]
@@ -338,6 +338,13 @@ def test_an_implausible_evaluation_is_refused_and_counts(
     first = rounds[0] // 3
     assert [record["test_sites"] for record in records] == [8] * first + [7] * (3 - first)
     assert "site-4" in list_quarantined(RunFolder(tmp_path / "run"))
+    # The record and the summary say so.
+    assert [list(record.get("missing", {})) for record in records] == [
+        ["site-4"] * (cycle == first) for cycle in range(3)
+    ]
+    shown = fedauc(capsys, "federation", "show", str(tmp_path / "run"))
+    assert "site-4: no scores in 1 of 3 evaluations; last: " in shown.out
+    assert shown.out.count("no scores in") == 1
 
 
 def test_held_out_counts_survive_a_resume(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedauc.experiments.checkpoint import Checkpoint, Checkpointer
 from fedauc.experiments.folder import RunFolder
 from fedauc.federation.agreement import FederationAgreement, SiteEntry
 from fedauc.federation.registration import register_sites
-from fedauc.federation.server import FederatedRun
+from fedauc.federation.server import FederatedRun, write_failure
 from fedauc.federation.site import SitePolicy
 from fedauc.federation.site_data import SiteData
 from fedauc.guards import TrainingStopped
@@ -171,6 +171,12 @@ def test_without_any_site_the_run_does_not_begin(tmp_path: Path) -> None:
     grid.offline = set(NAMES)
     with pytest.raises(TrainingStopped, match="no site has answered within 10 s"):
         register_sites(make_exchange(grid, agreement))
+
+
+def test_why_a_run_could_not_begin_is_forgotten_when_it_begins(tmp_path: Path) -> None:
+    write_failure(tmp_path / "run", ValueError("site 'site-0' was offline"))
+    create_run(make_agreement("cycp-fedavg"), make_grid(tmp_path / "sites"), tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_sites_with_other_features_are_named(tmp_path: Path) -> None:

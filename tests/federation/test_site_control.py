@@ -19,6 +19,7 @@ from cli_helpers import fedauc
 from fedauc.cli.federation_site import plan
 from fedauc.experiments.config import to_plain
 from fedauc.experiments.recipe import Recipe
+from fedauc.federation import site_control
 from fedauc.federation.agreement import FederationAgreement
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
 from fedauc.federation.delivery import MODEL_FOLDER
@@ -34,7 +35,15 @@ from fedauc.federation.owner_policy import (
 from fedauc.federation.run_plan import check_against_plan, describe_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.server import FederatedRun
-from fedauc.federation.site_control import MOST_PLANS, ControlledSite, SiteHome, read_owner_policy, sum_budgets
+from fedauc.federation.site_control import (
+    MOST_PLANS,
+    ControlledSite,
+    SiteHome,
+    answer_at_site,
+    read_owner_policy,
+    sum_budgets,
+)
+from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_report import SiteReport, describe_report, list_reports
 from fedauc.federation.site_state import SiteRefusal
 from fedauc.federation.versions import stamp_version
@@ -49,6 +58,7 @@ from fedauc.transforms.clip import Clip
 from fedauc.transforms.secure_sum import SecureSum
 from fedauc.wrappers.example_dp import ExampleDP
 from federation.hospital_tables import (
+    SCHEMA,
     make_controlled_sites,
     make_hospital_agreement,
     make_hospital_sites,
@@ -267,6 +277,84 @@ def test_a_site_asks_for_the_plan_of_a_run_that_it_has_not_admitted(tmp_path: Pa
     header = site.answer_message(Payload("[" * 100_000, np.zeros(0, np.uint8))).read_header()
     assert header["kind"] == "refusal"
     assert verify_log(tmp_path / "sites" / "north" / "state").head.entries == 6
+
+
+def test_a_run_that_has_trained_is_not_forgotten_for_others_that_were_only_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site would forget how many rounds a cycle of that run has, and accept another number."""
+    monkeypatch.setattr(site_control, "MOST_RUNS", 3)
+    home, plan = SiteHome(tmp_path), read_plan(describe_plan(make_hospital_agreement()))
+    home.admit_run("trained", plan, is_chosen=False)
+    home.begin_training("trained", 3, plan.recipe, OwnerPolicy())
+    for number in range(5):
+        home.admit_run(f"proposed{number}", plan, is_chosen=False)
+    assert list(home.read_runs()) == ["trained", "proposed3", "proposed4"]
+
+
+def test_settings_that_cannot_be_read_are_a_refusal_in_the_audit_log(tmp_path: Path) -> None:
+    """A policy file that is missing; the log must not have gaps where a site answers anything."""
+    state, config = tmp_path / "state", {"state": str(tmp_path / "state"), "policy": str(tmp_path / "missing.toml")}
+
+    def load_nothing() -> SiteData:
+        raise AssertionError("no row is read")
+
+    message = pack_payload({"kind": "register", "run": "r1"})
+    for expected in (1, 2):
+        answer = answer_at_site(config, message, load_nothing).read_header()
+        reason = "this site's settings cannot be read; see the site's log"
+        assert (answer["kind"], answer["reason"]) == ("refusal", reason)
+        report = verify_log(state)
+        assert (report.problem, report.head.entries) == ("", expected)
+    entry = read_entries(state)[-1]
+    assert (entry["rule"], entry["asked"], entry["run"]) == (
+        "refused by settings that cannot be read",
+        "register",
+        "r1",
+    )
+    write_file(tmp_path / "missing.toml", "[hours]\nopen = []")
+    assert answer_at_site(config, message, load_nothing).read_header()["kind"] == "missing-state"
+
+
+def test_settings_that_cannot_be_read_are_withheld_where_the_log_cannot_be_written(tmp_path: Path) -> None:
+    folder = write_file(tmp_path / "state", "a file, so that no folder can be made")
+    config = {"state": str(folder), "policy": str(tmp_path / "missing.toml")}
+    answer = answer_at_site(config, pack_payload({"kind": "register", "run": "r1"}), lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert answer.read_header()["reason"] == "this site cannot write its audit log; see its own log"
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ('[runs]\napproval = "listed"', "runs.plans"),
+        ('[runs]\napproval = "required"', "runs.approval"),
+        ('[methods]\nmethods = ["scaffold"]', "methods.methods"),
+        ('[methods]\nobjectives = ["square"]', "methods.objectives"),
+        ("[privacy]\nepsilon = 2.0", "privacy.epsilon"),
+        ('[hours]\nopen = ["mon 00:00-00:01"]', "hours.open"),
+        ("[disclosure]\nsums = false", "disclosure.sums"),
+    ],
+)
+def test_the_audit_log_names_the_rule_that_refused(policy: str, rule: str, tmp_path: Path) -> None:
+    site = make_controlled_sites(tmp_path / "sites", policy)["north"]
+    site._now = lambda: datetime.datetime(2026, 1, 6, 12, tzinfo=datetime.UTC)
+    plan = describe_plan(make_hospital_agreement())
+    message = {"kind": "summarize", "run": "r1", "plan": plan, "schema": plan["schema"], "site": "north"}
+    answer = site.answer_message(pack_payload({**message, "needed": ["ward"], "asks_sums": True}))
+    (entry,) = read_entries(tmp_path / "sites" / "north" / "state")
+    assert (answer.read_header()["kind"], entry["rule"]) == ("refusal", f"refused by {rule}")
+    assert entry["reason"] == answer.read_header()["reason"]
+
+
+def test_the_audit_log_names_the_plan_and_the_schema_as_rules(tmp_path: Path) -> None:
+    site = make_controlled_sites(tmp_path / "sites")["north"]
+    plan = describe_plan(make_hospital_agreement())
+    message = {"kind": "summarize", "run": "r1", "schema": plan["schema"], "site": "north", "needed": []}
+    site.answer_message(pack_payload({**message, "plan": plan, "validation_fraction": 0.5}))
+    narrow = describe_plan(make_hospital_agreement(replace(SCHEMA, columns=SCHEMA.columns[1:])))
+    site.answer_message(pack_payload({**message, "run": "r2", "plan": narrow, "schema": narrow["schema"]}))
+    rules = [entry["rule"] for entry in read_entries(tmp_path / "sites" / "north" / "state")]
+    assert rules == ["refused by the plan of the run", "refused by schema"]
 
 
 def test_a_site_that_has_lost_its_folder_is_sent_the_plan_and_takes_part_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedauc.data.clients import Examples
 from fedauc.federation.delivery import MODEL_FOLDER
 from fedauc.federation.owner_policy import OpeningHours, OwnerPolicy
 from fedauc.federation.serialization import Payload
-from fedauc.federation.site import Site, refuse_after_error
+from fedauc.federation.site import Site, answer_failure
 from fedauc.federation.site_control import ControlledSite
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_report import SiteReport
@@ -89,7 +89,7 @@ class SimulatedSite(Machine):
                 answer, is_opened = self._open_site().answer_message(payload), True
             except OSError as error:
                 # As the adapters of the message services do where a site cannot be opened.
-                answer, is_opened = refuse_after_error(error), False
+                answer, is_opened = answer_failure(error), False
             digest = hashlib.sha256(answer.header_text.encode() + answer.body.tobytes()).hexdigest()
             header, asked = answer.read_header(), payload.read_header()
             if header["kind"] == "visit":

@@ -133,6 +133,17 @@ def run(
         raise TrainingStopped(_describe_outcome(outcome))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(context: typer.Context) -> None:
+    """Start Flower's SuperLink, set up for large models. Its options are those that `flower-superlink --help` shows.
+
+    Example: [bold]fedauc federation superlink --port 9092 --database superlink.db --enable-supernode-auth[/bold]
+    """
+    find_program("flower-superlink")
+    # As for a site: this process has imported torch, which the SuperLink does not need.
+    os.execv(sys.executable, [sys.executable, "-m", "fedauc.federation.superlink", *context.args])
+
+
 @app.command()
 def site(
     superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="The server's SuperLink.")],
@@ -257,6 +268,9 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
         reason = f"; last: {summary['reasons'][name]}" if name in summary["reasons"] else ""
         answered = ", ".join(f"{status} {count}" for status, count in counts.items())
         lines.append(f"{name}: {answered}{reason}")
+        if missing := summary["missing_evaluations"].get(name):
+            evaluations = f"{missing['count']} of {len(summary['records'])} evaluations"
+            lines.append(f"{name}: no scores in {evaluations}; last: {missing['reason']}")
     lines += [f"{name} {text}" for name, text in summary["quarantine"].items()]
     return lines
 

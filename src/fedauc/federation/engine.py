@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
@@ -296,24 +296,29 @@ class FederatedEngine(Engine):
                 raise SiteDeclined("it had not registered when the run began, and takes no part in it")
             raise AnswerRefused(f"it now holds {received!r} positives and negatives; it registered {counts}")
 
-    def check_held_out_counts(self, client: int, counts: Mapping[str, tuple[int, int]]) -> None:
+    def check_held_out_counts(
+        self, client: int, counts: Mapping[str, tuple[int, int]], withheld: Collection[str] = ()
+    ) -> None:
         """Refuse scores of other held-out rows than those of a site's first evaluation: positives and negatives.
 
-        Validation rows must also be as many as follow from the site's rows to train on.
+        Validation rows must also be as many as follow from the site's rows to train on. Nothing is known of the parts
+        that a site has withheld.
         """
         fraction = self._exchange.policy.validation_fraction
         validation = dict(zip(("positives", "negatives"), counts.get("validation", (0, 0)), strict=True))
         for (name, rows), side in zip(validation.items(), self._census or (), strict=False):
-            if rows != count_held_out(int(side[client]) + rows, fraction):
+            if "validation" not in withheld and rows != count_held_out(int(side[client]) + rows, fraction):
                 problem = f"it sends scores of {rows} validation {name}, and trains on {side[client]}"
                 raise AnswerRefused(f"{problem}; a part of {fraction:g} of a class is not that")
         for part, known in self._held_out_counts.items():
             first, sent = tuple(known[client].tolist()), counts.get(part, (0, 0))
-            if NEVER not in first and sent != first:
+            if part not in withheld and NEVER not in first and sent != first:
                 name = "held-out" if part == "test" else part
                 problem = f"it sends scores of {sent[0]} {name} positives and {sent[1]} negatives"
                 raise AnswerRefused(f"{problem}; before they were {first[0]} and {first[1]}")
         for part, known in self._held_out_counts.items():
+            if part in withheld:
+                continue
             # The tensors of a record that was read before stay as they were.
             self._held_out_counts[part] = known.clone()
             self._held_out_counts[part][client] = torch.tensor(counts.get(part, (0, 0)))

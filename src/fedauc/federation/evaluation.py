@@ -68,7 +68,8 @@ def evaluate_at_sites(
     Sites in quarantine are not asked. The engine knows the class counts of every site, which must stay what they were.
 
     `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. `site_auc` lists the sites
-    that share their own AUC. Where sites hold out validation rows there are the same columns of these.
+    that share their own AUC, and `missing` those whose scores are not used, with the reason. Where sites hold out
+    validation rows there are the same columns of these.
     """
     requested = exchange.policy.evaluation
     if requested == "none":
@@ -89,6 +90,8 @@ def evaluate_at_sites(
     record, names = _describe_part(test, "test"), {client: exchange.sites[client].name for client in answers}
     site_auc = {names[client]: answer.site_auc for client, answer in answers.items() if answer.site_auc is not None}
     record |= {"site_auc": site_auc} if site_auc else {}
+    missing = {exchange.sites[client].name: reason for client, reason in {**result.absent, **result.refused}.items()}
+    record |= {"missing": missing} if missing else {}
     if exchange.policy.validation_fraction:
         record |= _describe_part(validation, "validation")
         record[f"{VALIDATION_COLUMN}{GAIN}"] = engine.compare_validation(validation)
@@ -166,13 +169,17 @@ def _read_scores(
     validation = name_tensors(requested, "validation")
     if "validation_fraction" in asked and validation in tensors:
         parts["validation"] = list(tensors[validation])
+    # A site whose policy asks for more rows of a class says so, and sends nothing of that part.
+    withheld = header.get("withheld", [])
+    if not isinstance(withheld, list) or not all(part in ("test", "validation") for part in withheld):
+        raise AnswerRefused(f"it withholds {str(withheld)[:40]!r}; it may withhold test or validation rows")
     # Only a site that holds out validation rows may answer without test rows.
     if requested in tensors or not parts:
         parts["test"] = list(tensors.get(requested, []))
     pooled = {part: _check_scores(sent, requested) for part, sent in parts.items()}
     site_auc = _check_site_auc(header.get("auc"), pooled.get("test", NO_ANSWERS))
     counts = {part: (measured.positives, measured.negatives) for part, measured in pooled.items()}
-    engine.check_held_out_counts(client, counts)
+    engine.check_held_out_counts(client, counts, withheld)
     return SiteScores(parts, site_auc)
 
 

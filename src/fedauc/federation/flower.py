@@ -6,18 +6,20 @@ pushes and pulls messages itself, because `send_and_receive` sleeps three second
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedauc.federation.exchange import Node, Reply
-from fedauc.federation.in_process import AnsweringSite
 from fedauc.federation.run_config import serve_run
 from fedauc.federation.serialization import Payload
-from fedauc.federation.site import ModelBuilder, Site, refuse_after_error
-from fedauc.federation.site_control import open_controlled_site, read_owner_policy
+from fedauc.federation.site import ModelBuilder, Site, SiteLoader, answer_failure
+from fedauc.federation.site_control import answer_at_site, read_owner_policy
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_table import SiteTable
 from fedauc.federation.site_worker import log_to_stderr
@@ -36,15 +38,21 @@ costs it several milliseconds; Flower sends an array in parts, which suits large
 BODY_FORMAT = "fedauc.bytes"
 """The serialization type of a large body, as Flower calls it."""
 
-OBJECT_BACKOFF = 0.05
-"""Seconds before a part of a reply that a site is still sending is asked for again; Flower waits a second."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds before a part of a reply that a site is still sending is asked for again."""
 
 
 class FlowerGrid:
-    """A Flower grid as a `Grid`."""
+    """A Flower grid as a `Grid`.
+
+    Replies are fetched here and not by Flower's grid, which waits for one after the other. A reply is listed as soon as
+    its site begins to send it, so that a site that dies meanwhile would make the server wait for minutes.
+    """
 
     def __init__(self, grid: FlwrGrid) -> None:
-        self._grid = grid
+        self._grid: Any = grid
+        self._fetching = set[str]()
+        self._fetched = queue.SimpleQueue[Reply]()
 
     def online_nodes(self) -> list[Node]:
         """Every SuperNode that is online, with its registered name and key and when it was last activated."""
@@ -62,14 +70,42 @@ class FlowerGrid:
         return str(message_ids[0]) if message_ids and message_ids[0] else ""
 
     def pull_replies(self, message_ids: Sequence[str]) -> list[Reply]:
-        """The replies to these messages; an error for a node that has died comes from the SuperLink itself."""
-        return [self._read_reply(message) for message in self._grid.pull_messages(list(message_ids))]
+        """The replies that have come as a whole; an error for a node that has died comes from the SuperLink itself."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-    def _read_reply(self, message: Message) -> Reply:
-        message_id = message.metadata.reply_to_message_id
-        if message.has_error():
-            return Reply(message_id, None, f"Flower error {message.error.code}: {message.error.reason}")
-        return Reply(message_id, read_any_records(message.content))
+        asked = [message_id for message_id in message_ids if message_id not in self._fetching]
+        if asked:
+            listed = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+            for envelope, tree in zip(listed.messages_list, listed.message_object_trees, strict=True):
+                self._fetching.add(envelope.metadata.reply_to_message_id)
+                # It must not keep the process alive when the run ends.
+                threading.Thread(target=self._fetch_reply, args=(envelope.metadata, tree), daemon=True).start()
+        replies = list[Reply]()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                replies.append(self._fetched.get_nowait())
+        self._fetching -= {reply.message_id for reply in replies}
+        return replies
+
+    def _fetch_reply(self, metadata: Any, tree: Any) -> None:
+        """Fetch the parts of a reply, and put it together."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        client, node, run_id = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
+        try:
+            pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
+            names = dict.fromkeys(member.object_id for member in iterate_object_tree(tree))
+            contents = {name: fetch_part(pull, name) for name in names}
+            received = ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=metadata.message_id)
+            client.ConfirmMessageReceived(received)
+            message: Any = inflate_object_from_contents(metadata.message_id, contents)
+            reply = read_reply(message)
+        except Exception as error:
+            reply = Reply(metadata.reply_to_message_id, None, f"its reply could not be fetched: {error}")
+        self._fetched.put(reply)
 
 
 class ContextSiteState:
@@ -141,12 +177,25 @@ def read_any_records(records: RecordDict) -> Payload:
         return Payload(text if isinstance(text, str) else f'"{type(error).__name__}"', np.zeros(0, np.uint8))
 
 
-def shorten_object_backoff() -> None:
-    """Let Flower's grid wait less for a reply whose parts are on their way: it takes the pause from no setting."""
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
-    from flwr.superlink.grid import http_grid
+def fetch_part(pull: Callable[[str], bytes], name: str) -> bytes:
+    """A part of a reply, as soon as its site has sent it; an error where the SuperLink no longer waits for it."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 
-    http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=OBJECT_BACKOFF)
+    pause = SHORTEST_PAUSE
+    while True:
+        try:
+            return pull(name)
+        except ObjectUnavailableError:
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def read_reply(message: Message) -> Reply:
+    """A reply of Flower, or its explanation of why there is none."""
+    message_id = message.metadata.reply_to_message_id
+    if message.has_error():
+        return Reply(message_id, None, f"Flower error {message.error.code}: {message.error.reason}")
+    return Reply(message_id, read_any_records(message.content))
 
 
 def normalize_public_key(key: bytes | str) -> str:
@@ -167,7 +216,6 @@ def normalize_public_key(key: bytes | str) -> str:
 def run_server(grid: FlwrGrid, context: Context, build_model: ModelBuilder | None = None) -> None:
     """The main function of a ServerApp: start the run that the run configuration describes, or resume it."""
     log_to_stderr()
-    shorten_object_backoff()
     serve_run(FlowerGrid(grid), dict(context.run_config), build_model, normalize_public_key)
 
 
@@ -186,24 +234,24 @@ def answer_message(
 
     log_to_stderr()
     try:
-        reply = _configure_site(context, load_data, build_model).answer_message(read_any_records(message.content))
+        payload, load_rows = read_any_records(message.content), lambda: load_data(context.node_config)
+        if "state" in context.node_config:
+            reply = answer_at_site(context.node_config, payload, load_rows, build_model)
+        else:
+            reply = _open_site_without_folder(context, load_rows, build_model).answer_message(payload)
     except Exception as error:  # A handler that raises would end the SuperNode's service.
-        reply = refuse_after_error(error)
+        reply = answer_failure(error)
     return Message(payload_to_records(reply), reply_to=message)
 
 
-def _configure_site(
-    context: Context, load_data: Callable[[Mapping[str, Any]], SiteData | SiteTable], build_model: ModelBuilder | None
-) -> AnsweringSite:
+def _open_site_without_folder(context: Context, load_rows: SiteLoader, build_model: ModelBuilder | None) -> Site:
     """The site that the node's configuration describes; without a folder for its state it keeps no audit log."""
     node_config = context.node_config
-    if "state" in node_config:
-        return open_controlled_site(node_config, lambda: load_data(node_config), build_model)
     policy = read_owner_policy(node_config)
     if node_config.get("policy"):
         raise ValueError("the site has a policy file, but no folder for its state; add state to --node-config")
     return Site(
-        lambda: load_data(node_config),
+        load_rows,
         lambda run_id: ContextSiteState(context.state, run_id),
         policy.to_site_policy(),
         build_model,

@@ -32,11 +32,12 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedauc.federation.exchange import LOG, Node, Reply
+from fedauc.federation.large_messages import prepare_for_large_messages
 from fedauc.federation.nvflare_federation import SITE_FILE, TASK_NAME
 from fedauc.federation.run_config import serve_run
 from fedauc.federation.serialization import Payload
-from fedauc.federation.site import refuse_after_error
-from fedauc.federation.site_control import open_controlled_site
+from fedauc.federation.site import answer_failure
+from fedauc.federation.site_control import answer_at_site
 from fedauc.federation.site_data import SiteData
 from fedauc.federation.site_table import SiteTable
 from fedauc.federation.site_worker import LOCK_NAME, LOCK_SECONDS
@@ -182,6 +183,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             busy = f"process {{pid}} uses the state folder {state}; give every site a folder of its own"
             self._lock.enter_context(hold_lock(state / LOCK_NAME, busy, LOCK_SECONDS))
             log_to_file(state / LOG_FILE)
+            prepare_for_large_messages()
         elif event_type == EventType.END_RUN:
             self._lock.close()
 
@@ -190,10 +192,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         try:
             payload = payload_from_shareable(shareable)
             load_rows = find_loader(str(self._site_config.get("load", "")))
-            site = open_controlled_site(self._site_config, lambda: load_rows(self._site_config))
-            answer = site.answer_message(payload)
+            answer = answer_at_site(self._site_config, payload, lambda: load_rows(self._site_config))
         except Exception as error:  # NVFlare would send the text of an exception, which may quote rows.
-            answer = refuse_after_error(error)
+            answer = answer_failure(error)
         return payload_to_shareable(answer)
 
 

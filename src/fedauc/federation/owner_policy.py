@@ -156,14 +156,18 @@ class OwnerPolicy:
         """The rule that admits a plan; a plan that no rule admits is refused. `decision` is that of the operator."""
         method, objective, digest = plan.recipe.method, plan.recipe.algorithm.objective.name, plan.digest
         if decision == "refused":
-            raise SiteRefusal(f"the operator of this site has refused plan {digest[:12]}")
+            raise SiteRefusal(f"the operator of this site has refused plan {digest[:12]}", "decision of the operator")
         if self.methods.methods and method not in self.methods.methods:
-            raise SiteRefusal(f"the plan's method is {method!r}; this site allows {', '.join(self.methods.methods)}")
+            allowed = ", ".join(self.methods.methods)
+            raise SiteRefusal(f"the plan's method is {method!r}; this site allows {allowed}", "methods.methods")
         if self.methods.methods and (problem := _find_other_part(plan.recipe)):
-            raise SiteRefusal(f"the plan is not what its method says: {method!r} does not have the {problem}")
+            reason = f"the plan is not what its method says: {method!r} does not have the {problem}"
+            raise SiteRefusal(reason, "methods.methods")
         if self.methods.objectives and objective not in self.methods.objectives:
             allowed = ", ".join(self.methods.objectives)
-            raise SiteRefusal(f"the plan's objective is {objective!r}; this site allows {allowed}")
+            raise SiteRefusal(
+                f"the plan's objective is {objective!r}; this site allows {allowed}", "methods.objectives"
+            )
         if self.runs.approval == "any":
             return "runs.approval is any"
         if digest in self.runs.plans:
@@ -171,8 +175,9 @@ class OwnerPolicy:
         if self.runs.approval == "required" and decision == "approved":
             return "the operator approved the plan"
         if self.runs.approval == "required":
-            raise SiteRefusal(f"plan {digest[:12]} awaits approval at this site (fedauc federation approve)")
-        raise SiteRefusal(f"plan {digest[:12]} is not among those that this site's policy lists")
+            reason = f"plan {digest[:12]} awaits approval at this site (fedauc federation approve)"
+            raise SiteRefusal(reason, "runs.approval")
+        raise SiteRefusal(f"plan {digest[:12]} is not among those that this site's policy lists", "runs.plans")
 
     def check_budget(self, recipe: Recipe, spent: tuple[float, float]) -> None:
         """Refuse a run whose guarantee is missing, or more than is left of the budget.
@@ -183,12 +188,15 @@ class OwnerPolicy:
             return
         epsilon, delta = recipe.epsilon, recipe.delta
         if epsilon is None or not math.isfinite(epsilon):
-            raise SiteRefusal("the plan has no privacy guarantee (epsilon); this site's policy asks for one")
+            reason = "the plan has no privacy guarantee (epsilon); this site's policy asks for one"
+            raise SiteRefusal(reason, "privacy.epsilon")
         left = self.privacy.epsilon - spent[0]
         if epsilon > left + 1e-9:
-            raise SiteRefusal(f"the plan needs epsilon {epsilon:g}; {max(0.0, left):g} is left of this site's budget")
+            reason = f"the plan needs epsilon {epsilon:g}; {max(0.0, left):g} is left of this site's budget"
+            raise SiteRefusal(reason, "privacy.epsilon")
         if self.privacy.delta is not None and spent[1] + delta > self.privacy.delta * (1 + 1e-9):
-            raise SiteRefusal(f"the plan needs delta {delta:g}, more than is left of this site's budget")
+            reason = f"the plan needs delta {delta:g}, more than is left of this site's budget"
+            raise SiteRefusal(reason, "privacy.delta")
 
 
 EXAMPLE_POLICY = """\

@@ -52,7 +52,7 @@ class Payload(NamedTuple):
             )
         try:
             header = json.loads(self.header_text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the header is not JSON ({error}); both sides must run the same fedauc") from error
         if not isinstance(header, dict):
             raise ValueError(f"the header is a {type(header).__name__}; it must be a JSON object")

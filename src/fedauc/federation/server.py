@@ -167,6 +167,7 @@ class FederatedRun:
             ledger.record_preparation(floats_down, floats_up, bytes_down, bytes_up)
         first = first_checkpoint(assembly.start, ledger)
         folder = RunFolder.create(out, files, first, secret)
+        _failure_file(out).unlink(missing_ok=True)
         LOG.info("the folder of run %s is %s", registered.run_id, out)
         return FederatedRun(agreement, exchange, assembly, folder, first)
 
@@ -331,6 +332,16 @@ def find_last_reasons(folder: RunFolder) -> dict[str, str]:
     return reasons
 
 
+def count_missing_evaluations(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """For every site whose scores an evaluation could not use, in how many, and the last reason."""
+    missing = dict[str, dict[str, Any]]()
+    for record in folder.read_records():
+        for name, reason in record.get("missing", {}).items():
+            count = missing.get(name, {"count": 0})["count"] + 1
+            missing[name] = {"count": count, "reason": f"{reason} (round {record['round'] + 1})"}
+    return missing
+
+
 def write_failure(out: Path, error: Exception) -> None:
     """Say beside a run's folder why the run could not begin; `flwr run` itself ends with exit code 0."""
     write_atomically(_failure_file(out), f"{error}\n".encode())
@@ -362,6 +373,7 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "result": folder.read_result() if folder.done else {},
         "attendance": count_attendance(folder, names),
         "reasons": find_last_reasons(folder),
+        "missing_evaluations": count_missing_evaluations(folder),
         "round_seconds": [line["seconds"] for line in folder.read_lines(ROUND_TIMES_FILE)],
         "now": {} if folder.done else read_status(path),
         "privacy": folder.read_privacy(),

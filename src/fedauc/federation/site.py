@@ -120,41 +120,38 @@ class Site:
 
     def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message; a failure is an answer too."""
-        return self.answer_planned_message(payload, None)
+        try:
+            return self.answer_planned_message(payload, None)
+        except Exception as error:
+            return answer_failure(error)
 
     def answer_planned_message(self, payload: Payload, plan: RunPlan | None) -> Payload:
-        """The answer to a message that has been compared with the plan which the site's owner has admitted."""
-        try:
-            header = payload.read_header()
-            if problem := find_version_problem(header, "the server", "this site"):
-                raise SiteRefusal(problem)
-            handlers: dict[str, Callable[[dict[str, Any], Payload], Payload]] = {
-                "summarize": self._summarize_columns,
-                "register": self._register,
-                "visit": functools.partial(self._train_visit, plan),
-                "unmask": self._unmask_sum,
-                "evaluate": self._evaluate_model,
-                "deliver": self._receive_model,
-            }
-            if header.get("kind") not in handlers:
-                raise SiteRefusal(
-                    f"the message is of kind {header.get('kind')!r}; this site knows {', '.join(handlers)}"
-                )
-            return handlers[header["kind"]](header, payload)
-        except MissingSiteState as missing:
-            return pack_payload({"kind": "missing-state", "what": str(missing)})
-        except SiteRefusal as reason:
-            LOG.warning("%s", reason)
-            return pack_payload({"kind": "refusal", "reason": str(reason)})
-        except Exception as error:
-            return refuse_after_error(error)
+        """The answer to a message that has been compared with the plan which the site's owner has admitted.
+
+        A refusal, and any other failure, is an exception.
+        """
+        header = payload.read_header()
+        if problem := find_version_problem(header, "the server", "this site"):
+            raise SiteRefusal(problem, "message format")
+        handlers: dict[str, Callable[[dict[str, Any], Payload], Payload]] = {
+            "summarize": self._summarize_columns,
+            "register": self._register,
+            "visit": functools.partial(self._train_visit, plan),
+            "unmask": self._unmask_sum,
+            "evaluate": self._evaluate_model,
+            "deliver": self._receive_model,
+        }
+        if header.get("kind") not in handlers:
+            raise SiteRefusal(f"the message is of kind {header.get('kind')!r}; this site knows {', '.join(handlers)}")
+        return handlers[header["kind"]](header, payload)
 
     def _summarize_columns(self, header: dict[str, Any], payload: Payload) -> Payload:
         """Check the table against the schema, and send the sums of its columns where the site's policy allows it."""
         table, schema, site = self._load_table(), DataSchema.from_header(header["schema"]), str(header["site"])
         if header.get("needed") and not self._policy.share_sums:
             reason = "this site shares no sums of columns; the schema must give a center and a scale, or categories, to"
-            raise SiteRefusal(f"site {site!r}: {reason} {', '.join(map(repr, header['needed'][:3]))}")
+            names = ", ".join(map(repr, header["needed"][:3]))
+            raise SiteRefusal(f"site {site!r}: {reason} {names}", "disclosure.sums")
         fraction = _read_validation_fraction(header)
         sums = table.sum_training_rows(schema, site, max(1, self._policy.minimum_rows), fraction)
         answer = {"kind": "summarize", **describe_validation(fraction)}
@@ -259,28 +256,40 @@ class Site:
     def _evaluate_model(self, header: dict[str, Any], payload: Payload) -> Payload:
         requested, data = header["requested"], self._prepare_data(header)
         if SHARING_LEVELS.index(requested) > SHARING_LEVELS.index(self._policy.shared_scores):
-            raise SiteRefusal(f"the server asks for {requested}; this site shares {self._policy.shared_scores}")
+            shared = self._policy.shared_scores
+            raise SiteRefusal(f"the server asks for {requested}; this site shares {shared}", "disclosure.scores")
         if data.test is None and data.validation is None:
             raise SiteRefusal("the server asks for an evaluation; this site holds no test rows")
         network = self._build_network(header, data)
         model = rebuild_tree(unpack_tensors(payload)["model"], network.initial_model(), "model")
         answer, sent = {"kind": "evaluate", "round": header["round"]}, dict[str, tuple[Tensor, ...]]()
+        withheld = dict[str, SiteRefusal]()
         for part, rows in (("test", data.test), ("validation", data.validation)):
             if rows is None:
                 continue
-            positives = int((rows.labels == 1).sum())
-            _check_counts((positives, len(rows.labels) - positives), "held-out ", self._policy.minimum_rows)
             scores, labels = network.predict(model, rows.inputs).double(), rows.labels.double()
+            positives = int((labels == 1).sum())
+            site_auc = auc(labels, scores) if 0 < positives < len(labels) else None
             if part == "test":
-                site_auc = auc(labels, scores) if 0 < labels.sum() < len(labels) else None
                 LOG.info("AUC of this site's %d test rows: %s", len(labels), site_auc)
                 if self._report is not None:
                     self._report.add_evaluation(header["run"], header["round"], labels.numpy(), scores.numpy())
-                if self._policy.share_auc:
-                    answer["auc"] = site_auc
+            try:
+                kind = "held-out " if part == "test" else "validation "
+                _check_counts((positives, len(labels) - positives), kind, self._policy.minimum_rows)
+            except SiteRefusal as refusal:
+                withheld[part] = refusal
+                continue
+            if part == "test" and self._policy.share_auc:
+                answer["auc"] = site_auc
             sent[name_tensors(requested, part)] = (
                 (count_score_bins(scores, labels),) if requested == "histograms" else (scores, labels)
             )
+        if not sent:
+            raise next(iter(withheld.values()))
+        for part, reason in withheld.items():
+            LOG.info("no scores of %s rows are sent: %s", part, reason)
+        answer |= {"withheld": list(withheld)} if withheld else {}
         if not has_client_noise(_decode_recipe(header)):
             answer |= _describe_counts(data)
         return pack_payload(answer, sent)
@@ -320,7 +329,8 @@ def _check_counts(class_counts: tuple[int, int], kind: str, least: int) -> None:
     """Refuse to use so few rows of a class that an answer could show one of them."""
     for count, name in zip(class_counts, ("positives", "negatives"), strict=True):
         if 0 < count < least:
-            raise SiteRefusal(f"this site has {kind}{name}, but fewer than the {least} that its policy asks for")
+            reason = f"this site has {kind}{name}, but fewer than the {least} that its policy asks for"
+            raise SiteRefusal(reason, "rows.minimum_per_class")
 
 
 def _read_validation_fraction(header: dict[str, Any]) -> float:
@@ -352,8 +362,16 @@ def _repeat_noised_answer(store: SiteState, round: int, turn: int) -> Payload | 
     return None
 
 
-def refuse_after_error(error: Exception) -> Payload:
-    """The answer after an unexpected error: its type alone, because an error message may quote rows."""
+def answer_failure(error: Exception) -> Payload:
+    """The answer that says why there is no other one.
+
+    Of an unexpected error it tells the type alone, because an error message may quote rows.
+    """
+    if isinstance(error, MissingSiteState):
+        return pack_payload({"kind": "missing-state", "what": str(error)})
+    if isinstance(error, SiteRefusal):
+        LOG.warning("%s", error)
+        return pack_payload({"kind": "refusal", "reason": str(error)})
     LOG.error("the message could not be answered", exc_info=error)
     return pack_payload({"kind": "refusal", "reason": f"{type(error).__name__}; see the site's log"})
 

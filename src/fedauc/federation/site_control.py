@@ -33,7 +33,7 @@ from fedauc.federation.delivery import MODEL_FOLDER
 from fedauc.federation.owner_policy import Disclosure, OwnerPolicy
 from fedauc.federation.run_plan import RunPlan, check_against_plan, hash_plan, read_plan
 from fedauc.federation.serialization import Payload, pack_payload
-from fedauc.federation.site import ModelBuilder, Site, SiteLoader, refuse_after_error
+from fedauc.federation.site import ModelBuilder, Site, SiteLoader, answer_failure
 from fedauc.federation.site_report import SiteReport
 from fedauc.federation.site_settings import check_setting_names
 from fedauc.federation.site_state import FolderSiteState, MissingSiteState, SiteRefusal, SiteState
@@ -55,6 +55,8 @@ RULES = {
 
 UNKNOWN_KIND = "unknown kind of message"
 
+PLAN_RULE = "the plan of the run"
+"""The rule that refuses a message which asks for something else than the plan."""
 
 MOST_PLANS = 32
 """Plans that a folder keeps beside those that the operator has decided about; a server sends a plan again."""
@@ -146,7 +148,9 @@ class SiteHome:
             self._note_fraction(plan.document.get("validation_fraction", 0.0), is_chosen)
             if schema is not None and not is_chosen:
                 self._note_schema(schema)
+            # Runs that have never trained go first: a server could propose many, to make a site forget another run.
             idle = [name for name, entry in runs.items() if not entry.get("epsilon")]
+            idle.sort(key=lambda name: "cycle_length" in runs[name])
             for name in idle[: max(0, len(idle) + 1 - MOST_RUNS)]:
                 del runs[name]
             self._write_json("runs.json", {**runs, run: {"plan": plan.digest, "admitted": read_time()}})
@@ -175,7 +179,8 @@ class SiteHome:
         if len(known) >= MOST_SCHEMAS:
             raise SiteRefusal(
                 f"this site has compared its table with {len(known)} schemas; its operator must approve the plan with "
-                "another one (fedauc federation approve)"
+                "another one (fedauc federation approve)",
+                "a limited number of schemas without approval",
             )
         self._write_json("schemas.json", {**known, digest: {"compared": read_time()}})
 
@@ -187,7 +192,8 @@ class SiteHome:
         if known and not is_chosen:
             raise SiteRefusal(
                 f"the plan holds out {fraction:g} of the training rows, and plans before it {', '.join(known)}; its "
-                "operator must approve a plan with another part (fedauc federation approve)"
+                "operator must approve a plan with another part (fedauc federation approve)",
+                "one validation fraction without approval",
             )
         self._write_json("held_out.json", {**known, name: {"admitted": read_time()}})
 
@@ -224,7 +230,8 @@ def check_cycle_length(entry: Mapping[str, Any], cycle_length: Any) -> None:
     """Refuse another number of rounds per cycle than in the first visit of a run: the length of its plan follows."""
     first = entry.get("cycle_length", cycle_length)
     if first != cycle_length:
-        raise SiteRefusal(f"the message says that a cycle has {cycle_length!r} rounds; before, the run had {first}")
+        reason = f"the message says that a cycle has {cycle_length!r} rounds; before, the run had {first}"
+        raise SiteRefusal(reason, PLAN_RULE)
 
 
 class ControlledSite:
@@ -238,43 +245,29 @@ class ControlledSite:
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._site, self._home, self._policy, self._now = site, SiteHome(folder), policy, now
-        self._log = AuditLog(folder)
 
     def answer_message(self, payload: Payload) -> Payload:
         """The answer to a message, if the policy allows one; it is in the log before this returns."""
-        header: dict[str, Any] = {}
         try:
             header = payload.read_header()
             rule, plan = self._check_message(header)
             answer = self._site.answer_planned_message(payload, plan)
-            if answer.read_header()["kind"] == "visit":
+            if header["kind"] == "visit":
                 self._home.begin_training(header["run"], header["cycle_length"], plan.recipe, self._policy)
-        except SiteRefusal as refusal:
-            LOG.warning("%s", refusal)
-            rule = "refused by the site's policy"
-            answer = pack_payload({"kind": "refusal", "reason": str(refusal)})
-        except MissingSiteState as missing:
-            rule, answer = "the plan is missing", pack_payload({"kind": "missing-state", "what": str(missing)})
         except Exception as error:
-            rule, answer = "refused after an error", refuse_after_error(error)
-        try:
-            self._log.append(describe_message(header, payload, answer, rule))
-        except (OSError, ValueError) as error:
-            # What is not in the log does not leave.
-            LOG.error("the audit log cannot be written, so that the answer is withheld: %s", error)
-            return pack_payload({"kind": "refusal", "reason": "this site cannot write its audit log; see its own log"})
-        return answer
+            rule, answer = name_rule(error), answer_failure(error)
+        return log_answer(self._home.folder, payload, answer, rule)
 
     def _check_message(self, header: Mapping[str, Any]) -> tuple[str, RunPlan]:
         """The rule that allows an answer, and the plan that it follows; raises a refusal where there is none."""
         run, kind = str(header.get("run", "")), str(header.get("kind", ""))
         if problem := find_version_problem(header, "the server", "this site"):
-            raise SiteRefusal(problem)
+            raise SiteRefusal(problem, "message format")
         if not is_run_name(run):
             raise SiteRefusal(f"run is {run[:40]!r}; it must be letters and digits")
         if not self._policy.hours.is_open(self._now()):
             hours = ", ".join(self._policy.hours.open)
-            raise SiteRefusal(f"this site answers {hours} ({self._policy.hours.timezone})")
+            raise SiteRefusal(f"this site answers {hours} ({self._policy.hours.timezone})", "hours.open")
         admitted = self._home.read_runs().get(run)
         if "plan" in header:
             plan: RunPlan | None = self._home.propose_plan(header["plan"])
@@ -286,12 +279,15 @@ class ControlledSite:
         # The operator may change the policy, or refuse the plan, while a run goes on.
         decision = self._home.find_decision(plan.digest)
         reason = self._policy.check_plan(plan, decision)
-        check_against_plan(header, plan)
+        try:
+            check_against_plan(header, plan)
+        except SiteRefusal as refusal:
+            raise SiteRefusal(str(refusal), PLAN_RULE) from refusal
         if admitted is None:
             self._policy.check_budget(plan.recipe, sum_budgets(self._home.read_runs()))
             self._home.admit_run(run, plan, decision == "approved" or plan.digest in self._policy.runs.plans)
         elif admitted["plan"] != plan.digest:
-            raise SiteRefusal("the run has changed its plan since this site admitted it")
+            raise SiteRefusal("the run has changed its plan since this site admitted it", PLAN_RULE)
         elif "cycle_length" in header:
             check_cycle_length(admitted, header["cycle_length"])
         return f"{RULES.get(kind, UNKNOWN_KIND)}; {reason}", plan
@@ -300,6 +296,30 @@ class ControlledSite:
 def is_run_name(run: Any) -> bool:
     """Whether a message names its run with letters and digits, which a folder and a line of the log can be called."""
     return isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= 64
+
+
+def name_rule(error: Exception) -> str:
+    """Why an answer is a refusal, for the audit log, which also has the reason that the server is told."""
+    if isinstance(error, MissingSiteState):
+        return f"the {error} is missing"
+    if isinstance(error, SiteRefusal):
+        return f"refused by {error.rule}" if error.rule else "refused"
+    return "refused after an error"
+
+
+def log_answer(folder: Path, received: Payload, answer: Payload, rule: str) -> Payload:
+    """The answer, once it is in the audit log of a site's folder; if it cannot be written there, a refusal instead."""
+    try:
+        header = received.read_header()
+    except ValueError:
+        header = {}
+    try:
+        AuditLog(folder).append(describe_message(header, received, answer, rule))
+    except (OSError, ValueError) as error:
+        # What is not in the log does not leave.
+        LOG.error("the audit log cannot be written, so that the answer is withheld: %s", error)
+        return pack_payload({"kind": "refusal", "reason": "this site cannot write its audit log; see its own log"})
+    return answer
 
 
 def describe_message(header: Mapping[str, Any], received: Payload, answer: Payload, rule: str) -> dict[str, Any]:
@@ -358,3 +378,19 @@ def open_controlled_site(
     site_policy, report = policy.to_site_policy(), SiteReport(folder)
     site = Site(load_data, open_state, site_policy, build_model, report=report, model_folder=folder / MODEL_FOLDER)
     return ControlledSite(site, folder, policy)
+
+
+def answer_at_site(
+    node_config: Mapping[str, Any], payload: Payload, load_data: SiteLoader, build_model: ModelBuilder | None = None
+) -> Payload:
+    """The answer of the site that a node's configuration describes; it is in the audit log before this returns.
+
+    A site whose settings cannot be read, as where its policy file is missing, refuses every message.
+    """
+    try:
+        site = open_controlled_site(node_config, load_data, build_model)
+    except Exception as error:
+        LOG.error("the site's settings cannot be read: %s", error)
+        refusal = SiteRefusal("this site's settings cannot be read; see the site's log", "settings that cannot be read")
+        return log_answer(Path(str(node_config["state"])), payload, answer_failure(refusal), name_rule(refusal))
+    return site.answer_message(payload)

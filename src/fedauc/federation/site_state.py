@@ -28,7 +28,14 @@ class MissingSiteState(Exception):
 
 
 class SiteRefusal(Exception):
-    """A site does not do what it was asked. The text goes to the server, so it must not contain data."""
+    """A site does not do what it was asked. The text goes to the server, so it must not contain data.
+
+    `rule` is the one that the refusal follows from, such as `hours.open`, for the audit log; empty if it has no name.
+    """
+
+    def __init__(self, reason: str, rule: str = "") -> None:
+        super().__init__(reason)
+        self.rule = rule
 
 
 class SiteState(Protocol):

@@ -75,7 +75,7 @@ class SiteTable(NamedTuple):
         for line in describe_problems(problems, is_private=True):
             LOG.error("the table does not fit the schema: %s", line)
         more = f"; and {len(problems) - 1} more, in the site's log" if len(problems) > 1 else ""
-        raise SiteRefusal(f"site {site!r}: {problems[0].rule}{more}")
+        raise SiteRefusal(f"site {site!r}: {problems[0].rule}{more}", "schema")
 
     def sum_training_rows(
         self, schema: DataSchema, site: str, minimum: int, validation_fraction: float = 0.0
