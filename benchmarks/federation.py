@@ -1,8 +1,8 @@
 """What a federated round costs: seconds, CPU seconds, memory and bytes, for four sites on this machine.
 
-On Flower sites keep resident workers, or are Flower's own SuperNodes, which start a process per message, and the
-SuperLink has its database on disk or in memory; on NVFlare a site has a process per job. Run it in the environment of
-the message service, and in turn where both are compared:
+On Flower sites keep resident workers, and the SuperLink of `fedauc federation superlink` has its database on disk or in
+memory; or both are Flower's own programs, which start a process per message. On NVFlare a site has a process per job.
+Run it in the environment of the message service, and in turn where both are compared:
 
 .venv-flower/bin/python benchmarks/federation.py --sites resident
 .venv-nvflare/bin/python benchmarks/federation.py --sites nvflare
@@ -33,7 +33,7 @@ SITES = {f"site-{number}": "all" for number in range(4)}
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
-ROLES = {"site_worker": "workers", "site_node": "sites", "flower-superlink": "superlink", "supernode": "sites"}
+ROLES = {"site_worker": "workers", "site_node": "sites", "superlink": "superlink", "supernode": "sites"}
 """What a process is, by a word of its command line; the others belong to the server's app."""
 
 

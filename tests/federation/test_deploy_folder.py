@@ -89,7 +89,8 @@ def test_a_server_is_started_in_the_same_way_by_all_three(files: dict[str, str])
     commands = read_commands(files, "server")
     assert len({frozenset(read_options(words)) for words in commands.values()}) == 1
     for words in commands.values():
-        assert words[0].endswith("flower-superlink")
+        assert words[0].endswith("fedauc")
+        assert words[1:3] == ["federation", "superlink"]
         assert {"--enable-supernode-auth", "--ssl-keyfile", "--database"} <= read_options(words)
         assert "--insecure" not in words
 

@@ -68,8 +68,10 @@ def test_a_server_of_an_earlier_version_is_refused_by_every_site(earlier_source:
     arguments = [sys.executable, "-c", f"{program}{SITES!r})", str(folder)]
     subprocess.run(arguments, check=True, env={**earlier, "OMP_NUM_THREADS": "1"})
     write_demo_sites(folder / "sites", list(SITES))
-    with LocalFederation(folder, environment=earlier) as trial:
+    with LocalFederation(folder, resident_workers=False, environment=earlier) as trial:
+        # An earlier fedauc has no SuperLink of its own.
         trial.start_superlink()
+        trial.resident_workers = True
         for name in SITES:
             trial.register_site(name)
             trial.start_site(name, {"PYTHONPATH": ""})

@@ -121,7 +121,10 @@ class LocalProcesses:
 
 
 class LocalFederation(LocalProcesses):
-    """SuperLink, SuperNodes and the run of an app's folder. Leaving the `with` block stops all of them."""
+    """SuperLink, sites and the run of an app's folder. Leaving the `with` block stops all of them.
+
+    Without resident workers, SuperLink and SuperNodes are Flower's own programs.
+    """
 
     def __init__(
         self, folder: Path, resident_workers: bool = True, environment: Mapping[str, str] = MappingProxyType({})
@@ -151,7 +154,8 @@ class LocalFederation(LocalProcesses):
         certificates = self.folder / "certificates"
         self.start_process(
             "superlink",
-            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
+            *(("fedauc", "federation", "superlink") if self.resident_workers else ("flower-superlink",)),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--database", database, "--enable-supernode-auth"),
             *("--ssl-ca-certfile", str(certificates / "ca.pem"), "--ssl-certfile", str(certificates / "server.pem")),
             *("--ssl-keyfile", str(certificates / "server.key"), "--disable-runtime-dependency-installation"),

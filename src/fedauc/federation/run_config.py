@@ -11,6 +11,7 @@ from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.options import build_config, list_options, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
 from fedauc.federation.exchange import Exchange, Grid
+from fedauc.federation.large_messages import prepare_for_large_messages
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.server import AGREEMENT_FILE, FederatedRun, write_failure
 from fedauc.federation.site import ModelBuilder
@@ -33,6 +34,7 @@ def serve_run(
 
     `normalize_key` gives the key of a row of the site table the form that the message service uses.
     """
+    prepare_for_large_messages()
     out = _read_absolute_path("out", config)
     agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
     sites = tuple(dataclasses.replace(site, key=normalize_key(site.key)) for site in agreement.sites)

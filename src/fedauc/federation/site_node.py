@@ -32,6 +32,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from fedauc.federation.health import Pulse
+from fedauc.federation.large_messages import prepare_for_large_messages
 from fedauc.federation.site_settings import check_setting_names
 from fedauc.federation.site_worker import LOG, Frame, RequestExpired, SiteWorker, WorkerFailure, log_to_stderr
 
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--node-config", required=True)
     options = parser.parse_args()
     log_to_stderr()
+    prepare_for_large_messages()
     try:
         node_config, key = read_node_config(options.node_config), read_private_key(options.key)
     except ValueError as error:

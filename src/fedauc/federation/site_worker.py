@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedauc.federation.large_messages import prepare_for_large_messages
 from fedauc.files import make_folder
 from fedauc.locks import hold_lock
 
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, required=True, help="the site's state folder")
     options = parser.parse_args()
     log_to_stderr()
+    prepare_for_large_messages()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # An interrupt from the keyboard reaches the whole process group; the parent decides when the worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

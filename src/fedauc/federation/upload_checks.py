@@ -45,6 +45,9 @@ LEAST_SITES = 3
 LEAST_RANGE = 0.1
 """Scores of a model that has made only a few steps lie in a narrower range, which says nothing about later ones."""
 
+BLOCK_LENGTH = 1 << 16
+"""Numbers whose squares are summed at once."""
+
 MASS_TOLERANCE = 1e-3
 """Relative error of a sum of masses, which sites compute in the type of the model."""
 
@@ -158,7 +161,9 @@ def measure_upload(upload: Upload, takes_embeddings: bool) -> UploadMeasures:
     The norm is that of the change: histograms, whose masses are known, would hide a small model's.
     """
     leaves, scores = list_change_leaves(upload.mean), [] if takes_embeddings else tree_leaves(upload.pool)
-    norm = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in leaves)) if leaves else math.nan
+    # In blocks that stay in the processor's cache: a copy of the whole as doubles takes ten times as long.
+    blocks = (block.double() for leaf in leaves for block in torch.split(leaf.flatten(), BLOCK_LENGTH))
+    norm = math.sqrt(sum(float(block.square().sum()) for block in blocks)) if leaves else math.nan
     # An anchor that travels with estimates has its score first.
     flat = torch.cat([(leaf[..., 0] if leaf.ndim > 2 else leaf).flatten() for leaf in scores]) if scores else None
     if flat is None or not len(flat):
