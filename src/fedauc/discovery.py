@@ -105,8 +105,10 @@ class UnknownName(ValueError):
     """A name that nothing has."""
 
 
-def lookup(kind: str, name: str, known: Mapping[str, T], listed: int = 40) -> T:
+def lookup(kind: str, name: str, known: Mapping[str, T], listed: int = 40, source: str = "") -> T:
     """The member called `name`, or a one-line error with the nearest match, which lists up to so many names.
+
+    Where there are more, the error says their number, and `source` is what lists them.
 
     >>> lookup("method", "cycp-minmax", {"cycp-minimax": 1})
     Traceback (most recent call last):
@@ -121,7 +123,8 @@ def lookup(kind: str, name: str, known: Mapping[str, T], listed: int = 40) -> T:
     near = abbreviated or difflib.get_close_matches(str(name).lower(), list(lower_case), n=1, cutoff=0.4)
     suggestion = f"did you mean {lower_case[near[0]]!r}? " if near else ""
     # A list of a hundred options helps nobody.
-    names = ", ".join(sorted(map(str, known))) if len(known) <= listed else f"{len(known)} names, which --help lists"
+    many = f"{len(known)} names{f', see {source}' if source else ''}"
+    names = ", ".join(sorted(map(str, known))) if len(known) <= listed else many
     raise UnknownName(f"unknown {kind} {name!r}: {suggestion}known: {names}")
 
 

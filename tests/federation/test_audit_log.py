@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_helpers import fedauc
 from fedauc.federation.audit_log import FIRST, HEAD_FILE, LOG_FILE, AuditLog, read_entries, verify_log
 
 
@@ -146,3 +147,12 @@ def test_processes_append_one_after_the_other(tmp_path: Path) -> None:
     assert report.problem == ""
     assert report.head.entries == 20
     assert json.loads((tmp_path / HEAD_FILE).read_text())["entries"] == 20
+
+
+@pytest.mark.parametrize("head", ["3f9a1c", "x" * 64, "A" * 64])
+def test_a_head_that_is_no_hash_is_refused(head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The beginning of a hash would otherwise read as a log that was rewritten."""
+    write_log(tmp_path)
+    done = fedauc(capsys, "federation", "audit", str(tmp_path), "--head", head)
+    assert done.code == 2
+    assert "it must be the 64 characters that this command has printed" in done.err

@@ -13,6 +13,7 @@ import torch
 
 import fedauc as package
 from cli_helpers import fedauc
+from fedauc.cli.federation import describe_summary
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.manifest import compare_with_manifest
 from fedauc.federation.delivery import hash_tensors, verify_model
@@ -103,7 +104,9 @@ def test_the_card_of_a_site_says_that_its_own_rows_were_used(tmp_path: Path) -> 
     card = (folder / "MODEL_CARD.md").read_text()
     assert "Platt scaling of the site's training rows. Training rows are fitted better than new ones" in card
     assert "no validation rows" not in card
+    assert f"| saved after round | `{json.loads((folder / 'delivery.json').read_text())['round'] + 1}` |" in card
     assert "added up" not in card
+    assert describe_summary(summarize_run(tmp_path / "run"))[0] == "done, 4 of 4 rounds: 2 cycles of 2"
 
 
 def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> None:

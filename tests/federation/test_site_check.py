@@ -44,6 +44,21 @@ def test_a_site_that_is_ready_trains_a_test_round_and_leaves_no_state(tmp_path: 
     assert not setup.state.exists()
 
 
+def test_a_site_with_few_held_out_rows_is_told_that_it_is_not_evaluated(tmp_path: Path) -> None:
+    setup = write_setup(tmp_path)
+    train, held_out = [result.text for result in check_site(setup) if result.part == "rows"]
+    assert train.endswith("negatives to train on")
+    positives = int(held_out.split()[0])
+    (tmp_path / "policy.toml").write_text(f"[rows]\nminimum_per_class = {positives + 1}\n")
+    results = check_site(setup)
+    assert {result.part for result in results if not result.is_ok} <= {"versions"}, "it trains nevertheless"
+    texts = [result.text for result in results if result.part == "rows"]
+    bound = f"; the policy asks for {positives + 1} of a class"
+    assert texts == [train, f"{held_out}{bound}, so that no scores are sent and the site is not evaluated"]
+    (tmp_path / "policy.toml").write_text("[rows]\nminimum_per_class = 10000\n")
+    assert "rows" in {result.part for result in check_site(setup) if not result.is_ok}
+
+
 def test_every_part_that_is_wrong_is_named(tmp_path: Path) -> None:
     setup = write_setup(tmp_path)
     make_hospital(1).rename(columns={"age": "Age"}).assign(died="maybe").to_csv(setup.data, index=False)

@@ -521,7 +521,11 @@ def test_plans_are_listed_on_one_line_each(tmp_path: Path, capsys: pytest.Captur
     damaged, moved, *others = sorted(filter(None, done.out.splitlines()), key=lambda line: line.startswith(digest[:12]))
     assert f"{'1' * 64}.json cannot be used" in damaged
     assert f"{'2' * 64}.json holds another plan than its name says" in moved
-    assert others == [f"{digest[:12]}  undecided  cycp-minimax, 2 cycles, no guarantee"]
+    moment = home.read_proposal_time(digest).strftime("%Y-%m-%d %H:%M")
+    assert others == [f"{digest[:12]}  undecided  {moment}  cycp-minimax, 2 cycles, no guarantee"]
+    home.admit_run("1", read_plan(describe_plan(agreement)), is_chosen=True)
+    listed = fedauc(capsys, "federation", "approve", str(tmp_path)).out
+    assert f"{digest[:12]}  admitted   {moment}" in listed, "the policy allows it, and nobody needs to decide"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}'])

@@ -21,6 +21,7 @@ from fedauc.cli import federation_nvflare, federation_operations, federation_sit
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
+from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings, read_template_config
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
 from fedauc.federation.membership import list_member_names
@@ -101,6 +102,7 @@ def local(
     groups = min(3, sites) if groups is None else groups
     if groups > sites:
         raise ValueError(f"--groups is {groups}; it must be at most the {sites} sites: lower --groups or raise --sites")
+    merge_settings(read_template_config(), read_settings(run_config))
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
     create_app_folder(out, names)
     write_demo_sites(out / "sites", list(names))
@@ -117,6 +119,7 @@ def run(
 
     Example: [bold]fedauc federation run . hospitals --run-config "cycles=20 quorum=1"[/bold]
     """
+    merge_settings(read_app_config(folder), read_settings(run_config))
     options = ("--run-config", run_config) if run_config else ()
     command = [str(find_program("flwr")), "run", str(folder), superlink, "--stream", *options]
     lines = list[str]()
@@ -131,6 +134,7 @@ def run(
     outcome = read_outcome(run_flwr, superlink, run_id)
     if not outcome.completed:
         raise TrainingStopped(_describe_outcome(outcome))
+    print(f"run {run_id} is complete; on the server, `fedauc federation show {folder}` prints its AUC and attendance")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -183,6 +187,7 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
         )
     if not (folder / "sites").is_dir():
         raise ValueError(f'{folder} is no local trial; start its SuperLink and sites, and give `run` "resume=true"')
+    merge_settings(read_app_config(folder), read_settings(run_config))
     names = sorted(path.name for path in (folder / "sites").iterdir())
     _run_trial(folder, names, f"resume=true {run_config}".strip())
 
@@ -247,7 +252,9 @@ def release(
 
 def describe_summary(summary: dict[str, Any]) -> list[str]:
     """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
-    lines = [f"{summary['status']}, {summary['done']} of {summary['rounds']} rounds"]
+    rounds, cycles = summary["rounds"], summary["cycles"]
+    turns = f": {cycles} cycles of {rounds // cycles}" if rounds % cycles == 0 else ""
+    lines = [f"{summary['status']}, {summary['done']} of {rounds} rounds{turns}"]
     lines += [describe_record(record) for record in summary["records"][-1:]]
     if "stopped_early" in summary["result"]:
         lines.append(f"stopped early: {summary['result']['stopped_early']}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedauc.cli.federation_site import read_settings
+from fedauc.federation.app_settings import read_settings
 from fedauc.federation.nvflare_federation import allow_fedauc, write_job, write_project
 
 app = typer.Typer(no_args_is_help=True, help="The same rounds on NVFlare.")

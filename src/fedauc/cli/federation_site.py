@@ -5,14 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import math
+import string
 import textwrap
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedauc.federation.agreement import read_sites
+from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
 from fedauc.federation.delivery import MODEL_FOLDER, verify_model
 from fedauc.federation.owner_policy import EXAMPLE_POLICY
@@ -21,7 +22,6 @@ from fedauc.federation.run_plan import describe_plan, hash_plan
 from fedauc.federation.site_check import SiteSetup, check_site
 from fedauc.federation.site_control import SiteHome
 from fedauc.federation.site_report import describe_report, list_reports
-from fedauc.federation.toml_files import read_toml_file
 from fedauc.files import write_atomically
 
 app = typer.Typer()
@@ -29,6 +29,9 @@ app = typer.Typer()
 State = Annotated[Path, typer.Argument(metavar="STATE", help="The site's state folder.", show_default=False)]
 
 WIDTH = 80
+
+HASH_LENGTH = 64
+"""Digits of a SHA-256."""
 
 
 @app.command()
@@ -81,10 +84,7 @@ def plan(
 
     Example: [bold]fedauc federation plan hospitals --run-config "cycles=20"[/bold]
     """
-    path = folder / "pyproject.toml"
-    if not path.is_file():
-        raise ValueError(f"{folder} is no app: it has no pyproject.toml; give the folder that `init` made")
-    config = _read_app_config(path) | read_settings(run_config)
+    config = merge_settings(read_app_config(folder), read_settings(run_config))
     described = describe_plan(read_run_config(config, read_sites(Path(config["sites"]))))
     print(hash_plan(described))
     if out is not None:
@@ -106,10 +106,10 @@ def approve(
     """
     home = _open_home(state)
     if not plan:
-        digests = home.list_plans()
-        for digest in digests:
+        for digest in home.list_plans():
             print(_describe_proposal(home, digest))
-        print("" if digests else "no server has proposed a plan yet", end="" if digests else "\n")
+        if not home.list_plans():
+            print("no server has proposed a plan yet")
         return
     digest = home.find_plan(plan)
     proposed = home.read_plan(digest)
@@ -133,6 +133,8 @@ def audit(
 
     Example: [bold]fedauc federation audit /data/fedauc[/bold]
     """
+    if head and (len(head) != HASH_LENGTH or not set(head) <= set(string.hexdigits.lower())):
+        raise ValueError(f"head is {head!r}; it must be the {HASH_LENGTH} characters that this command has printed")
     report = verify_log(_open_home(state).folder, head)
     if not report.problem and not (state / LOG_FILE).is_file():
         raise ValueError(f"{state} has no audit log ({LOG_FILE}); give the site's state folder, as in --node-config")
@@ -188,43 +190,14 @@ def _describe_proposal(home: SiteHome, digest: str) -> str:
     recipe = plan.recipe
     has_budget = recipe.epsilon is not None and math.isfinite(recipe.epsilon)
     budget = f"epsilon {recipe.epsilon:g}" if has_budget else "no guarantee"
-    decision = home.find_decision(digest) or "undecided"
-    return f"{digest[:12]}  {decision:<9}  {recipe.method}, {recipe.cycles} cycles, {budget}"
+    is_admitted = any(run["plan"] == digest for run in home.read_runs().values())
+    # A plan that the policy allows runs without a decision.
+    decision = home.find_decision(digest) or ("admitted" if is_admitted else "undecided")
+    proposed = home.read_proposal_time(digest).strftime("%Y-%m-%d %H:%M")
+    return f"{digest[:12]}  {decision:<9}  {proposed}  {recipe.method}, {recipe.cycles} cycles, {budget}"
 
 
 def _open_home(state: Path) -> SiteHome:
     if not state.is_dir():
         raise ValueError(f"{state} is no folder; give the site's state folder, as in --node-config")
     return SiteHome(state)
-
-
-def _read_app_config(path: Path) -> dict[str, Any]:
-    """The settings of a Flower app with fedauc; `path` is its pyproject.toml."""
-    document: Any = read_toml_file(path, "pyproject.toml", "give the folder that `init` made")
-    for key in ("tool", "flwr", "app", "config"):
-        document = document.get(key) if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not {"method", "sites"} <= document.keys():
-        raise ValueError(f"{path} has no method and sites in [tool.flwr.app.config]; give the folder that `init` made")
-    return dict(document)
-
-
-def read_settings(run_config: str) -> dict[str, Any]:
-    """The settings in a text of name=value pairs, as Flower writes them."""
-    try:
-        return tomllib.loads("\n".join(_split_settings(run_config)))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"run-config is {run_config!r}; write name=value pairs as for flwr ({error})") from error
-
-
-def _split_settings(text: str) -> list[str]:
-    """The pairs of a run configuration, `a=1 b="two words"`, as lines of TOML."""
-    pairs, quote, current = [], "", ""
-    for letter in text:
-        if letter in "'\"" and quote in ("", letter):
-            quote = "" if quote else letter
-        if letter == " " and not quote:
-            pairs.append(current)
-            current = ""
-        else:
-            current += letter
-    return [pair for pair in (*pairs, current) if pair]

@@ -151,7 +151,7 @@ def build_config(method: str | None, base: Config | None, texts: Mapping[str, st
     plain: dict[tuple[str, ...], dict[str, Any]] = {}
     components: dict[str, dict[str, str]] = {}
     for name, text in texts.items():
-        *path, field_name = lookup("option", name, options).path
+        *path, field_name = lookup("option", name, options, source="`fedauc run --help`").path
         kind = name.split(".")[0]
         if any(family.kind == kind for family in list_families()):
             components.setdefault(kind, {})[name] = text

@@ -90,7 +90,7 @@ class Dimension:
     @property
     def _is_whole(self) -> bool:
         types = {known.name: known.type for known in list_options()}
-        kind = unwrap_optional(lookup("option", self.option, types))
+        kind = unwrap_optional(lookup("option", self.option, types, source="`fedauc run --help`"))
         return int in (kind, *typing.get_args(kind)[:1])
 
     def format_number(self, value: float) -> str:

@@ -21,6 +21,8 @@ from fedauc.federation.schema import SCHEMA_FILE, DataSchema
 from fedauc.federation.versions import FLOWER_REQUIREMENT
 from fedauc.files import write_atomically
 
+APP_TEMPLATE = resources.files("fedauc.federation") / "template"
+
 IGNORED_BY_GIT = (
     *("certificates/", "keys/", "sites.toml", "sites/", "run/", "flower/", "logs/", "__pycache__/"),
     *("deploy/image/wheels/*.whl", "deploy/sites/*/data/", "deploy/sites/*/secrets/", "deploy/sites/*/state/"),
@@ -52,7 +54,7 @@ def create_app_folder(
     (part / "fedauc_app").mkdir(parents=True)
     paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
     paths["@SCHEMA@"] = "" if schema is None else str(folder.absolute() / SCHEMA_FILE)
-    for template in (resources.files("fedauc.federation") / "template").iterdir():
+    for template in APP_TEMPLATE.iterdir():
         text, name = template.read_text(encoding="utf-8"), template.name.removesuffix(".template")
         for placeholder, path in paths.items():
             text = text.replace(placeholder, path)

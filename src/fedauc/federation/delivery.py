@@ -187,6 +187,7 @@ def _describe_facts(delivered: DeliveredModel, data: SiteData) -> CardFacts:
     """The card of a site's copy: the settings of the run, and what this site's rows say."""
     header, recipe = delivered.header, delivered.recipe
     settings = {name: value for name, value in describe_settings(recipe).items() if name != "participation"}
+    settings["saved after round"] = int(header["round"]) + 1
     parts, metrics, tested = [PartSize.of("training, this site", data.training_labels)], list[MetricOnTest](), None
     if data.validation is not None:
         parts.append(PartSize.of("validation, this site", data.validation.labels.numpy()))

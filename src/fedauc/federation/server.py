@@ -362,13 +362,14 @@ def summarize_run(path: Path) -> dict[str, Any]:
     if not (path / CENSUS_FILE).is_file():
         raise ValueError(f"{path} is no federated run: it has no {CENSUS_FILE}; give the app's or the run's folder")
     folder, stopped, delivery = RunFolder(path), path / "stopped.txt", path / DELIVERY_FILE
-    began_with = [site["name"] for site in json.loads((path / AGREEMENT_FILE).read_text())["sites"]]
-    names = list_member_names(path, began_with)
+    agreement = json.loads((path / AGREEMENT_FILE).read_text())
+    names = list_member_names(path, [site["name"] for site in agreement["sites"]])
     census = json.loads((path / CENSUS_FILE).read_text())
     return {
         "status": "done" if folder.done else stopped.read_text().strip() if stopped.is_file() else "unfinished",
         "done": len(folder.read_lines(ATTENDANCE_FILE)),
         "rounds": census["rounds"],
+        "cycles": agreement["recipe"]["cycles"],
         "records": folder.read_records(),
         "result": folder.read_result() if folder.done else {},
         "attendance": count_attendance(folder, names),

@@ -26,6 +26,7 @@ from fedauc.federation.owner_policy import OwnerPolicy
 from fedauc.federation.schema import DataSchema, describe_problems
 from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site
+from fedauc.federation.site_data import split_rows
 from fedauc.federation.site_state import FolderSiteState
 from fedauc.federation.site_table import SiteTable
 from fedauc.federation.versions import FLOWER_REQUIREMENT, FLOWER_VERSIONS
@@ -107,16 +108,24 @@ def _read_or_report(part: str, read: Callable[[], DataSchema | OwnerPolicy]) -> 
 
 def _check_table(setup: SiteSetup, schema: DataSchema, policy: OwnerPolicy) -> list[CheckResult]:
     """The table against the schema, and its class counts against the policy."""
-    table, problems = SiteTable.from_file(setup.data, setup.state).find_problems(schema)
+    source = SiteTable.from_file(setup.data, setup.state)
+    table, problems = source.find_problems(schema)
     if table is None:
         return [CheckResult("schema", False, line) for line in describe_problems(problems, is_private=True)]
-    positives = int((table.labels == 1).sum())
-    negatives, least = len(table.labels) - positives, policy.rows.minimum_per_class
     names = f"{len(table.columns)} columns and the label {schema.label!r} fit the schema"
-    is_enough = all(count == 0 or count >= least for count in (positives, negatives)) and bool(positives + negatives)
-    bound = "" if is_enough else f"; the policy asks for {least} of a class"
-    rows = f"{positives} positives, {negatives} negatives{bound}"
-    return [CheckResult("schema", True, names), CheckResult("rows", is_enough, rows)]
+    results, least = [CheckResult("schema", True, names)], policy.rows.minimum_per_class
+    for part, indices in zip(("train on", "hold out"), split_rows(table.labels, source.test_fraction), strict=True):
+        positives = int((table.labels[indices] == 1).sum())
+        negatives = len(indices) - positives
+        is_enough = bool(len(indices)) and all(count == 0 or count >= least for count in (positives, negatives))
+        text = f"{positives} positives and {negatives} negatives to {part}"
+        if not is_enough:
+            text += f"; the policy asks for {least} of a class"
+        # A site that sends no scores takes part nevertheless.
+        if not is_enough and part == "hold out":
+            text += ", so that no scores are sent and the site is not evaluated"
+        results.append(CheckResult("rows", is_enough or part == "hold out", text))
+    return results
 
 
 def _check_versions(schema: DataSchema | None) -> CheckResult:

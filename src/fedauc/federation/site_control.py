@@ -92,8 +92,12 @@ class SiteHome:
         return plan
 
     def list_plans(self) -> list[str]:
-        """The hash of every plan that was proposed."""
-        return sorted(path.stem for path in (self.folder / "plans").glob("*.json"))
+        """The hash of every plan that was proposed, the latest last."""
+        return sorted((path.stem for path in (self.folder / "plans").glob("*.json")), key=self.read_proposal_time)
+
+    def read_proposal_time(self, digest: str) -> datetime.datetime:
+        """When a plan was proposed first since it is kept here."""
+        return datetime.datetime.fromtimestamp(self._plan_path(digest).stat().st_mtime, datetime.UTC)
 
     def read_plan(self, digest: str) -> RunPlan | None:
         """The plan with that hash, if it is here; a damaged file is named."""
@@ -131,9 +135,10 @@ class SiteHome:
     def decide(self, digest: str, decision: str, operator: str) -> None:
         """Approve or refuse a plan; the audit log says so."""
         entry = {"decision": decision, "operator": operator, "time": read_time()}
-        decisions = self.read_decisions()
-        AuditLog(self.folder).append({"event": decision, "plan": digest, "operator": operator, "rule": "operator"})
-        self._write_json("decisions.json", {**decisions, digest: entry})
+        with self._hold_lock():
+            decisions = self.read_decisions()
+            AuditLog(self.folder).append({"event": decision, "plan": digest, "operator": operator, "rule": "operator"})
+            self._write_json("decisions.json", {**decisions, digest: entry})
 
     def read_runs(self) -> dict[str, Any]:
         """The admitted runs: their plan, and what those that have trained may spend of epsilon and delta."""
