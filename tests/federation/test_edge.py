@@ -118,6 +118,50 @@ def test_a_reply_whose_parts_never_come_delays_no_other_reply() -> None:
     assert client.asked[-1] == ["later"]
 
 
+@pytest.mark.parametrize("direction", ["message", "reply"])
+def test_a_site_goes_on_where_the_superlink_has_lost_parts_of_a_message(
+    direction: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SuperLink was killed while the site fetched the message, or sent its reply."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+
+    from fedauc.federation import site_node
+
+    message = make_flower_message()
+    message.metadata.__dict__["_message_id"] = message.object_id
+    waiting = [(message, get_object_tree(message))]
+
+    def pull_object(run_id: int, name: str) -> bytes:
+        if direction == "message":
+            raise ObjectPullError(name, "the object could not be found.")
+        return b"part"
+
+    def push_object(run_id: int, session: str, name: str, content: bytes) -> None:
+        raise ObjectPushError(name, run_id, session)
+
+    def fail(*arguments: Any) -> Any:
+        raise site_node.WorkerFailure("the worker has died")
+
+    link = site_node.SuperLinkConnection(
+        node_id=2,
+        receive=lambda: waiting.pop() if waiting else None,
+        send=lambda reply, tree, seconds: ({tree.object_id}, "session"),
+        get_run=lambda run_id: pytest.fail("the app of the run is here"),
+        get_fab=lambda digest, run_id: pytest.fail("the app of the run is here"),
+        pull_object=pull_object,
+        push_object=push_object,
+        confirm_message_received=lambda run_id, name: None,
+    )
+    worker: Any = SimpleNamespace(pid=1, ask=fail)
+    node = site_node.SiteNode(link, worker, {"state": str(tmp_path)})
+    node._apps[message.metadata.run_id] = site_node.AppOfRun(site_node.Frame({"fab_hash": "app"}, ()), {})
+    node._loaded_app = "app"
+    assert node.answer_next_message()
+    assert "a message is dropped, because the SuperLink no longer has all of it: Failed to pu" in caplog.text
+    assert not node.answer_next_message(), "it asks for the next one"
+
+
 @pytest.mark.parametrize("text", ['data="rows.csv"', 'state="state"', "data=rows.csv state=state"])
 def test_a_site_needs_rows_and_a_state_folder(text: str) -> None:
     from fedauc.federation.site_node import read_node_config

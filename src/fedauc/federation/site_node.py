@@ -27,7 +27,12 @@ from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_objects, push_object_contents_from_iterable
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_objects,
+    push_object_contents_from_iterable,
+)
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
@@ -101,6 +106,9 @@ class SiteNode:
             self._answer_message(*received)
         except RunNotRunningException:
             LOG.info("the run has ended; its message is ignored")
+        except (ObjectPullError, ObjectPushError) as error:
+            # As where the SuperLink was killed between the message and its parts; the server sends them again.
+            LOG.warning("a message is dropped, because the SuperLink no longer has all of it: %s", error)
         return True
 
     def _answer_message(self, message: Message, tree: ObjectTree) -> None:
