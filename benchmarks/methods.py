@@ -24,7 +24,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,12 +88,17 @@ CONTENDERS = {
     "cycp-pairwise + momentum": Contender("cycp-pairwise", {"server_optimizer": "momentum"}),
 }
 
+CONSTANT = {"stages": "constant"}
+FALLING = ("cycp-fedavg", "cycp-fedavg-balanced", "cycp-minimax", "cycp-pairwise", "cycp-pairwise + momentum")
+"""Contenders whose learning rate falls after half of the cycles by default; as candidates they keep it."""
+
 CANDIDATES = {
     "a-scaffold + balanced": Contender("a-scaffold", {"objective": Logistic(draw="classes")}),
     "focus": Contender("focus"),
     "cycp-fedavg-balanced + momentum": Contender("cycp-fedavg-balanced", {"server_optimizer": "momentum"}),
     "cycp-local-pairs": Contender("cycp-local-pairs"),
     "cycp-partial-auc": Contender("cycp-partial-auc"),
+    **{f"{name} + constant": replace(CONTENDERS[name], fixed=CONTENDERS[name].fixed | CONSTANT) for name in FALLING},
 }
 """Ideas beyond the paper with the same budget, in tables of their own (`methods_tried.py`); they run when named."""
 
