@@ -88,21 +88,22 @@ CONTENDERS = {
     "cycp-pairwise + momentum": Contender("cycp-pairwise", {"server_optimizer": "momentum"}),
 }
 
-CONSTANT = {"stages": "constant"}
-FALLING = ("cycp-fedavg", "cycp-fedavg-balanced", "cycp-minimax", "cycp-pairwise", "cycp-pairwise + momentum")
-"""Contenders whose learning rate falls after half of the cycles by default; as candidates they keep it."""
-
 CANDIDATES = {
     "a-scaffold + balanced": Contender("a-scaffold", {"objective": Logistic(draw="classes")}),
     "focus": Contender("focus"),
     "cycp-fedavg-balanced + momentum": Contender("cycp-fedavg-balanced", {"server_optimizer": "momentum"}),
     "cycp-local-pairs": Contender("cycp-local-pairs"),
     "cycp-partial-auc": Contender("cycp-partial-auc"),
-    **{f"{name} + constant": replace(CONTENDERS[name], fixed=CONTENDERS[name].fixed | CONSTANT) for name in FALLING},
 }
 """Ideas beyond the paper with the same budget, in tables of their own (`methods_tried.py`); they run when named."""
 
-EVERYONE = CONTENDERS | CANDIDATES
+CONSTANT = {
+    f"{name} + constant": replace(CONTENDERS[name], fixed={**CONTENDERS[name].fixed, "stages": "constant"})
+    for name in ("cycp-fedavg", "cycp-fedavg-balanced", "cycp-minimax", "cycp-pairwise", "cycp-pairwise + momentum")
+}
+"""Contenders with a constant learning rate, which falls to a tenth after half of the cycles by default; when named."""
+
+EVERYONE = CONTENDERS | CANDIDATES | CONSTANT
 
 
 class Run(NamedTuple):

@@ -32,11 +32,12 @@ def collect_chosen_runs(records: Sequence[Record]) -> tuple[dict[tuple[str, str]
 
     Candidates count where they have runs; nothing is missing where they have none.
     """
-    from methods import CANDIDATES, CONTENDERS, SPLITS, Run, choose_setting, index_records
+    from methods import CONTENDERS, EVERYONE, SPLITS, Run, choose_setting, index_records
     from problems import list_problems
 
     by_key, runs, missing = index_records(list(records)), {}, []
-    candidates = [name for name in CANDIDATES if any(record["contender"] == name for record in records)]
+    others = [name for name in EVERYONE if name not in CONTENDERS]
+    candidates = [name for name in others if any(record["contender"] == name for record in records)]
     for problem in list_problems():
         for contender in (*CONTENDERS, *candidates):
             chosen = choose_setting(by_key, problem, contender)

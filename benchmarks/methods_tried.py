@@ -120,6 +120,23 @@ def show_candidates(runs: Chosen, candidates: Sequence[str], metric: str) -> str
     return make_table([METRICS[metric], "problems", *heads, "any baseline: above / below"], body)
 
 
+def show_constant(runs: Chosen) -> str:
+    """Contenders with a constant learning rate, less the same with the default: difference, p-value, above / below."""
+    problems, _ = choose_complete(runs)
+    body = []
+    for name in list_constant():
+        cells = []
+        for metric in METRICS:
+            differences = compare_pair(runs, problems, (name, name.removesuffix(" + constant")), metric)
+            centers = [difference.mean for difference in differences]
+            above, below = sum(d.low > 0 for d in differences), sum(d.high < 0 for d in differences)
+            cells.append(
+                f"{write_number(mean(centers), True, 4)} (p {write_p(compare_problems(centers))}); {above} / {below}"
+            )
+        body.append([f"`{name.removesuffix(' + constant')}`", *cells])
+    return make_table(["constant less falling", *METRICS.values()], body)
+
+
 def tune_on_problem(runs: Sequence[Record]) -> float:
     """The mean test AUC on the tuning splits of the learning rate with the highest mean validation AUC there."""
     by_rate: dict[float, list[Record]] = {}
@@ -177,6 +194,7 @@ def make_blocks(records: Path) -> dict[str, str]:
     return {
         "any baseline": show_counts(count_all_comparisons(contenders)),
         **{f"candidates {metric}": show_candidates(chosen, list_candidates(), metric) for metric in METRICS},
+        "constant": show_constant(chosen),
         "prototypes": show_prototypes(runs, [run for run in tried if run.get("prototype")]),
     }
 
@@ -195,20 +213,28 @@ def list_candidates() -> list[str]:
     return list(CANDIDATES)
 
 
+def list_constant() -> list[str]:
+    """The names of the contenders with a constant learning rate."""
+    from methods import CONSTANT
+
+    return list(CONSTANT)
+
+
 def copy_candidates(source: Path, target: Path) -> None:
     """Replace the recorded runs of candidates by those of a file of runs; prototypes stay.
 
     Curves are left out, and so are runs with learning rates that are not in the grid.
     """
-    from methods import CANDIDATES, TUNING_SPLITS
+    from methods import CANDIDATES, CONSTANT, TUNING_SPLITS
 
-    measured = [run for run in read_runs(source) if run["contender"] in CANDIDATES]
+    copied = CANDIDATES | CONSTANT
+    measured = [run for run in read_runs(source) if run["contender"] in copied]
     chosen = {id(run) for own in collect_chosen_runs(measured)[0].values() for run in own}
     candidates = [
         {key: value for key, value in run.items() if key != "curve"}
         for run in measured
         if id(run) in chosen
-        or (run["split"] in TUNING_SPLITS and run["setting"] in CANDIDATES[run["contender"]].list_settings())
+        or (run["split"] in TUNING_SPLITS and run["setting"] in copied[run["contender"]].list_settings())
     ]
     prototypes = [run for run in read_runs(target) if run.get("prototype")]
     lines = [json.dumps(run, separators=(",", ":")) + "\n" for run in (*candidates, *prototypes)]

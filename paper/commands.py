@@ -112,7 +112,8 @@ def list_missing(
         0.0,
     )
     for spec in _select_specs(names or list(TABLES), chosen_scale, columns, methods, ()):
-        for column in spec.columns:
+        every_column = spec.columns if columns else build_tables(chosen_scale)[spec.name].columns
+        for column in every_column:
             cells = [CellSpec(row, column) for row in spec.rows]
             runs = {config for cell in cells for case in builder.list_configs(cell) for config in case}
             missing = {config for config in runs - counted if not store.is_complete(config, column.tested)}

@@ -250,19 +250,20 @@ def make_saving_frame(table: Table, learning_rates: Mapping[str, str]) -> pd.Dat
     fast tell whether it takes balanced batches. `learning_rates` are those of FedAvg on balanced batches by column.
     """
     first, lines = table.spec.rows[0].name, dict[str, dict[str, str]]()
+    balanced, ours = table.find_row(BALANCED), [table.find_row(method) for method in OURS]
     for column in [column.name for column in table.spec.columns]:
         cells, target = table.column_cells(column), table.find_target(column)
-        if target is None or BALANCED not in cells or not cells[BALANCED].complete:
+        if target is None or balanced not in cells or not cells[balanced].complete:
             continue
         for goal in (target - NEARLY, target):
             reaches = {row: reach for row, cell in cells.items() if (reach := cell.find_reach(goal))}
             rounds = {row: reach.rounds for row, reach in reaches.items()}
             texts = {row: f"{'≤ ' * (reaches[row] is cells[row].curve[0])}{count}" for row, count in rounds.items()}
-            fastest, balanced = min(rounds[row] for row in OURS), rounds.get(BALANCED, math.inf)
-            saved = "all" if balanced <= fastest else "part" if balanced < rounds[first] else "none"
-            others = [row for row in rounds if row not in (first, BALANCED, *OURS, *RANDOM_CLIENTS)]
+            fastest, own = min(rounds[row] for row in ours), rounds.get(balanced, math.inf)
+            saved = "all" if own <= fastest else "part" if own < rounds[first] else "none"
+            others = [row for row in rounds if row not in (first, balanced, *ours, *RANDOM_CLIENTS)]
             lines[f"{column}, {format_share(goal, 4)}"] = {
-                **{row: texts.get(row, "not reached") for row in (first, *OURS, BALANCED)},
+                **{row: texts.get(row, "not reached") for row in (first, *ours, balanced)},
                 "its learning rate": learning_rates.get(column, "-"),
                 "it saves": saved if fastest < rounds[first] else "there is nothing to save",
                 "other baselines as fast as the faster CyCp method": ", ".join(

@@ -92,13 +92,18 @@ class TableSpec:
     contrasts: Sequence[tuple[str, str]] = ()
 
     def select(self, columns: Sequence[str], rows: Sequence[str]) -> TableSpec:
-        """The table with only the named rows and columns; by default all rows, and the columns shown by default."""
+        """The table with only the named rows and columns; by default all rows, and the columns shown by default.
+
+        A table without such columns has all of them.
+        """
         columns_by_name = {column.name: column for column in self.columns}
         rows_by_name = {row.name: row for row in self.rows}
         selected_columns = tuple(lookup(f"column of {self.name}", name, columns_by_name) for name in columns)
         selected_rows = tuple(lookup(f"method of {self.name}", name, rows_by_name) for name in rows)
         default_columns = tuple(column for column in self.columns if column.by_default)
-        return replace(self, columns=selected_columns or default_columns, rows=selected_rows or self.rows)
+        return replace(
+            self, columns=selected_columns or default_columns or self.columns, rows=selected_rows or self.rows
+        )
 
     def add_rows(self, rows: Sequence[Row]) -> TableSpec:
         """The table with more rows below its own."""

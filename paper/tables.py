@@ -95,10 +95,14 @@ class Table(NamedTuple):
     def find_target(self, column: str) -> float | None:
         """The lowest final AUC of the first row and the CyCp rows, which all of them reach; None until all have run."""
         cells = self.column_cells(column)
-        compared = [cell for row, cell in cells.items() if row in (next(iter(cells)), *OURS)]
+        compared = [cells[name] for name in {next(iter(cells)), *map(self.find_row, OURS)} & cells.keys()]
         if not all(cell.complete and cell.curve for cell in compared):
             return None
         return min(cell.curve[-1].auc for cell in compared)
+
+    def find_row(self, method: str) -> str:
+        """The name of the first row of a method; that of the method where the table has no such row."""
+        return next((row.name for row in self.spec.rows if row.method == method), method)
 
     def keep_finished(self) -> Table:
         """The same table with the rows and columns that have a result."""

@@ -16,6 +16,8 @@ from recomputation.records import FRAUD, OURS, REAL_DATA, Records, Run, Specs, m
 from recomputation.tables import Cell, Column, Spread, Table
 
 NEARLY = 0.02
+USUAL = ("cycp-fedavg", *OURS, "cycp-fedavg-balanced")
+POOLED = ("fedavg-pooled", "minimax-pooled", "pairwise-pooled", "balanced-pooled")
 
 Lines = list[list[str]]
 """A table as text: its header, and its rows with their labels."""
@@ -113,7 +115,8 @@ class Page:
         yield from [*self._aucs("controls"), self._differences("controls"), self._contrasts("controls")]
         yield from [*self._aucs("as-printed"), self._contrasts("as-printed")]
         yield from self._aucs("table1", [False])
-        yield from [self._traffic(True, NEARLY), self._traffic(False, NEARLY), self._savings()]
+        yield from [self._traffic(True, NEARLY), self._traffic(False, NEARLY), self._savings("traffic", USUAL)]
+        yield self._savings("traffic-pooled", POOLED)
         yield from [self._traffic(True, 0.0), self._traffic(False, 0.0)]
         for figure, effects in self.effects.items():
             yield self._effect_lines(effects)
@@ -127,6 +130,7 @@ class Page:
         yield self._differences("creditcard")
         yield from [*self._aucs("surrogates"), self._differences("surrogates")]
         yield from self._aucs("ablation")
+        yield from [*self._aucs("weightings"), self._differences("weightings"), self._contrasts("weightings")]
         yield from [*self._aucs("pools"), self._differences("pools"), self._contrasts("pools")]
         yield self._discarded()
         yield [["dataset", "row", "chosen", "grid", "candidates", "runs", "cycles", "seconds"], *self._choice_lines()]
@@ -296,10 +300,10 @@ class Page:
         lines = [[*label, *(str(count[sign]) for sign in (1, 0, -1, None))] for label, count in counts.items()]
         return [["table", "method", *header], *lines]
 
-    def target(self, column: str) -> float | None:
-        """The lowest final AUC of the first row and the CyCp rows of a column of `traffic`."""
-        table = self.shown["traffic"]
-        cells = [table.cells[row, column] for row in (table.rows[0].name, *OURS)]
+    def target(self, column: str, name: str = "traffic", rows: Sequence[str] = ("cycp-fedavg", *OURS)) -> float | None:
+        """The lowest final AUC of the first row and the CyCp rows of a column of `traffic`, or of a table like it."""
+        table = self.shown[name]
+        cells = [table.cells[row, column] for row in rows]
         return min(cell.curve[-1].auc for cell in cells) if all(cell.complete for cell in cells) else None
 
     def _traffic(self, real: bool, margin: float) -> Lines:
@@ -321,13 +325,16 @@ class Page:
                     texts[row.name, column] = f"{bound}{reach.rounds} ({ratio}), {bytes_text(reach.bytes)}"
         return grid_lines(texts)
 
-    def _savings(self) -> Lines:
-        """Whether FedAvg on balanced batches is as early as the faster CyCp method, and which other baselines are."""
-        table, balanced = self.shown["traffic"], "cycp-fedavg-balanced"
-        lines = [["data, AUC to reach", "cycp-fedavg", *OURS, balanced, "its learning rate", "it saves"]]
+    def _savings(self, name: str, rows: Sequence[str]) -> Lines:
+        """Whether FedAvg on balanced batches is as early as the faster CyCp method, and which other baselines are.
+
+        The rows are FedAvg, the CyCp methods, and FedAvg on balanced batches.
+        """
+        table, (usual, *ours, balanced) = self.shown[name], rows
+        lines = [[f"data, AUC to reach{', pooled' * (name != 'traffic')}", *rows, "its learning rate", "it saves"]]
         lines[0].append("other baselines as fast as the faster CyCp method")
-        for column in self._columns("traffic"):
-            target = self.target(column.name)
+        for column in self._columns(name):
+            target = self.target(column.name, name, rows[:-1])
             if target is None or not table.cells[balanced, column.name].complete:
                 continue
             rate = self.records.choices[f"{column.dataset}-{balanced}"]["settings"]["learning-rate"]
@@ -338,12 +345,12 @@ class Page:
                     reach = cell.reach(goal)
                     needed[row] = reach.rounds if reach else math.inf
                     texts[row] = f"{'≤ ' if reach == cell.curve[0] else ''}{reach.rounds}" if reach else "not reached"
-                best, usual = min(needed[row] for row in OURS), needed["cycp-fedavg"]
-                verdict = "all" if needed[balanced] <= best else "none" if needed[balanced] >= usual else "part"
-                verdict = verdict if best < usual else "there is nothing to save"
-                others = [row for row in needed if row not in ("cycp-fedavg", balanced, *OURS) and row[:3] != "rs-"]
+                best = min(needed[row] for row in ours)
+                verdict = "all" if needed[balanced] <= best else "none" if needed[balanced] >= needed[usual] else "part"
+                verdict = verdict if best < needed[usual] else "there is nothing to save"
+                others = [row for row in needed if row not in rows and row[:3] != "rs-"]
                 fast = ", ".join(row for row in others if needed[row] <= best) or "-"
-                shown = [texts[row] for row in ("cycp-fedavg", *OURS, balanced)]
+                shown = [texts[row] for row in rows]
                 lines.append([f"{column.name}, {share(goal)}", *shown, rate, verdict, fast])
         return lines
 
