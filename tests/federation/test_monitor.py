@@ -102,5 +102,5 @@ def test_show_prints_attendance(tmp_path: Path, capsys: pytest.CaptureFixture[st
     finish_run(tmp_path)
     done = fedauc(capsys, "federation", "show", str(tmp_path))
     assert done.code == 0
-    assert "done, 9 of 9 rounds\n" in done.out
+    assert "done, 9 of 9 rounds: 2 cycles of 3, after one that collects scores\n" in done.out
     assert "site-6: answered 2, absent 0, refused 1" in done.out

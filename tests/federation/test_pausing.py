@@ -38,7 +38,7 @@ def test_a_paused_run_stops_after_the_round_or_the_cycle_and_goes_on(
     assert (out / "stopped.txt").read_text() == f"{status}\n"
     capsys.readouterr()
     show(tmp_path / "app")
-    assert capsys.readouterr().out.startswith(f"{status}, {done} of 9 rounds\n")
+    assert capsys.readouterr().out.startswith(f"{status}, {done} of 9 rounds: 2 cycles of 3, after one that")
 
     collect_rounds(resume_run(agreement, grid, out), rounds)
     assert [finished.phase.round for finished in rounds] == list(range(9))

@@ -23,11 +23,13 @@ from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings, read_template_config
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
+from fedauc.federation.evaluation import WITHHELD
 from fedauc.federation.local_federation import LocalFederation, find_program, run_flwr, write_demo_sites
 from fedauc.federation.membership import list_member_names
 from fedauc.federation.pausing import PAUSED, request_pause
 from fedauc.federation.quarantine import request_release
 from fedauc.federation.registration import CENSUS_FILE
+from fedauc.federation.run_config import check_run_config
 from fedauc.federation.run_outcome import RunOutcome, find_run_id, read_outcome
 from fedauc.federation.schema import SCHEMA_FILE, make_schema, summarize_schema
 from fedauc.federation.server import AGREEMENT_FILE, ATTENDANCE_FILE, read_failure, summarize_run
@@ -102,7 +104,7 @@ def local(
     groups = min(3, sites) if groups is None else groups
     if groups > sites:
         raise ValueError(f"--groups is {groups}; it must be at most the {sites} sites: lower --groups or raise --sites")
-    merge_settings(read_template_config(), read_settings(run_config))
+    check_run_config(merge_settings(read_template_config(), read_settings(run_config)))
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
     create_app_folder(out, names)
     write_demo_sites(out / "sites", list(names))
@@ -119,7 +121,8 @@ def run(
 
     Example: [bold]fedauc federation run . hospitals --run-config "cycles=20 quorum=1"[/bold]
     """
-    merge_settings(read_app_config(folder), read_settings(run_config))
+    config = merge_settings(read_app_config(folder), read_settings(run_config))
+    check_run_config(config)
     options = ("--run-config", run_config) if run_config else ()
     command = [str(find_program("flwr")), "run", str(folder), superlink, "--stream", *options]
     lines = list[str]()
@@ -134,7 +137,7 @@ def run(
     outcome = read_outcome(run_flwr, superlink, run_id)
     if not outcome.completed:
         raise TrainingStopped(_describe_outcome(outcome))
-    print(f"run {run_id} is complete; on the server, `fedauc federation show {folder}` prints its AUC and attendance")
+    print(f"run {run_id} is complete; `fedauc federation show {config['out']}` prints its AUC and attendance")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -187,7 +190,7 @@ def resume(folder: Folder, run_config: Settings = "") -> None:
         )
     if not (folder / "sites").is_dir():
         raise ValueError(f'{folder} is no local trial; start its SuperLink and sites, and give `run` "resume=true"')
-    merge_settings(read_app_config(folder), read_settings(run_config))
+    check_run_config(merge_settings(read_app_config(folder), read_settings(run_config)))
     names = sorted(path.name for path in (folder / "sites").iterdir())
     _run_trial(folder, names, f"resume=true {run_config}".strip())
 
@@ -252,8 +255,9 @@ def release(
 
 def describe_summary(summary: dict[str, Any]) -> list[str]:
     """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
-    rounds, cycles = summary["rounds"], summary["cycles"]
-    turns = f": {cycles} cycles of {rounds // cycles}" if rounds % cycles == 0 else ""
+    rounds, cycles, length = summary["rounds"], summary["cycles"], summary["cycle_length"] or 0
+    turns = f": {cycles} cycles of {length}" if rounds in (cycles * length, (cycles + 1) * length) else ""
+    turns += ", after one that collects scores" if turns and rounds > cycles * length else ""
     lines = [f"{summary['status']}, {summary['done']} of {rounds} rounds{turns}"]
     lines += [describe_record(record) for record in summary["records"][-1:]]
     if "stopped_early" in summary["result"]:
@@ -272,12 +276,17 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{round}waiting since {seconds} for {', '.join(now['waiting'])}")
     lines += [f"warning: {warning}" for warning in summary["warnings"]]
     for name, counts in summary["attendance"].items():
+        if name in summary["missing"] and not any(counts.values()):
+            lines.append(f"{name}: takes no part in the run: {summary['missing'][name]}")
+            continue
         reason = f"; last: {summary['reasons'][name]}" if name in summary["reasons"] else ""
         answered = ", ".join(f"{status} {count}" for status, count in counts.items())
         lines.append(f"{name}: {answered}{reason}")
         if missing := summary["missing_evaluations"].get(name):
             evaluations = f"{missing['count']} of {len(summary['records'])} evaluations"
             lines.append(f"{name}: no scores in {evaluations}; last: {missing['reason']}")
+    for part, names in (summary["records"][-1] if summary["records"] else {}).get("withheld", {}).items():
+        lines += [f"{name}: no scores of its {part} rows: {WITHHELD}" for name in names]
     lines += [f"{name} {text}" for name, text in summary["quarantine"].items()]
     return lines
 

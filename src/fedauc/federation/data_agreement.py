@@ -55,11 +55,11 @@ class AgreedData(NamedTuple):
 
 def agree_on_data(
     exchange: Exchange, schema: DataSchema, header: Mapping[str, Any], is_private: bool
-) -> tuple[AgreedData, set[int], dict[int, int]]:
+) -> tuple[AgreedData, dict[int, str], dict[int, int]]:
     """Let every site check its table and report its sums.
 
-    Returns the sites that failed as well, and the number of rows of each site that has reported sums. In a private run
-    no sums are asked for, because they are exact: the schema then holds every number that is needed.
+    Returns why sites failed as well, and the number of rows of each site that has reported sums. In a private run no
+    sums are asked for, because they are exact: the schema then holds every number that is needed.
     """
     needed = [column.name for column in schema.columns if column.needs_sums]
     if is_private and needed:
@@ -71,6 +71,7 @@ def agree_on_data(
         {client: lambda name=name: pack_payload({**message, "site": name}) for client, name in enumerate(names)},  # type: ignore[misc]
         lambda client, payload: _read_answer(payload, schema, fraction),
         seconds=exchange.policy.registration_deadline,
+        awaits_opening=True,
     )
     report_failures(exchange, result)
     sums = {names[client]: answer for client, answer in sorted(result.answers.items()) if answer is not None}
@@ -87,7 +88,7 @@ def agree_on_data(
         LOG.warning("%s", warning)
     encoder = FeatureEncoder(tuple(columns))
     rows = {client: max(answer.list_row_counts(), default=0) for client, answer in result.answers.items() if answer}
-    return AgreedData(encoder, _count_traffic(encoder, sums), warnings), set(result.refused), rows
+    return AgreedData(encoder, _count_traffic(encoder, sums), warnings), result.refused, rows
 
 
 def report_failures(exchange: Exchange, result: ExchangeResult[Any]) -> None:

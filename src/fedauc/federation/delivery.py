@@ -135,7 +135,7 @@ def store_model(delivered: DeliveredModel, data: SiteData, folder: Path) -> str:
         scorer = make_scorer(module, delivered.config, example, reference, encoder, label_values)
     except ValueError as error:
         LOG.error("the model is not stored, because %s", error)
-        raise SiteRefusal("this site's own rows do not suffice to choose a threshold; see its log") from error
+        raise SiteRefusal("a threshold needs rows of both classes to train on, which this site has not") from error
     if schema is not None:
         scorer = replace(scorer, ranges=schema.ranges)
     # A site has one process at a time; what a killed one has left is removed by the next.

@@ -140,6 +140,7 @@ class FederatedEngine(Engine):
             self._forget_lost_state,
             open_messages=self._late.open_messages if policy.late_answers == "merge" else None,
             enough=policy.enough,
+            awaits_opening=policy.on_group_offline == "wait",
         )
         if not self._uploads.has_fixed_denominator:
             # In a private run whether a site is refused must not depend on others; uploads are clipped there anyway.

@@ -36,6 +36,9 @@ MAX_HELD_OUT_ROWS = 1e12
 VALIDATION_COLUMN = "validation_auc"
 """The column of records by which rounds are compared; with GAIN behind it, that of the gain over the best round."""
 
+WITHHELD = "its policy asks for more rows of a class (rows.minimum_per_class)"
+"""Why a site sends no scores of a part."""
+
 AUC_TOLERANCE = 1e-9
 """How far a site's own AUC may lie outside the bounds that its scores give."""
 
@@ -54,10 +57,14 @@ NO_ANSWERS = PooledAUC(None, None, None, 0, 0)
 
 
 class SiteScores(NamedTuple):
-    """What a site says of its test and validation rows (nothing of a part that it does not have), and its own AUC."""
+    """What a site says of its test and validation rows (nothing of a part that it does not have), and its own AUC.
+
+    `withheld` are the parts of which the site's policy lets it say nothing.
+    """
 
     parts: dict[str, list[Tensor]]
     site_auc: float | None
+    withheld: tuple[str, ...]
 
 
 def evaluate_at_sites(
@@ -68,8 +75,9 @@ def evaluate_at_sites(
     Sites in quarantine are not asked. The engine knows the class counts of every site, which must stay what they were.
 
     `auc_low` and `auc_high` are the bounds that histograms leave, not a confidence interval. `site_auc` lists the sites
-    that share their own AUC, and `missing` those whose scores are not used, with the reason. Where sites hold out
-    validation rows there are the same columns of these.
+    that share their own AUC, `missing` those whose scores are not used, with the reason, and `withheld` those whose
+    policy asks for more rows of a class than their test or validation rows have. Where sites hold out validation rows
+    there are the same columns of these.
     """
     requested = exchange.policy.evaluation
     if requested == "none":
@@ -92,6 +100,14 @@ def evaluate_at_sites(
     record |= {"site_auc": site_auc} if site_auc else {}
     missing = {exchange.sites[client].name: reason for client, reason in {**result.absent, **result.refused}.items()}
     record |= {"missing": missing} if missing else {}
+    withheld = {
+        part: [names[client] for client, answer in answers.items() if part in answer.withheld]
+        for part in ("test", "validation")
+    }
+    record |= {"withheld": {part: sites for part, sites in withheld.items() if sites}} if any(withheld.values()) else {}
+    for part, sites in withheld.items():
+        for site in sites:
+            exchange.warn_once(f"site {site!r} sends no scores of its {part} rows: {WITHHELD}")
     if exchange.policy.validation_fraction:
         record |= _describe_part(validation, "validation")
         record[f"{VALIDATION_COLUMN}{GAIN}"] = engine.compare_validation(validation)
@@ -180,7 +196,7 @@ def _read_scores(
     site_auc = _check_site_auc(header.get("auc"), pooled.get("test", NO_ANSWERS))
     counts = {part: (measured.positives, measured.negatives) for part, measured in pooled.items()}
     engine.check_held_out_counts(client, counts, withheld)
-    return SiteScores(parts, site_auc)
+    return SiteScores(parts, site_auc, tuple(withheld))
 
 
 def _check_scores(tensors: list[Tensor], requested: str) -> PooledAUC:

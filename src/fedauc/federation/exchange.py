@@ -12,6 +12,7 @@ answer are kept there, and a later exchange receives their replies as well.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ LOG = logging.getLogger("fedauc.server")
 
 ONLINE_CHECK_INTERVAL = 1.0
 """Seconds between two queries of which sites are online."""
+
+CLOSED_PAUSE = 10.0
+"""Seconds at least before a site that is closed is asked again."""
 
 REPLACEABLE_STATE = ("plan", "anchor", "client state")
 """What a site may have lost, and is sent again or starts afresh without."""
@@ -98,6 +102,14 @@ class SiteDeclined(AnswerRefused):
     """A site says itself that it does not answer, and why; that is no misbehaviour."""
 
 
+class SiteClosed(SiteDeclined):
+    """A site answers at other hours; it says in how many seconds."""
+
+    def __init__(self, reason: str, opens_in: float) -> None:
+        super().__init__(reason)
+        self.opens_in = opens_in
+
+
 @dataclass
 class ExchangeResult(Generic[Answer]):
     """Per client, the accepted answer, or why the client counts as absent, or why its answer was refused.
@@ -162,11 +174,11 @@ class Exchange:
         for node in self.grid.online_nodes():
             client = clients.get(node.name)
             if client is None:
-                self._warn_once(f"node {node.name!r} is registered but not in the site table; it is ignored")
+                self.warn_once(f"node {node.name!r} is registered but not in the site table; it is ignored")
             elif client in self.left:
-                self._warn_once(f"site {node.name!r} has left the run; it is ignored")
+                self.warn_once(f"site {node.name!r} has left the run; it is ignored")
             elif self.sites[client].key not in ("", node.key):
-                self._warn_once(f"site {node.name!r} has another key than the one in the site table; it is ignored")
+                self.warn_once(f"site {node.name!r} has another key than the one in the site table; it is ignored")
             elif client not in online or node.online_since >= online[client].online_since:
                 online[client] = node
         return online
@@ -180,6 +192,7 @@ class Exchange:
         is_enough: Callable[[], bool] = lambda: False,
         open_messages: dict[int, OpenMessage[Answer]] | None = None,
         enough: int | None = None,
+        awaits_opening: bool = False,
     ) -> ExchangeResult[Answer]:
         """Send every client its message and read the answers, until all have come, or enough, or the deadline.
 
@@ -190,12 +203,17 @@ class Exchange:
 
         With `open_messages`, answers to messages of earlier exchanges are received as well. A client with such a
         message is waited for if it is among `messages`, but it gets no other one before it has answered.
+
+        With `awaits_opening`, a site that is closed is asked again when it opens, until the deadline, as one that is
+        offline; otherwise its answer counts as a refusal.
         """
         deadlines = {client: seconds or self.policy.deadline_of(self.sites[client].group) for client in messages}
-        collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state, deadlines, open_messages)
+        collection = _AnswerCollection(
+            self, dict(messages), read_payload, on_missing_state, deadlines, open_messages, awaits_opening
+        )
         return collection.collect_until_deadline(is_enough, enough or len(self.sites) + 1)
 
-    def _warn_once(self, warning: str) -> None:
+    def warn_once(self, warning: str) -> None:
         """Log a warning the first time only: the online sites are queried every second."""
         if warning not in self.logged_warnings:
             self.logged_warnings.add(warning)
@@ -213,7 +231,10 @@ class _AnswerCollection(Generic[Answer]):
         on_missing_state: Callable[[int, str], None] | None,
         seconds: Mapping[int, float],
         open_messages: dict[int, OpenMessage[Answer]] | None,
+        awaits_opening: bool,
     ) -> None:
+        self._awaits_opening = awaits_opening
+        self._closed_until: dict[int, float] = {}
         self._exchange, self._messages = exchange, messages
         self._read_payload, self._on_missing_state = read_payload, on_missing_state
         start = exchange.clock.now()
@@ -273,6 +294,8 @@ class _AnswerCollection(Generic[Answer]):
                 continue
             if self._node_written_to.get(client) == node or self._has_no_attempts_left(client):
                 continue
+            if now < self._closed_until.get(client, now):
+                continue
             self._attempts[client] += 1
             seconds = max(self._expiries[client] - now, 1.0)
             message = self._messages[client]()
@@ -323,6 +346,11 @@ class _AnswerCollection(Generic[Answer]):
                     self._reported_missing.add((client, str(missing)))
                     self._attempts[client] -= 1
             self._send_again(client, reply, f"no longer has its {missing}")
+        except SiteClosed as closed:
+            if self._awaits_opening:
+                self._ask_when_open(client, reply, closed)
+            else:
+                self._refuse_answer(client, closed)
         except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
             self._refuse_answer(client, reason)
         else:
@@ -368,7 +396,7 @@ class _AnswerCollection(Generic[Answer]):
             if self._on_missing_state is not None:
                 self._on_missing_state(client, str(missing))
             self._drop_open_message(client, f"no longer has its {missing}")
-        except LateAnswerDropped as reason:
+        except (LateAnswerDropped, SiteClosed) as reason:
             self._drop_open_message(client, str(reason))
         except Exception as reason:  # As for an answer in time.
             del self._open[client]
@@ -390,6 +418,14 @@ class _AnswerCollection(Generic[Answer]):
         if isinstance(reason, SiteDeclined):
             self._result.excused.add(client)
         LOG.warning("the answer of site %r is refused: %s", self._exchange.sites[client].name, reason)
+
+    def _ask_when_open(self, client: int, reply: Reply, closed: SiteClosed) -> None:
+        """Send the message again when the site opens; that is no further attempt."""
+        if client not in self._closed_until:
+            LOG.warning("site %r is asked again when it opens: %s", self._exchange.sites[client].name, closed)
+        self._closed_until[client] = self._exchange.clock.now() + max(closed.opens_in, CLOSED_PAUSE)
+        self._attempts[client] -= 1
+        self._send_again(client, reply, str(closed))
 
     def _send_again(self, client: int, reply: Reply, reason: str) -> None:
         """Let the next check send the message again, while attempts and time last."""
@@ -443,7 +479,10 @@ def read_answer(payload: Payload, kind: str) -> dict[str, Any]:
     if header.get("kind") == "missing-state":
         raise MissingSiteState(str(header.get("what")))
     if header.get("kind") == "refusal":
-        raise SiteDeclined(f"the site reports: {str(header.get('reason'))[:300]}")
+        reason, opens_in = f"the site reports: {str(header.get('reason'))[:300]}", header.get("opens_in")
+        if isinstance(opens_in, int | float) and 0 <= opens_in < math.inf:
+            raise SiteClosed(reason, float(opens_in))
+        raise SiteDeclined(reason)
     if header.get("kind") != kind:
         raise AnswerRefused(f"it is of kind {header.get('kind')!r}; expected is {kind!r}")
     return header

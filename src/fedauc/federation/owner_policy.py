@@ -128,6 +128,18 @@ class OpeningHours:
         day, minute = local.weekday(), 60 * local.hour + local.minute
         return not self.open or any(_covers(_parse_opening(text), day, minute) for text in self.open)
 
+    def seconds_until_open(self, now: datetime.datetime) -> float:
+        """How long messages are not answered from an instant on.
+
+        >>> night = OpeningHours(("mon-fri 19:00-07:00",))
+        >>> night.seconds_until_open(datetime.datetime(2026, 1, 5, 17, 30, 15, tzinfo=datetime.UTC))
+        5385.0
+        """
+        moment = now
+        while not self.is_open(moment):
+            moment = moment.replace(second=0, microsecond=0) + datetime.timedelta(minutes=1)
+        return (moment - now).total_seconds()
+
 
 @dataclass(frozen=True)
 class OwnerPolicy:

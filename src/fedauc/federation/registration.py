@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
@@ -32,6 +32,10 @@ from fedauc.privacy.ciphers import KEY_BYTES
 
 CENSUS_FILE = "census.json"
 """The file of a run's folder that holds what the sites registered."""
+
+
+SWAPPED_SHARE = 0.3
+"""Positives are few below this share, and most of the rows where negatives are."""
 
 
 class RegisteredSites(NamedTuple):
@@ -92,7 +96,7 @@ def register_sites(
     proposal: dict[str, Any] = {"run": run_id} if plan is None else {"run": run_id, "plan": plan}
     proposal |= describe_validation(fraction)
     header = {**proposal, "kind": "register", "secure_sum": asks_key, "hides_counts": hides_counts}
-    agreed, failed, summed_rows = None, set[int](), dict[int, int]()
+    agreed, failed, summed_rows = None, dict[int, str](), dict[int, int]()
     if schema is not None:
         is_private = recipe is not None and recipe.is_private
         proposed = proposal | agreement_header(schema, None)
@@ -107,9 +111,11 @@ def register_sites(
         messages,
         lambda client, payload: _read_registration(payload, asks_key, hides_counts, fraction, summed_rows.get(client)),
         seconds=seconds,
+        awaits_opening=True,
     )
     report_failures(exchange, result)
-    missing = {names[client]: reason for client, reason in sorted({**result.absent, **result.refused}.items())}
+    reasons = {**failed, **result.absent, **result.refused}
+    missing = {names[client]: reason for client, reason in sorted(reasons.items())}
     if not result.answers:
         raise TrainingStopped(f"no site has answered within {seconds:g} s{describe_missing_sites(missing)}")
     first = min(result.answers)
@@ -123,8 +129,30 @@ def register_sites(
     if not counts.sum(axis=1).all():
         held = f"the sites hold {counts[0].sum()} positives and {counts[1].sum()} negatives; both are needed"
         raise ValueError(f"{held}{describe_missing_sites(missing)}")
+    if not hides_counts:
+        for warning in warn_of_labels(names, counts):
+            LOG.warning("%s", warning)
     public_keys = {client: key for client, (*_, key) in sorted(result.answers.items()) if key}
     return RegisteredSites(run_id, Census(*counts), first_shape, first_dtype, public_keys, agreed, missing)
+
+
+def warn_of_labels(names: Sequence[str], counts: np.ndarray) -> list[str]:
+    """Sites where positives are most of the rows, while they are few elsewhere: their labels may be swapped.
+
+    `counts` holds the positives and the negatives of every site. Sites with rows of one class say nothing.
+
+    >>> warn_of_labels(["north", "east", "south"], np.array([[9, 8, 90], [91, 92, 10]]))
+    ["site 'south' has 90 % positives, and the median site 9 %; are its labels swapped?"]
+    """
+    both = [client for client in range(len(names)) if counts[:, client].min() > 0]
+    shares = [float(counts[0, client] / counts[:, client].sum()) for client in both]
+    median = float(np.median(shares)) if len(shares) > 1 else 1.0
+    return [
+        f"site {names[client]!r} has {100 * share:.0f} % positives, and the median site {100 * median:.0f} %; "
+        "are its labels swapped?"
+        for client, share in zip(both, shares, strict=True)
+        if median < SWAPPED_SHARE and share > 1 - SWAPPED_SHARE
+    ]
 
 
 def register_joining_sites(

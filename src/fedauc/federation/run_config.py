@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from fedauc.experiments.config import to_plain
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.options import build_config, list_options, parse_value
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry, read_sites
-from fedauc.federation.exchange import Exchange, Grid
+from fedauc.federation.exchange import LOG, Exchange, Grid
 from fedauc.federation.large_messages import prepare_for_large_messages
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.server import AGREEMENT_FILE, FederatedRun, write_failure
@@ -36,21 +37,59 @@ def serve_run(
     """
     prepare_for_large_messages()
     out = _read_absolute_path("out", config)
-    agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
-    sites = tuple(dataclasses.replace(site, key=normalize_key(site.key)) for site in agreement.sites)
-    if config.get("resume"):
-        agreement = FederationAgreement.read_json(out / AGREEMENT_FILE)
-    exchange = Exchange(grid, sites, agreement.policy)
-    if not config.get("resume"):
-        try:
+    is_resumed = bool(config.get("resume"))
+    if is_resumed and not (out / AGREEMENT_FILE).is_file():
+        raise ValueError(f"{out} is no federated run: it has no {AGREEMENT_FILE}; give the out of the run to resume")
+    try:
+        agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
+        sites = tuple(dataclasses.replace(site, key=normalize_key(site.key)) for site in agreement.sites)
+        if is_resumed:
+            given, agreement = agreement, FederationAgreement.read_json(out / AGREEMENT_FILE)
+            if differences := list_differences(agreement, given):
+                LOG.warning("the run keeps the settings that it began with: %s", "; ".join(differences))
+        exchange = Exchange(grid, sites, agreement.policy)
+        if not is_resumed:
             FederatedRun.create(agreement, exchange, out, build_model)
-        except (ValueError, TrainingStopped) as error:
+    except (ValueError, TrainingStopped) as error:
+        if not is_resumed:
             write_failure(out, error)
-            raise
+        raise
     folder = RunFolder(out)
     # The lock is taken before the state is read, so that no other server can write in between.
     with folder.lock(LOCK_SECONDS):
         FederatedRun.resume(exchange, folder, build_model).train_to_end()
+
+
+def list_differences(agreement: FederationAgreement, given: FederationAgreement) -> list[str]:
+    """What a run configuration says otherwise than the run that it resumes; sites may join and leave."""
+    parts = [("recipe", ""), ("policy", ""), ("model", "model.")]
+    differences = []
+    for part, prefix in parts:
+        began, now = to_plain(getattr(agreement, part)), to_plain(getattr(given, part))
+        for name in sorted({*began, *now}):
+            if began.get(name) != now.get(name):
+                setting = f"{prefix}{name}".replace("_", "-")
+                differences.append(f"{setting} is {_shorten(began.get(name))}, not {_shorten(now.get(name))}")
+    return differences
+
+
+def _shorten(value: Any) -> str:
+    return str(value.get("name", value) if isinstance(value, Mapping) else value)[:40]
+
+
+def check_run_config(config: Mapping[str, Any]) -> None:
+    """Refuse settings that the server would refuse, before a run is started.
+
+    The site table is on the server; where this is another machine, what depends on the sites is left to the server.
+    """
+    if config.get("resume"):
+        return
+    table = Path(str(config["sites"]))
+    if table.is_file():
+        read_run_config({**config, "schema": ""}, read_sites(table))
+    else:
+        known = {name: value for name, value in config.items() if name not in ("schema", "group-deadlines")}
+        read_run_config(known, (SiteEntry("a-site"),))
 
 
 def read_run_config(config: Mapping[str, Any], sites: tuple[SiteEntry, ...]) -> FederationAgreement:

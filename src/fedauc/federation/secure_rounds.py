@@ -70,7 +70,8 @@ class SecureRounds:
             server.add_upload(client, _read_masked_upload(payload, session))
 
         messages = {client: partial(pack_message, client, session) for client in asked}
-        result = self._exchange.ask_sites(messages, add_upload, on_missing_state)
+        awaits_opening = self._exchange.policy.on_group_offline == "wait"
+        result = self._exchange.ask_sites(messages, add_upload, on_missing_state, awaits_opening=awaits_opening)
         survivors = server.survivors
         least = max(session.threshold, min(self._exchange.policy.quorum, len(cohort.clients)))
         if len(survivors) < least:

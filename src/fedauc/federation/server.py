@@ -154,7 +154,8 @@ class FederatedRun:
             raise ValueError(f"{error}{describe_missing_sites(registered.missing)}") from error
         rounds = assembly.training.plan.total_rounds
         environment = {**describe_environment(), "message_format": MESSAGE_FORMAT, "missing": dict(registered.missing)}
-        census = {**registered.to_json(), "rounds": rounds, **environment}
+        length = assembly.training.setting.cycle_length
+        census = {**registered.to_json(), "rounds": rounds, "cycle_length": length, **environment}
         files = {AGREEMENT_FILE: agreement.to_json(), CENSUS_FILE: encode_json(census)}
         parts = 0 if agreement.policy.evaluation == "none" else 1 + (agreement.policy.validation_fraction > 0)
         releases = PlannedReleases(held_out_parts=parts)
@@ -370,6 +371,8 @@ def summarize_run(path: Path) -> dict[str, Any]:
         "done": len(folder.read_lines(ATTENDANCE_FILE)),
         "rounds": census["rounds"],
         "cycles": agreement["recipe"]["cycles"],
+        "cycle_length": census.get("cycle_length"),
+        "missing": census.get("missing", {}),
         "records": folder.read_records(),
         "result": folder.read_result() if folder.done else {},
         "attendance": count_attendance(folder, names),

@@ -371,7 +371,8 @@ def answer_failure(error: Exception) -> Payload:
         return pack_payload({"kind": "missing-state", "what": str(error)})
     if isinstance(error, SiteRefusal):
         LOG.warning("%s", error)
-        return pack_payload({"kind": "refusal", "reason": str(error)})
+        opening = {} if error.opens_in is None else {"opens_in": error.opens_in}
+        return pack_payload({"kind": "refusal", "reason": str(error), **opening})
     LOG.error("the message could not be answered", exc_info=error)
     return pack_payload({"kind": "refusal", "reason": f"{type(error).__name__}; see the site's log"})
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fedauc.experiments.recipe import Recipe
 from fedauc.federation.agreement import FederationAgreement, ServerPolicy, SiteEntry
 from fedauc.federation.audit_log import LOG_FILE, verify_log
@@ -225,6 +227,9 @@ def _try_round(setup: SiteSetup, schema: DataSchema, policy: OwnerPolicy) -> Che
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         table = SiteTable.from_file(setup.data, Path(folder) / "cache")
+        if len(np.unique(table.check_schema(schema, "this-site").labels)) == 1:
+            text = "not tried, because all rows are of one class; the site can train with others, but gets no model"
+            return CheckResult("test round", True, f"{text}, whose threshold needs both")
         site = Site(lambda: table, lambda run: FolderSiteState(Path(folder) / run), policy.to_site_policy())
         evaluation = "none" if policy.disclosure.scores == "nothing" else "histograms"
         agreement = FederationAgreement(

@@ -272,7 +272,8 @@ class ControlledSite:
             raise SiteRefusal(f"run is {run[:40]!r}; it must be letters and digits")
         if not self._policy.hours.is_open(self._now()):
             hours = ", ".join(self._policy.hours.open)
-            raise SiteRefusal(f"this site answers {hours} ({self._policy.hours.timezone})", "hours.open")
+            reason = f"this site answers {hours} ({self._policy.hours.timezone})"
+            raise SiteRefusal(reason, "hours.open", self._policy.hours.seconds_until_open(self._now()))
         admitted = self._home.read_runs().get(run)
         if "plan" in header:
             plan: RunPlan | None = self._home.propose_plan(header["plan"])

@@ -31,11 +31,12 @@ class SiteRefusal(Exception):
     """A site does not do what it was asked. The text goes to the server, so it must not contain data.
 
     `rule` is the one that the refusal follows from, such as `hours.open`, for the audit log; empty if it has no name.
+    `opens_in` is the number of seconds until the site answers again, where it is closed.
     """
 
-    def __init__(self, reason: str, rule: str = "") -> None:
+    def __init__(self, reason: str, rule: str = "", opens_in: float | None = None) -> None:
         super().__init__(reason)
-        self.rule = rule
+        self.rule, self.opens_in = rule, opens_in
 
 
 class SiteState(Protocol):

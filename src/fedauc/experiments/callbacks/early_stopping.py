@@ -41,10 +41,11 @@ class EarlyStopping(Callback):
         return Waiting(torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0))
 
     def on_evaluation(self, run: RunView, state: Tree) -> Tree:
-        """Count, and stop the run when the patience is used up."""
+        """Count, and stop the run when the patience is used up; an evaluation without validation rows says nothing."""
         column = run.validation_column
         value = run.records[-1][column]
-        value = math.nan if value is None else value
+        if value is None:
+            return state
         if run.is_better_than(state.best.item()):
             return Waiting(torch.tensor(value, dtype=torch.float64), torch.tensor(0))
         waited = int(state.evaluations) + 1
