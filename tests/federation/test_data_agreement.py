@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fedauc.cli.federation import describe_summary
 from fedauc.data.clients import Clients
 from fedauc.data.feature_fitting import FeatureSettings, RawColumn, fit_features
 from fedauc.experiments.assembly import assemble_training
@@ -139,6 +140,26 @@ def test_a_site_that_differs_is_named_and_the_run_stops_or_goes_on(
     result = run.train_to_end()
     assert result["attendance"]["west"]["answered"] == 0
     assert result["attendance"]["north"]["answered"] > 0
+    (line,) = [line for line in describe_summary(summarize_run(tmp_path / "run")) if line.startswith("west:")]
+    assert line.startswith(f"west: takes no part in the run: the site reports: site 'west': {rule}")
+
+
+def test_the_only_site_of_a_group_that_fails_is_named(tmp_path: Path) -> None:
+    tables = make_hospitals()
+    tables["south"] = tables["south"].rename(columns={"age": "years"})
+    sites = make_hospital_sites(tables, tmp_path / "sites")
+    with pytest.raises(ValueError, match=r"group 'night' has no client with data.*; site 'south': .*column 'age' is"):
+        start_hospital_run(sites, tmp_path / "run", make_hospital_agreement(on_site_failure="continue"))
+
+
+def test_swapped_labels_are_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tables = make_hospitals()
+    for name, table in tables.items():
+        rare = np.arange(len(table)) % 10 == 0
+        tables[name] = table.assign(died=np.where(rare != (name == "south"), "yes", "no"))
+    start_hospital_run(make_hospital_sites(tables, tmp_path / "sites"), tmp_path / "run")
+    assert "site 'south' has 90 % positives, and the median site 10 %; are its labels swapped?" in caplog.text
+    assert caplog.text.count("are its labels swapped") == 1
 
 
 def test_a_column_in_other_units_is_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

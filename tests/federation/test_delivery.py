@@ -109,6 +109,16 @@ def test_the_card_of_a_site_says_that_its_own_rows_were_used(tmp_path: Path) -> 
     assert describe_summary(summarize_run(tmp_path / "run"))[0] == "done, 4 of 4 rounds: 2 cycles of 2"
 
 
+def test_a_site_with_one_class_is_told_why_it_gets_no_model(tmp_path: Path) -> None:
+    sites = make_controlled_sites(tmp_path / "sites")
+    rows = tmp_path / "sites" / "west" / "rows.csv"
+    pd.read_csv(rows).assign(died="no").to_csv(rows, index=False)
+    start_hospital_run(sites, tmp_path / "run").train_to_end()
+    status = summarize_run(tmp_path / "run")["delivery"]
+    assert status["west"].endswith("a threshold needs rows of both classes to train on, which this site has not")
+    assert status["north"] == "delivered"
+
+
 def test_a_site_that_was_offline_receives_the_model_later(tmp_path: Path) -> None:
     sites = make_controlled_sites(tmp_path / "sites")
     agreement = make_hospital_agreement(deadline=0.05, registration_deadline=30.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cli_helpers import fedauc
+from fedauc.cli.federation import describe_summary
 from fedauc.data.clients import Clients, Examples
 from fedauc.experiments.callbacks.early_stopping import EarlyStopping
 from fedauc.experiments.fitting import Fitted, fit
@@ -124,7 +125,9 @@ def count_pairs(scores: np.ndarray, labels: np.ndarray) -> float:
 # ------------------------------------------------------------------------------------------- rows that are too few
 
 
-def test_a_site_with_too_few_validation_rows_is_evaluated_on_its_test_rows(tmp_path: Path) -> None:
+def test_a_site_with_too_few_validation_rows_is_evaluated_on_its_test_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Site 0 holds out 4 of its positives for validation, and its policy asks for 5; of test rows it has enough."""
     grid = make_choosing_grid(tmp_path / "sites")
     site = grid.sites[NAMES[0]]
@@ -140,7 +143,13 @@ def test_a_site_with_too_few_validation_rows_is_evaluated_on_its_test_rows(tmp_p
         assert record["validation_sites"] == expected["validation_sites"] - 1
         assert record["validation_positives"] == expected["validation_positives"] - 4
         assert "missing" not in record
-    assert summarize_run(tmp_path / "run")["quarantine"] == {}
+        assert record["withheld"] == {"validation": [NAMES[0]]}
+    assert "withheld" not in everybody.folder.read_records()[0]
+    summary = summarize_run(tmp_path / "run")
+    assert summary["quarantine"] == {}
+    reason = "its policy asks for more rows of a class (rows.minimum_per_class)"
+    assert f"{NAMES[0]}: no scores of its validation rows: {reason}" in describe_summary(summary)
+    assert caplog.text.count(f"site '{NAMES[0]}' sends no scores of its validation rows: {reason}") == 1
 
 
 # ------------------------------------------------------------------------------------------------- as in a simulation

@@ -59,6 +59,15 @@ def test_a_site_with_few_held_out_rows_is_told_that_it_is_not_evaluated(tmp_path
     assert "rows" in {result.part for result in check_site(setup) if not result.is_ok}
 
 
+def test_a_site_with_one_class_is_told_that_it_gets_no_model(tmp_path: Path) -> None:
+    setup = write_setup(tmp_path)
+    make_hospital(1).assign(died="no").to_csv(setup.data, index=False)
+    results = check_site(setup)
+    assert {result.part for result in results if not result.is_ok} <= {"versions"}
+    (text,) = [result.text for result in results if result.part == "test round"]
+    assert text.startswith("not tried, because all rows are of one class; the site can train with others, but gets no")
+
+
 def test_every_part_that_is_wrong_is_named(tmp_path: Path) -> None:
     setup = write_setup(tmp_path)
     make_hospital(1).rename(columns={"age": "Age"}).assign(died="maybe").to_csv(setup.data, index=False)

@@ -104,7 +104,7 @@ def local(
     groups = min(3, sites) if groups is None else groups
     if groups > sites:
         raise ValueError(f"--groups is {groups}; it must be at most the {sites} sites: lower --groups or raise --sites")
-    check_run_config(merge_settings(read_template_config(), read_settings(run_config)))
+    check_run_config(merge_settings(read_template_config(out), read_settings(run_config)))
     names = {f"site-{number:03d}": f"group-{number % groups}" for number in range(sites)}
     create_app_folder(out, names)
     write_demo_sites(out / "sites", list(names))

@@ -52,12 +52,8 @@ def create_app_folder(
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     (part / "fedauc_app").mkdir(parents=True)
-    paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
-    paths["@SCHEMA@"] = "" if schema is None else str(folder.absolute() / SCHEMA_FILE)
     for template in APP_TEMPLATE.iterdir():
-        text, name = template.read_text(encoding="utf-8"), template.name.removesuffix(".template")
-        for placeholder, path in paths.items():
-            text = text.replace(placeholder, path)
+        text, name = fill_template(template.name, folder, schema is not None), template.name.removesuffix(".template")
         # Python files belong to the app's package; the others stand beside it.
         write_atomically((part / "fedauc_app" if name.endswith(".py") else part) / name, text.encode())
     write_atomically(part / ".gitignore", ("\n".join(IGNORED_BY_GIT) + "\n").encode())
@@ -70,6 +66,15 @@ def create_app_folder(
     ]
     write_atomically(part / "sites.toml", "\n".join(sections).encode())
     part.rename(folder)
+
+
+def fill_template(name: str, folder: Path, has_schema: bool = False) -> str:
+    """The text of a file of the template, with the paths of an app's folder."""
+    text, schema = (APP_TEMPLATE / name).read_text(encoding="utf-8"), str(folder.absolute() / SCHEMA_FILE)
+    paths = {"@OUT@": str(folder.absolute() / "run"), "@SITES@": str(folder.absolute() / "sites.toml")}
+    for placeholder, path in (paths | {"@SCHEMA@": schema if has_schema else ""}).items():
+        text = text.replace(placeholder, path)
+    return text
 
 
 def create_certificates(folder: Path, hosts: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedauc.federation.agreement import ServerPolicy
-from fedauc.federation.app_folder import APP_TEMPLATE
+from fedauc.federation.app_folder import fill_template
 from fedauc.federation.toml_files import read_toml_file
 
 
@@ -25,9 +25,9 @@ def read_app_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_template_config() -> dict[str, Any]:
-    """The settings that `init` writes into a new app."""
-    return _find_config(tomllib.loads((APP_TEMPLATE / "pyproject.toml.template").read_text(encoding="utf-8")))
+def read_template_config(folder: Path) -> dict[str, Any]:
+    """The settings that `init` writes into a new app in that folder."""
+    return _find_config(tomllib.loads(fill_template("pyproject.toml.template", folder)))
 
 
 def read_settings(run_config: str) -> dict[str, Any]:

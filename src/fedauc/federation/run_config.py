@@ -82,6 +82,7 @@ def check_run_config(config: Mapping[str, Any]) -> None:
 
     The site table is on the server; where this is another machine, what depends on the sites is left to the server.
     """
+    _read_absolute_path("out", config)
     if config.get("resume"):
         return
     table = Path(str(config["sites"]))
