@@ -20,6 +20,7 @@ import typer
 from fedauc.cli import federation_nvflare, federation_operations, federation_site
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
+from fedauc.federation.agreement import check_groups
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings, read_template_config
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
@@ -68,6 +69,7 @@ def init(
         if name in groups:
             raise ValueError(f"sites lists {name!r} twice; list each once")
         groups[name] = group
+    check_groups(groups)
     ignored = _read_list("ignore", ignore) if ignore else []
     schema = None if example is None else make_schema(example, label, ignored)
     names = _read_list("hosts", hosts)
