@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from fedauc.cli import federation_nvflare, federation_operations, federation_site
+from fedauc.cli.wrapped_lines import print_wrapped
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
 from fedauc.federation.agreement import check_groups
@@ -282,13 +281,6 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
             lines.append(f"{name}: no scores in {evaluations}; last: {missing['reason']}")
     lines += [f"{name} {text}" for name, text in summary["quarantine"].items()]
     return lines
-
-
-def print_wrapped(line: str) -> None:
-    """Print a line, in a terminal on as many lines as it needs; a file or another program gets it whole."""
-    if sys.stdout.isatty():
-        line = textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  ")
-    print(line)
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:
