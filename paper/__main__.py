@@ -10,7 +10,7 @@ from paper.commands import app
 
 def main() -> None:
     """Start the command line."""
-    run_app(lambda: app, take_plugins(sys.argv[1:]), "python -m paper", "the same command")
+    run_app(lambda: app, take_plugins(sys.argv[1:]), "python -m paper", "go on with: the same command")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedauc.cli import find_out_folder
+from cli_helpers import fedauc
+from fedauc.cli import federation, federation_site, find_out_folder
 
 RUN = ("run", "--data", "synthetic", "--cycles", "500", "--out", "made")
 """Far longer than the test waits."""
@@ -60,9 +61,43 @@ def test_a_terminated_run_is_saved(tmp_path: Path) -> None:
         ("sweep --out=b --seeds 3", "b"),
         ("resume runs/c", "runs/c"),
         ("federation local --out d", "d"),
+        ("federation run e lab --run-config cycles=2", "e"),
+        ("federation run --run-config cycles=2 e lab", "DIR"),
         ("compare", "DIR"),
     ],
 )
 def test_the_hint_names_the_folder_that_was_typed(typed: str, folder: str) -> None:
     assert find_out_folder(typed.split()) == folder
     assert find_out_folder(["run", "--out", "my runs"]) == "'my runs'"
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("local --out new", "go on with: fedauc federation resume new"),
+        ("resume trial", "go on with: fedauc federation resume trial"),
+        ("plan trial", "go on with: the same command"),
+        (
+            "run . lab",
+            "a run that has begun goes on; on the server, `fedauc federation show .` follows it, and "
+            "`fedauc federation pause .` stops it after its round",
+        ),
+    ],
+)
+def test_an_interrupted_command_of_a_federation_says_what_goes_on(
+    typed: str, advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    for module, reader in (
+        (federation, "read_template_config"),
+        (federation, "read_app_config"),
+        (federation_site, "read_app_config"),
+    ):
+        monkeypatch.setattr(module, reader, interrupt)
+    monkeypatch.chdir(tmp_path)
+    Path("trial/sites").mkdir(parents=True)
+    Path("trial/run").mkdir()
+    Path("trial/run/federation.json").touch()
+    assert fedauc(capsys, "federation", *typed.split()) == (130, "", f"interrupted; {advice}\n")

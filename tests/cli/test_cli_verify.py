@@ -180,3 +180,21 @@ def test_a_signed_run_without_the_package_for_signatures_says_what_to_install(
         done = verify_run(capsys, run_copy, key)
         assert (done.code, done.out) == (2, "")
         assert done.err == "error: signatures need cryptography: run pip install cryptography\n"
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_folder_of_a_federation_is_left_to_the_commands_that_read_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, model = tmp_path / "app", tmp_path / "model"
+    for file in (app / "run" / "federation.json", model / "delivery.json", model / "scorer.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    for folder, reader in (
+        (app, f"`fedauc federation show {app}` shows it, and `fedauc verify {app}/run` verifies it"),
+        (app / "run", f"`fedauc federation show {app}/run`"),
+        (model, "`fedauc federation report STATE` verifies it"),
+    ):
+        done = fedauc(capsys, command, str(folder))
+        assert (done.code, done.out) == (2, "")
+        assert reader in done.err

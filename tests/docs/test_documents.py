@@ -77,6 +77,13 @@ def test_the_readme_commands_run(
         assert done.code == 0, f"fedauc {verb} {' '.join(words)}: {done.err}"
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_installs_what_its_reports_need(path: Path) -> None:
+    installed = re.findall(r"^pip install .*'\.\[(.*)\]'", "\n".join(blocks(path, "sh")), flags=re.MULTILINE)
+    if installed and any(words[1] in ("report", "board") for words in list_commands(path)):
+        assert "report" in ",".join(installed).split(",")
+
+
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if list_commands(p)], ids=lambda path: path.name)
 def test_the_commands_of_a_document_exist(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

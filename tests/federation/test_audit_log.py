@@ -156,3 +156,20 @@ def test_a_head_that_is_no_hash_is_refused(head: str, tmp_path: Path, capsys: py
     done = fedauc(capsys, "federation", "audit", str(tmp_path), "--head", head)
     assert done.code == 2
     assert "it must be the 64 characters that this command has printed" in done.err
+
+
+def test_a_long_line_of_the_log_is_wrapped_in_a_terminal_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AuditLog(tmp_path, lambda: "2026-01-01T00:00:00+00:00")
+    rule = "the policy allows no histograms of held-out scores"
+    message = {"event": "message", "asked": "evaluation", "sent": "refusal", "round": 4, "bytes_sent": 1234}
+    log.append({**message, "rule": rule})
+    line = f"2026-01-01T00:00:00Z evaluation of round 5: refusal, 1,234 bytes ({rule})"
+    assert len(line) > 100
+    assert fedauc(capsys, "federation", "audit", str(tmp_path)).out.splitlines()[0] == line
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = fedauc(capsys, "federation", "audit", str(tmp_path)).out.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert f"{shown[0]} {shown[1].strip()}" == line

@@ -89,6 +89,15 @@ def test_the_commands_say_in_one_line_what_is_wrong(tmp_path: Path, capsys: pyte
         assert done.err.count("\n") == 1
 
 
+def test_init_refuses_a_site_without_a_group_where_others_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = fedauc(capsys, "federation", "init", str(tmp_path / "app"), "--sites", "north=day,south")
+    problem = "error: site 'south' has no group, but others have one: give every site a group, or none\n"
+    assert done == (2, "", problem)
+    assert not (tmp_path / "app").exists()
+
+
 def test_a_local_trial_of_two_sites_has_two_groups_unless_told_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

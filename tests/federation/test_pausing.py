@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_helpers import fedauc
 from fedauc.cli.federation import pause, show
 from fedauc.federation.pausing import REQUEST_FILE, request_pause
 from fedauc.guards import TrainingStopped
@@ -36,7 +37,11 @@ def test_a_paused_run_stops_after_the_round_or_the_cycle_and_goes_on(
         collect_rounds(run, rounds)
     assert [finished.phase.round for finished in rounds] == list(range(done))
     assert (out / "stopped.txt").read_text() == f"{status}\n"
-    capsys.readouterr()
+    assert fedauc(capsys, "federation", "pause", str(tmp_path / "app")) == (
+        2,
+        "",
+        f"error: the run in {out} is already {status}\n",
+    )
     show(tmp_path / "app")
     assert capsys.readouterr().out.startswith(f"{status}, {done} of 9 rounds: 2 cycles of 3, after one that")
 
@@ -58,6 +63,14 @@ def test_a_request_after_the_last_round_began_does_not_keep_a_run_from_its_end(t
 
     assert "final" in collect_rounds(run, [], ask_in_the_last_round)
     with pytest.raises(ValueError, match=r"is done; there is nothing to pause"):
+        request_pause(out)
+
+
+def test_a_run_that_has_stopped_is_not_asked_to_pause(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = create_run(make_agreement("cycp-fedavg", {"evaluation": "none"}), make_grid(tmp_path / "sites"), out)
+    run.folder.write_stop_reason("round 2: 3 rounds in a row were skipped")
+    with pytest.raises(ValueError, match=r"has already stopped: round 2: 3 rounds in a row were skipped$"):
         request_pause(out)
 
 

@@ -134,6 +134,20 @@ def test_a_table_that_differs_is_refused_by_column_and_rule(kind: str) -> None:
     assert detail in describe_problems(problems, is_private=True)[0]
 
 
+@pytest.mark.parametrize("value", ["n/k", np.inf])
+def test_leaving_a_value_empty_is_advised_only_where_the_schema_allows_it(value: str | float) -> None:
+    """Ages and labels may not be missing, temperatures may; the details are for the site's own eyes."""
+    table = make_hospital(1).astype(dict.fromkeys(("age", "temperature", "died"), object))
+    for column in ("age", "temperature", "died"):
+        table.loc[3, column] = value
+    _, problems = check_table(table, SCHEMA)
+    details = {problem.rule.split("'")[1]: problem.detail for problem in problems}
+    assert details.keys() == {"age", "temperature", "died"}
+    for column, detail in details.items():
+        assert "correct" in detail or column == "temperature"
+        assert ("empty" in detail) == (column == "temperature")
+
+
 def test_dates_and_booleans_have_their_kinds() -> None:
     schema = DataSchema(columns=(SchemaColumn("day", "date"), SchemaColumn("icu", "boolean")))
     table = pd.DataFrame({"day": ["2024-01-31", "2024-02-01"], "icu": [0, 1], "y": [0, 1]})

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from http.server import HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -165,12 +166,20 @@ def test_settings_with_several_seeds_are_judged_by_their_means(comparison_folder
     assert "Of 2 settings" in texts["answer-0"]
 
 
+@pytest.mark.parametrize("command", [("report",), ("board", "--port", "0")])
 def test_a_missing_package_is_named_with_its_remedy(
-    comparison_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...],
+    comparison_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def serve_nothing(server: HTTPServer) -> None:
+        """A board that goes on without the package must end in a test."""
+
     monkeypatch.setitem(sys.modules, "plotly", None)
-    done = fedauc(capsys, "report", str(comparison_folder))
-    assert done.code == 2
+    monkeypatch.setattr(HTTPServer, "serve_forever", serve_nothing)
+    done = fedauc(capsys, *command, str(comparison_folder))
+    assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: plotly is not installed; a report needs it: ")
 
 

@@ -54,8 +54,10 @@ REFUSED_MEMORY = "can't allocate memory"
 """What torch says when the system refuses it memory; it is no MemoryError."""
 
 HOW_TO_CONTINUE = {
-    **dict.fromkeys(("data", *scoring.COMMANDS, *auditing.COMMANDS), "the same command"),
-    "federation": "fedauc federation resume DIR",
+    **dict.fromkeys(("data", "federation", *scoring.COMMANDS, *auditing.COMMANDS), "go on with: the same command"),
+    **dict.fromkeys(("federation local", "federation resume"), "go on with: fedauc federation resume DIR"),
+    "federation run": "a run that has begun goes on; on the server, `fedauc federation show DIR` follows it, and "
+    "`fedauc federation pause DIR` stops it after its round",
 }
 """How commands go on that `fedauc resume` does not know."""
 
@@ -72,7 +74,8 @@ def start() -> None:
     else:
         finish_imports()
     folder = find_out_folder(words)
-    remedy = HOW_TO_CONTINUE.get(command, "fedauc resume DIR").replace("DIR", folder)
+    remedy = HOW_TO_CONTINUE.get(command, "go on with: fedauc resume DIR")
+    remedy = HOW_TO_CONTINUE.get(" ".join(words[:2]), remedy).replace("DIR", folder)
     trains_into = folder if command in ("run", "compare", "sweep", "tune", "resume") else ""
     run_app(partial(build_app, command), words, "fedauc", remedy, trains_into)
 
@@ -165,7 +168,7 @@ def run_app(
         ended = "interrupted" if code == 130 else "terminated"
         if folder and not _is_made(folder):
             _exit_with_message(f"{ended} before the first round; nothing was saved", code)
-        _exit_with_message(f"{ended}; go on with: {how_to_continue}", code)
+        _exit_with_message(f"{ended}; {how_to_continue}", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -178,7 +181,7 @@ def describe_system_error(error: OSError, how_to_continue: str) -> str:
     """What the system refused, with the path where it is known, and how a run goes on once that is mended."""
     if error.filename is None or error.strerror is None:
         return f"error: {error}"
-    remedy = f"; mend that, then go on with: {how_to_continue}" if how_to_continue else ""
+    remedy = f"; mend that, then {how_to_continue}" if how_to_continue else ""
     return f"error: {error.filename}: {error.strerror.lower()}{remedy}"
 
 
@@ -216,6 +219,9 @@ def refuse_repeated_lists(command: Any, words: list[str]) -> None:
 
 def find_out_folder(words: list[str]) -> str:
     """The run's folder as it was typed; DIR where it was not."""
+    if words[:2] == ["federation", "run"]:
+        # Its first argument is the app's folder, which may be the current one.
+        return shlex.quote(words[2]) if words[2:] and not words[2].startswith("-") else "DIR"
     split = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     folders = [value for word, value in pairwise(split) if word in ("resume", "--out")]
     return shlex.quote(folders[-1]) if folders else "DIR"

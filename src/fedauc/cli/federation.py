@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from fedauc.cli import federation_nvflare, federation_operations, federation_site
+from fedauc.cli.wrapped_lines import print_wrapped
 from fedauc.experiments.folder import RunFolder
 from fedauc.experiments.guarantee import describe_spending
+from fedauc.federation.agreement import check_groups
 from fedauc.federation.app_folder import create_app_folder
 from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings, read_template_config
 from fedauc.federation.deploy_folder import DEPLOY_FOLDER, Deployment, check_deployment, write_deploy_folder
@@ -70,6 +70,7 @@ def init(
         if name in groups:
             raise ValueError(f"sites lists {name!r} twice; list each once")
         groups[name] = group
+    check_groups(groups)
     ignored = _read_list("ignore", ignore) if ignore else []
     schema = None if example is None else make_schema(example, label, ignored)
     names = _read_list("hosts", hosts)
@@ -289,13 +290,6 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
         lines += [f"{name}: no scores of its {part} rows: {WITHHELD}" for name in names]
     lines += [f"{name} {text}" for name, text in summary["quarantine"].items()]
     return lines
-
-
-def print_wrapped(line: str) -> None:
-    """Print a line, in a terminal on as many lines as it needs; a file or another program gets it whole."""
-    if sys.stdout.isatty():
-        line = textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  ")
-    print(line)
 
 
 def print_progress(path: Path, is_running: Callable[[], bool]) -> None:

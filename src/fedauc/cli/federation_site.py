@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedauc.cli.wrapped_lines import print_wrapped
 from fedauc.federation.agreement import read_sites
 from fedauc.federation.app_settings import merge_settings, read_app_config, read_settings
 from fedauc.federation.audit_log import LOG_FILE, read_entries, verify_log
@@ -142,7 +143,7 @@ def audit(
         raise ValueError(f"{state} has a damaged audit log: {report.problem}")
     entries = read_entries(state)
     for entry in entries[len(entries) - min(lines, len(entries)) :]:
-        print(describe_entry(entry))
+        print_wrapped(describe_entry(entry))
     sent = sum(entry.get("bytes_sent", 0) for entry in entries)
     print(f"{report.head.entries} lines, {sent:,} bytes sent, intact")
     print(f"head {report.head.hash}")

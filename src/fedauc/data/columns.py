@@ -116,8 +116,10 @@ def read_pandas_column(column: Any) -> np.ndarray:
     return objects
 
 
-def as_numbers(values: np.ndarray, name: str) -> np.ndarray:
+def as_numbers(values: np.ndarray, name: str, may_be_missing: bool = True) -> np.ndarray:
     """A column of numbers or booleans as float64, NaN where it is missing; text and infinite values are refused.
+
+    The refusal advises leaving a value empty only where one may be missing.
 
     >>> as_numbers(np.array([True, None, 2], dtype=object), "flag")
     array([ 1., nan,  2.])
@@ -128,7 +130,7 @@ def as_numbers(values: np.ndarray, name: str) -> np.ndarray:
         try:
             converted = np.fromiter(map(_to_number, values.tolist()), np.float64, len(values))
         except TypeError:
-            raise ValueError(_explain_texts(values.tolist(), name)) from None
+            raise ValueError(_explain_texts(values.tolist(), name, may_be_missing)) from None
     else:
         raise ValueError(f"column {name!r} is {_describe_kind(values)}; it must hold numbers: convert it")
     # The bound is float32's, the type of inputs.
@@ -136,9 +138,10 @@ def as_numbers(values: np.ndarray, name: str) -> np.ndarray:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         if np.isinf(converted[row]):
+            remedy = "leave them empty if they are missing" if may_be_missing else "correct them"
             raise ValueError(
                 f"inputs holds {wrong.sum()} values that are not finite, the first {converted[row]} at "
-                f"{name_row(row)}, column {name!r}: leave them empty if they are missing, or drop their rows"
+                f"{name_row(row)}, column {name!r}: {remedy}, or drop their rows"
             )
         raise ValueError(
             f"inputs holds {wrong.sum()} values beyond float32, the first {converted[row]:g} at {name_row(row)}, "
@@ -246,7 +249,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real | decimal.Decimal | np.bool_)
 
 
-def _explain_texts(values: Sequence[Any], name: str) -> str:
+def _explain_texts(values: Sequence[Any], name: str, may_be_missing: bool) -> str:
     """Why a column is no numbers. One wrong cell makes text of all others, so the first that cannot be read counts."""
     texts = {row: value for row, value in enumerate(values) if not (is_missing(value) or _is_number(value))}
     wrong = {row: value for row, value in texts.items() if not _can_be_read(value)}
@@ -260,7 +263,7 @@ def _explain_texts(values: Sequence[Any], name: str) -> str:
         return f"{cell}; it must hold booleans or numbers: write true or false"
     if not wrong:
         return f"{cell}, which is text; it must hold numbers: convert the column"
-    return f"{cell}; it must hold numbers: correct it or leave it empty"
+    return f"{cell}; it must hold numbers: {'correct it or leave it empty' if may_be_missing else 'correct it'}"
 
 
 def _can_be_read(value: Any) -> bool:

@@ -75,9 +75,7 @@ class RunFolder:
     def open(path: Path) -> RunFolder:
         """An existing run folder."""
         if not (path / "config.json").is_file():
-            raise ValueError(
-                f"{path} is not a run folder: it has no config.json; give the folder that `run --out` made"
-            )
+            raise ValueError(_explain_missing_config(path))
         return RunFolder(path)
 
     def write_secret(self, secret: bytes) -> None:
@@ -234,6 +232,18 @@ class RunFolder:
         """Labels and raw scores of the test rows, from a finished run."""
         with (self.path / "scores.npz").open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return stored["labels"], stored["scores"]
+
+
+def _explain_missing_config(path: Path) -> str:
+    """Why a folder is no run folder, and which command reads it, if one does."""
+    for run in (path, path / "run"):
+        if (run / "federation.json").is_file():
+            commands = f"`fedauc federation show {path}` shows it, and `fedauc verify {run}` verifies it"
+            return f"{path} is not a run folder but that of a federated run: {commands}"
+    if (path / "delivery.json").is_file() and (path / "scorer.json").is_file():
+        command = "`fedauc federation report STATE` verifies it, with the site's state folder"
+        return f"{path} is not a run folder but that of a delivered model: {command}"
+    return f"{path} is not a run folder: it has no config.json; give the folder that `run --out` made"
 
 
 def _check_line(line: Any) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def verify_folder(path: Path, public_key: Path | None = None) -> list[Finding]:
     if not is_federation:
         RunFolder.open(path)
     if not folder.done:
-        raise ValueError(f"{path} is not finished: it has no result.json to verify; go on with `fedauc resume {path}`")
+        advice = f"see `fedauc federation show {path}`" if is_federation else f"go on with `fedauc resume {path}`"
+        raise ValueError(f"{path} is not finished: it has no result.json to verify; {advice}")
     findings = list(_check_files(path, public_key))
     checks = [_check_records] if is_federation else [_check_records, _check_scores, _check_model]
     for check in checks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -132,9 +133,7 @@ class FederationAgreement:
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise ValueError(f"site {duplicates[0]!r} is listed {names.count(duplicates[0])} times; list it once")
-        if len({site.group == "" for site in self.sites}) > 1:
-            ungrouped = next(site.name for site in self.sites if not site.group)
-            raise ValueError(f"site {ungrouped!r} has no group, but others have one: give every site a group, or none")
+        check_groups({site.name: site.group for site in self.sites})
         first = self.sites[0]
         for site in self.sites:
             if dict(site.columns).keys() != dict(first.columns).keys():
@@ -168,6 +167,13 @@ class FederationAgreement:
         with import_used_plugins(data, str(path)):
             agreement: FederationAgreement = from_plain(FederationAgreement, data, str(path))
         return agreement
+
+
+def check_groups(groups: Mapping[str, str]) -> None:
+    """Refuse sites (name to group) of which only some have a group."""
+    ungrouped = [name for name, group in groups.items() if not group]
+    if 0 < len(ungrouped) < len(groups):
+        raise ValueError(f"site {ungrouped[0]!r} has no group, but others have one: give every site a group, or none")
 
 
 def read_sites(path: Path) -> tuple[SiteEntry, ...]:

@@ -30,6 +30,11 @@ def request_pause(path: Path, at_cycle_end: bool = False) -> None:
         raise ValueError(f"{path} is no federated run: it has no federation.json; give the app's or the run's folder")
     if RunFolder(path).done:
         raise ValueError(f"the run in {path} is done; there is nothing to pause")
+    if (stopped := path / "stopped.txt").is_file():
+        reason = stopped.read_text(encoding="utf-8").strip()
+        # The text of a pause says how the run goes on.
+        state = f"is already {reason}" if reason.startswith(PAUSED) else f"has already stopped: {reason}"
+        raise ValueError(f"the run in {path} {state}")
     write_atomically(path / REQUEST_FILE, f"{json.dumps({'at_cycle_end': at_cycle_end})}\n".encode())
 
 

@@ -7,10 +7,15 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fedauc.guards import TrainingStopped
+
 COMPLETED = "finished:completed"
 
 FAILURE_PREFIX = "ServerApp failed with exception: "
 """What Flower writes before the text of an error."""
+
+UNAVAILABLE = "Connection to the SuperLink is unavailable"
+"""How Flower says that no SuperLink answers."""
 
 
 class RunOutcome(NamedTuple):
@@ -31,10 +36,13 @@ def find_run_id(output: str) -> str:
 
 
 def read_outcome(run_flwr: Callable[..., str], superlink: str, run_id: str) -> RunOutcome:
-    """Ask the SuperLink how a run ended."""
+    """Ask the SuperLink how a run ended; one that does not answer is a `TrainingStopped`."""
     answer = json.loads(run_flwr("list", superlink, "--run-id", run_id, "--format", "json"))
     if not answer.get("runs"):
         reason = answer.get("error-message") or answer.get("error_message") or "it lists no such run"
+        if UNAVAILABLE in str(reason):
+            remedy = 'start it again, then resume the run with --run-config "resume=true"'
+            raise TrainingStopped(f"the SuperLink {superlink!r} of run {run_id} does not answer: {remedy}")
         problem = f"`flwr list {superlink} --run-id {run_id}` failed ({' '.join(str(reason).split())[:200]})"
         hint = f"is {superlink!r} also the name of a folder here?"
         raise ValueError(f"{problem}; {hint} `fedauc federation show` says how the run went")

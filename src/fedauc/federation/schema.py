@@ -270,7 +270,7 @@ def _convert_values(values: np.ndarray, column: SchemaColumn) -> RawColumn:
             raise ValueError(f"column {column.name!r} holds numbers; write dates as 2024-01-31")
         return RawColumn(column.name, "date", as_days(values, column.name))
     kind: Kind = column.kind
-    return RawColumn(column.name, kind, as_numbers(values, column.name))
+    return RawColumn(column.name, kind, as_numbers(values, column.name, column.missing))
 
 
 def _check_labels(values: np.ndarray, schema: DataSchema) -> tuple[np.ndarray, list[SchemaProblem]]:
@@ -281,7 +281,7 @@ def _check_labels(values: np.ndarray, schema: DataSchema) -> tuple[np.ndarray, l
         detail = f"{len(absent)} rows, the first {name_row(absent[0])}"
         problems.append(SchemaProblem(f"{where} has missing values", detail))
     try:
-        labels = match_labels(values.tolist(), schema.label_values)
+        labels = match_labels(values.tolist(), schema.label_values, may_be_missing=False)
     except ValueError as error:
         problems.append(SchemaProblem(f"{where} holds values other than {words}", str(error)))
         labels = np.zeros(0)

@@ -70,7 +70,8 @@ class ReportBoard:
 def make_server(folders: Sequence[Path], port: int = DEFAULT_PORT) -> ThreadingHTTPServer:
     """A server of these folders that is bound to a port; port 0 takes a free one."""
     board = ReportBoard(folders)
-    read_report_runs(folders)
+    # What keeps the page from being made, such as a missing package, must not wait for the first request.
+    board.render_page()
 
     class Handler(BoardHandler):
         source = board

@@ -268,8 +268,10 @@ def _read_scorer(path: Path, document: Mapping[str, Any]) -> Scorer:
     )
 
 
-def match_labels(values: Sequence[Any], label_values: tuple[str, str]) -> np.ndarray:
+def match_labels(values: Sequence[Any], label_values: tuple[str, str], may_be_missing: bool = True) -> np.ndarray:
     """Labels as a table writes them as 0 and 1, and -1 where one is missing; other values are refused.
+
+    The refusal advises leaving a label empty only where one may be missing.
 
     >>> match_labels(["yes", "no", None, "no"], ("no", "yes"))
     array([ 1,  0, -1,  0])
@@ -284,7 +286,8 @@ def match_labels(values: Sequence[Any], label_values: tuple[str, str]) -> np.nda
         text = _normalize_label(value)
         if text not in (negative, positive) and not takes_any_other:
             known = " nor ".join(map(repr, label_values))
-            raise ValueError(f"label {str(value)!r} in row {row} is neither {known}; correct it, or leave it empty")
+            remedy = "correct it, or leave it empty" if may_be_missing else "correct it"
+            raise ValueError(f"label {str(value)!r} in row {row} is neither {known}; {remedy}")
         labels[row] = text == positive
     return labels
 
