@@ -71,7 +71,6 @@ def agree_on_data(
         {client: lambda name=name: pack_payload({**message, "site": name}) for client, name in enumerate(names)},  # type: ignore[misc]
         lambda client, payload: _read_answer(payload, schema, fraction),
         seconds=exchange.policy.registration_deadline,
-        awaits_opening=True,
     )
     report_failures(exchange, result)
     sums = {names[client]: answer for client, answer in sorted(result.answers.items()) if answer is not None}

@@ -26,7 +26,7 @@ from fedauc.experiments.folder import describe_environment
 from fedauc.experiments.recipe import Recipe
 from fedauc.experiments.saved_model import describe_settings, score_reference_rows
 from fedauc.federation.exchange import LOG as SERVER_LOG
-from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
+from fedauc.federation.exchange import AnswerRefused, Exchange, decline_when_closed, read_answer
 from fedauc.federation.schema import DataSchema
 from fedauc.federation.serialization import Payload, pack_payload
 from fedauc.federation.site_data import SiteData
@@ -85,7 +85,7 @@ def deliver_model(
 
     result = exchange.ask_sites(
         {client: lambda client=client: pack_message(names[client]) for client in sorted(waiting)},  # type: ignore[misc]
-        lambda client, payload: _read_receipt(payload, digest),
+        decline_when_closed(lambda client, payload: _read_receipt(payload, digest)),
     )
     status |= {names[client]: "delivered" for client in result.answers}
     status |= {names[client]: reason for client, reason in {**result.absent, **result.refused}.items()}

@@ -19,6 +19,7 @@ from fedauc.federation.exchange import (
     Exchange,
     ExchangeResult,
     SiteDeclined,
+    decline_when_closed,
     describe_missing_sites,
     read_answer,
 )
@@ -134,13 +135,14 @@ class FederatedEngine(Engine):
             self._late.open_messages.pop(client, None)
         asked = [client for client in cohort.clients if client not in excluded]
         read_upload = partial(self._read_upload, download=download, template=template)
+        if policy.on_group_offline == "skip":
+            read_upload = decline_when_closed(read_upload)
         result = self._exchange.ask_sites(
             {client: partial(self._pack_message, download, cohort, client) for client in asked},
             self._late.begin_round(download.phase, read_upload),
             self._forget_lost_state,
             open_messages=self._late.open_messages if policy.late_answers == "merge" else None,
             enough=policy.enough,
-            awaits_opening=policy.on_group_offline == "wait",
         )
         if not self._uploads.has_fixed_denominator:
             # In a private run whether a site is refused must not depend on others; uploads are clipped there anyway.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedauc.experiments.run_view import GAIN
-from fedauc.federation.exchange import AnswerRefused, Exchange, read_answer
+from fedauc.federation.exchange import AnswerRefused, Exchange, decline_when_closed, read_answer
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.interfaces import Model
 from fedauc.metrics import auc
@@ -87,7 +87,7 @@ def evaluate_at_sites(
     excluded = engine.quarantine.list_excluded(online)
     result = exchange.ask_sites(
         {client: lambda: message for client in online if client not in excluded},
-        lambda client, payload: _read_scores(client, payload, requested, header, engine),
+        decline_when_closed(lambda client, payload: _read_scores(client, payload, requested, header, engine)),
     )
     engine.quarantine.count_refusals(result.misbehaved, header["round"])
     answers = dict(sorted(result.answers.items()))

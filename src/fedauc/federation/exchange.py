@@ -192,7 +192,6 @@ class Exchange:
         is_enough: Callable[[], bool] = lambda: False,
         open_messages: dict[int, OpenMessage[Answer]] | None = None,
         enough: int | None = None,
-        awaits_opening: bool = False,
     ) -> ExchangeResult[Answer]:
         """Send every client its message and read the answers, until all have come, or enough, or the deadline.
 
@@ -204,13 +203,11 @@ class Exchange:
         With `open_messages`, answers to messages of earlier exchanges are received as well. A client with such a
         message is waited for if it is among `messages`, but it gets no other one before it has answered.
 
-        With `awaits_opening`, a site that is closed is asked again when it opens, until the deadline, as one that is
-        offline; otherwise its answer counts as a refusal.
+        A site that is closed is asked again when it opens, until the deadline, as one that is offline, unless
+        `read_payload` is wrapped by `decline_when_closed`.
         """
         deadlines = {client: seconds or self.policy.deadline_of(self.sites[client].group) for client in messages}
-        collection = _AnswerCollection(
-            self, dict(messages), read_payload, on_missing_state, deadlines, open_messages, awaits_opening
-        )
+        collection = _AnswerCollection(self, dict(messages), read_payload, on_missing_state, deadlines, open_messages)
         return collection.collect_until_deadline(is_enough, enough or len(self.sites) + 1)
 
     def warn_once(self, warning: str) -> None:
@@ -231,9 +228,7 @@ class _AnswerCollection(Generic[Answer]):
         on_missing_state: Callable[[int, str], None] | None,
         seconds: Mapping[int, float],
         open_messages: dict[int, OpenMessage[Answer]] | None,
-        awaits_opening: bool,
     ) -> None:
-        self._awaits_opening = awaits_opening
         self._closed_until: dict[int, float] = {}
         self._exchange, self._messages = exchange, messages
         self._read_payload, self._on_missing_state = read_payload, on_missing_state
@@ -347,10 +342,7 @@ class _AnswerCollection(Generic[Answer]):
                     self._attempts[client] -= 1
             self._send_again(client, reply, f"no longer has its {missing}")
         except SiteClosed as closed:
-            if self._awaits_opening:
-                self._ask_when_open(client, reply, closed)
-            else:
-                self._refuse_answer(client, closed)
+            self._ask_when_open(client, reply, closed)
         except Exception as reason:  # A malformed answer can break a reader anywhere, and must not break the run.
             self._refuse_answer(client, reason)
         else:
@@ -466,6 +458,18 @@ def describe_missing_sites(reasons: Mapping[str, str]) -> str:
     "; site 'north': was not online before the deadline"
     """
     return "".join(f"; site {name!r}: {reason}" for name, reason in reasons.items())
+
+
+def decline_when_closed(read_payload: Callable[[int, Payload], Answer]) -> Callable[[int, Payload], Answer]:
+    """A reader with which a site that is closed has declined, and is not waited for."""
+
+    def read(client: int, payload: Payload) -> Answer:
+        try:
+            return read_payload(client, payload)
+        except SiteClosed as closed:
+            raise SiteDeclined(str(closed)) from closed
+
+    return read
 
 
 def read_answer(payload: Payload, kind: str) -> dict[str, Any]:

@@ -111,7 +111,6 @@ def register_sites(
         messages,
         lambda client, payload: _read_registration(payload, asks_key, hides_counts, fraction, summed_rows.get(client)),
         seconds=seconds,
-        awaits_opening=True,
     )
     report_failures(exchange, result)
     reasons = {**failed, **result.absent, **result.refused}

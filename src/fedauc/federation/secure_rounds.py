@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedauc.federation.exchange import AnswerRefused, Exchange, ExchangeResult, read_answer
+from fedauc.federation.exchange import AnswerRefused, Exchange, ExchangeResult, decline_when_closed, read_answer
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.interfaces import Cohort
 from fedauc.privacy.secure_sum import MaskedUpload, SecureSumServer, SecureSumSession, create_session_id
@@ -70,8 +70,9 @@ class SecureRounds:
             server.add_upload(client, _read_masked_upload(payload, session))
 
         messages = {client: partial(pack_message, client, session) for client in asked}
-        awaits_opening = self._exchange.policy.on_group_offline == "wait"
-        result = self._exchange.ask_sites(messages, add_upload, on_missing_state, awaits_opening=awaits_opening)
+        is_waiting = self._exchange.policy.on_group_offline == "wait"
+        read_upload = add_upload if is_waiting else decline_when_closed(add_upload)
+        result = self._exchange.ask_sites(messages, read_upload, on_missing_state)
         survivors = server.survivors
         least = max(session.threshold, min(self._exchange.policy.quorum, len(cohort.clients)))
         if len(survivors) < least:
