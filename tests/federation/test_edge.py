@@ -24,6 +24,7 @@ from fedauc.federation.run_config import read_run_config
 from fedauc.federation.serialization import Payload, pack_payload, unpack_tensors
 from fedauc.federation.server import FederatedRun
 from fedauc.federation.site import Site
+from fedauc.federation.site_worker import Frame, WorkerFailure
 from fedauc.models.mlp import MLP
 from federation.memory_grid import make_agreement, make_exchange, make_grid
 
@@ -141,7 +142,7 @@ def test_a_site_goes_on_where_the_superlink_has_lost_parts_of_a_message(
         raise ObjectPushError(name, run_id, session)
 
     def fail(*arguments: Any) -> Any:
-        raise site_node.WorkerFailure("the worker has died")
+        raise WorkerFailure("the worker has died")
 
     link = site_node.SuperLinkConnection(
         node_id=2,
@@ -155,7 +156,7 @@ def test_a_site_goes_on_where_the_superlink_has_lost_parts_of_a_message(
     )
     worker: Any = SimpleNamespace(pid=1, ask=fail)
     node = site_node.SiteNode(link, worker, {"state": str(tmp_path)})
-    node._apps[message.metadata.run_id] = site_node.AppOfRun(site_node.Frame({"fab_hash": "app"}, ()), {})
+    node._apps[message.metadata.run_id] = site_node.AppOfRun(Frame({"fab_hash": "app"}, ()), {})
     node._loaded_app = "app"
     assert node.answer_next_message()
     assert "a message is dropped, because the SuperLink no longer has all of it: Failed to pu" in caplog.text
