@@ -150,7 +150,7 @@ def test_the_board_notices_a_new_status(folder: Path) -> None:
 
 def test_show_says_what_the_run_waits_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fedauc(capsys, "federation", "show", str(folder)).out.splitlines()
-    assert lines[0] == "unfinished, 7 of 12 rounds: 4 cycles of 3"
+    assert lines[0] == "unfinished, 7 of 12 rounds"
     assert "a round takes 10.0 s (median of the last 7)" in lines
     assert any(line.startswith("round 8: waiting since") and line.endswith("for site-1") for line in lines)
     assert "site-6: answered 6, absent 0, refused 1; last: 5 of its values are NaN or infinite (round 3)" in lines

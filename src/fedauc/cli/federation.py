@@ -257,7 +257,9 @@ def release(
 def describe_summary(summary: dict[str, Any]) -> list[str]:
     """A run's summary as lines: how far it is, what it waits for, and how often every site answered."""
     rounds, cycles, length = summary["rounds"], summary["cycles"], summary["cycle_length"] or 0
-    turns = f": {cycles} cycles of {length}" if rounds in (cycles * length, (cycles + 1) * length) else ""
+    turns = (
+        f": {cycles} cycles of {length}" if length > 1 and rounds in (cycles * length, (cycles + 1) * length) else ""
+    )
     turns += ", after one that collects scores" if turns and rounds > cycles * length else ""
     lines = [f"{summary['status']}, {summary['done']} of {rounds} rounds{turns}"]
     lines += [describe_record(record) for record in summary["records"][-1:]]

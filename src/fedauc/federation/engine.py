@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, final
@@ -134,7 +134,7 @@ class FederatedEngine(Engine):
         for client in excluded:
             self._late.open_messages.pop(client, None)
         asked = [client for client in cohort.clients if client not in excluded]
-        read_upload = partial(self._read_upload, download=download, template=template)
+        read_upload: Callable[[int, Payload], Upload] = partial(self._read_upload, download=download, template=template)
         if policy.on_group_offline == "skip":
             read_upload = decline_when_closed(read_upload)
         result = self._exchange.ask_sites(
