@@ -8,10 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli_helpers import fedauc
 from fedauc.cli import describe_memory_error
+from fedauc.data.datasets.chestmnist import ChestMNIST
+from fedauc.data.summaries import summarize_numbers
 from fedauc.discovery import UnknownName, lookup
 from fedauc.experiments.config import Config
 from fedauc.experiments.folder import RunFolder
@@ -158,3 +161,16 @@ def test_refused_memory_is_described_with_its_size() -> None:
     numpy_says = MemoryError("Unable to allocate 256. GiB for an array with shape (1, 2)")
     assert "needs about 256. GiB at once" in describe_memory_error(numpy_says)
     assert "more memory than it may have" in describe_memory_error(MemoryError())
+
+
+def test_a_folder_that_no_file_system_can_have_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"folder is '9+', which cannot be read \(File name too long\); give the folder"
+    ):
+        ChestMNIST(folder="9" * 300).find_files()
+
+
+def test_sums_of_values_that_are_too_large_warn_of_nothing() -> None:
+    """The values are refused later, in one line, which says where they are."""
+    summary = summarize_numbers(np.array([np.inf, 1.0, 1.7e308, 1.7e308]))
+    assert np.isnan(summary.squares).all()

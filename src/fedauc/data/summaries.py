@@ -75,7 +75,10 @@ def summarize_numbers(values: np.ndarray, site: np.ndarray | None = None, sites:
     for block, numbers in _iterate_sites(len(values), site, sites):
         part = np.asarray(values[block], dtype=np.float64)
         known = ~np.isnan(part)
-        squares += np.bincount(numbers[known], np.square(part - mean[numbers])[known], minlength=sites)
+        # Infinite values have no distance from their mean; they are refused where columns are encoded.
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.square(part - mean[numbers])
+        squares += np.bincount(numbers[known], distance[known], minlength=sites)
     return NumberSummary(count, missing, mean, squares, low, high)
 
 

@@ -75,7 +75,8 @@ class UnusualColumns:
                 values = next(number_columns)
                 if column.name in self._ranges:
                     self._outside[column.name] += int(self._ranges[column.name].find_outside(values).sum())
-                distance = np.abs(values - column.shift) > DEVIATIONS * column.scale
+                with np.errstate(invalid="ignore", over="ignore"):
+                    distance = np.abs(values - column.shift) > DEVIATIONS * column.scale
                 self._count(column.name, "missing", np.isnan(values))
                 self._count(
                     column.name, f"more than {DEVIATIONS:g} standard deviations from the training mean", distance

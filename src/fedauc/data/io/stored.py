@@ -98,7 +98,11 @@ class StoredDataset(Dataset):
 
     def find_files(self) -> tuple[File, ...]:
         """The files that loading reads; raises `MissingFiles` where one does not exist."""
-        missing = tuple(source for source in self.sources if not (self.home_folder / source.name).is_file())
+        try:
+            missing = tuple(source for source in self.sources if not (self.home_folder / source.name).is_file())
+        except OSError as error:
+            reason = f"folder is {str(self.home_folder)[:80]!r}, which cannot be read ({error.strerror})"
+            raise ValueError(f"{reason}; give the folder of the files") from error
         if missing:
             raise MissingFiles(self.name, self.home_folder, missing)
         return tuple(file for _, file in self.existing_files())
