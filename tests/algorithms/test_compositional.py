@@ -55,7 +55,8 @@ class Twin(NamedTuple):
     """An objective of the losses of one anchor's pairs, with positives p and with negatives n.
 
     `estimate(p, n)` gives its estimates, `average(old, fresh, rate)` updates them, `weights(p, n, u, summary)` gives
-    the weights of pairs with positives and with negatives, and `summarize(us, n₊, n₋)` what clients are told.
+    the weights of pairs with positives and with negatives, `summarize(us, n₊, n₋)` what clients are told, and
+    `refresh_rate(rate, active, passive)` how fast so many active negatives update a passive positive.
     """
 
     estimate: Callable[[Array, Array], Array]
@@ -63,6 +64,7 @@ class Twin(NamedTuple):
     weights: Callable[[Array, Array, Array, Any], tuple[Array, Array]]
     summarize: Callable[[Array, int, int], Any] = lambda us, positives, negatives: 0.0
     compares_positives: bool = False
+    refresh_rate: Callable[[float, int, int], float] = lambda rate, active, passive: rate * active / (active + passive)
 
 
 def plain_average(old: Array, fresh: Array, rate: float) -> Array:
@@ -82,7 +84,10 @@ def kl_twin(temperature: float, outer: float | None = None) -> Twin:
     def summarize(us: Array, positives: int, negatives: int) -> float:
         return 0.0 if outer is None else float(np.log(np.mean(np.exp(us[:, 0]) ** (temperature / outer))))
 
-    return Twin(lambda p, n: np.array([np.log(np.mean(np.exp(n / temperature)))]), log_average, weights, summarize)
+    def estimate(p: Array, n: Array) -> Array:
+        return np.array([np.log(np.mean(np.exp(n / temperature)))])
+
+    return Twin(estimate, log_average, weights, summarize, refresh_rate=lambda rate, active, passive: rate)
 
 
 def cvar_twin(share: float) -> Twin:
@@ -152,7 +157,7 @@ def slope_twin(twin: Twin, gaps: tuple[Array, Array], u: Array, summary: Any) ->
 
 
 class TwinStep(NamedTuple):
-    """What a local step finds: active scores, passive scores with estimates, weights of the classes, and a summary."""
+    """What a local step finds: active scores, passive scores of the visit with estimates, class weights, a summary."""
 
     positives: Array
     negatives: Array
@@ -334,17 +339,27 @@ def run_twin(rounds: list[Round], twin: Twin, rate: float) -> list[tuple[Array, 
             rows, own = drawn.draw_rows(client, phase)
             scales = tuple(holding / np.count_nonzero(held) if held[client] else 0.0 for held in counts)
             local = w.copy()
+            if not phase.scoring:
+                # The passive scores of all local steps; their estimates are updated once, before the first step.
+                chosen = [pool[0][place] for place in places[0][m].ravel()]
+                passive_positives, passive_negatives = np.array([s for s, _ in chosen]), pool[1][places[1][m].ravel()]
+                passive_estimates = np.stack(
+                    [
+                        twin.average(old, estimate_twin(twin, score, passive_positives, passive_negatives), rate)
+                        for score, old in chosen
+                    ]
+                )
+                refresh_rate = twin.refresh_rate(rate, 3, len(passive_negatives))
             for step in range(phase.local_steps):
                 x = rows[step]
                 scores = x @ local
                 if not phase.scoring:
-                    chosen = [pool[0][place] for place in places[0][m][step]]
                     given = TwinStep(
                         scores[:2],
                         scores[2:],
-                        np.array([score for score, _ in chosen]),
-                        np.stack([u for _, u in chosen]),
-                        pool[1][places[1][m][step]],
+                        passive_positives,
+                        passive_estimates,
+                        passive_negatives,
                         (scales[0], scales[1]),
                         summary,
                     )
@@ -353,7 +368,7 @@ def run_twin(rounds: list[Round], twin: Twin, rate: float) -> list[tuple[Array, 
                         fresh = estimate_twin(twin, score, given.passive_positives, given.passive_negatives)
                         old = known.get((client, int(place)))
                         updated.append(fresh if old is None else twin.average(old, fresh, rate))
-                    first, second = slopes_twin(twin, given, np.stack(updated), rate)
+                    first, second = slopes_twin(twin, given, np.stack(updated), refresh_rate)
                     known |= {(client, int(place)): u for place, u in zip(own[step], updated, strict=True)}
                     local = local - float(phase.learning_rate) * np.concatenate([first, second]) @ x
                 if counts[0][client]:

@@ -50,10 +50,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Options beyond the methods' defaults."""
 
 
-def recorded_defaults(name: str) -> dict[str, Any]:
-    """What was the default when the runs were recorded, and no longer is."""
-    rates = {"cycp-ndcg": 0.1}
-    return {"weighting": "clients"} | ({"learning_rate": rates[name]} if name in rates else {})
+RECORDED_DEFAULTS = {"weighting": "clients"}
+"""What was the default when the runs were recorded, and no longer is."""
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -68,7 +66,7 @@ def settings(name: str) -> dict[str, Any]:
 
         chosen["objective"] = find_objectives()[chosen["objective"]]()
     sizes = {"cycles": 4, "local_steps": 3, "positives": 4, "negatives": 5, "seed": 3}
-    return {**sizes, **recorded_defaults(name), **chosen}
+    return {**sizes, **RECORDED_DEFAULTS, **chosen}
 
 
 def simulate(engine: str, names: list[str], device: str = "cpu", **changes: Any) -> dict[str, Digest]:
@@ -92,9 +90,7 @@ def federate(names: list[str]) -> dict[str, Digest]:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            agreement = make_agreement(
-                name, {"evaluation": "histograms"}, participation="cyclic", **recorded_defaults(name)
-            )
+            agreement = make_agreement(name, {"evaluation": "histograms"}, participation="cyclic", **RECORDED_DEFAULTS)
             grid = make_grid(Path(folder) / "sites", test=held_out())
             create_run(agreement, grid, path).train_to_end()
             lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
@@ -120,7 +116,7 @@ def run_rank(path: str, names: list[str]) -> None:
     dist.init_process_group("gloo")
     digests = {}
     for name in names:
-        rows = {"positives": 3, "negatives": 3, **recorded_defaults(name)}
+        rows = {"positives": 3, "negatives": 3, **RECORDED_DEFAULTS}
         recipe = Recipe.of(name, cycles=2, local_steps=3, dtype="float64", engine="batched", **rows)
         assembly = assemble_training(recipe, linear_scorer(), small_federation())
         rounds = list(assembly.training.rounds(assembly.start))

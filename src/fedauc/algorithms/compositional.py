@@ -11,19 +11,24 @@ The client that holds positive i keeps a moving average u_i of g_i, which travel
 
     first: one cycle of scoring visits fills the pool, without learning; the server adds estimates to its positives
     for each cycle e, for each group: send w, and to each client a draw from the pool of cycle e-1: passive positives
-    (h'_i, u'_i), passive negatives h'_j, and what the objective needs of all positives;
-    each client repeats I times, with B₁ active positives and B₂ active negatives:
+    (h'_i, u'_i) and passive negatives h'_j, I B₁ and I B₂ of them, and what the objective needs of all positives;
+    each client: v'_i = (1 - γ) u'_i + γ (the inner mean over passive partners), for every passive positive i
+    it repeats I times, with B₁ active positives and B₂ active negatives, and all of its passive ones:
         u_i ← (1 - γ) u_i + γ (the inner mean over passive partners), for every active positive i
         G1 = mean over active positives i and passive partners j of  c(ψ(h_i - h'_j), u_i) ψ'(h_i - h'_j) ∇h_i
-        v_i = (1 - γ) u'_i + γ (the inner mean over active partners), for every passive positive i
+        v_i = (1 - ρ) v'_i + ρ (the inner mean over active partners), for every passive positive i
         G2 = mean over passive positives i and active partners j of -c(ψ(h'_i - h_j), v_i) ψ'(h'_i - h_j) ∇h_j
         w ← w - η (G1 + G2); the active scores, and the estimates of the positives, join the pool of cycle e
     server: the mean of w.
 
 G1 needs the estimates of active positives, which are the client's own state; G2 needs those of passive positives, which
-only the pool can bring. Active partners refresh them (v_i), by the rule of the active ones: otherwise an active
-negative that is higher than all that i was compared with counts thousands of times in G2, and training diverges
-(docs/objectives.md). In the KL forms no pair then counts more than B/γ times.
+only the pool can bring. Active partners refresh them (v_i): otherwise an active negative that is higher than all that i
+was compared with counts thousands of times in G2, and training diverges (docs/objectives.md). They count by their share
+of all partners, ρ = γ / (I + 1), because B₂ partners alone say little of a mean that is near zero. In the KL forms
+ρ = γ, so that no pair counts more than B₂/γ times.
+
+A step compares with all passive scores of the visit, not with the ones that were drawn for it as CyCp-Pairwise does:
+they are at the client anyway, and an inner mean over I times as many partners has a smaller bias after f.
 
 With full batches, the whole pool at the same w and γ = 1, all estimates are exact, the pairs of G1 and G2 are all
 pairs, and G1 + G2 = ∇F. Where positives are partners too (average precision, NDCG), an active positive gets a part of
@@ -86,10 +91,14 @@ class PassiveDraw(NamedTuple):
 
 
 class AnchorLocal(NamedTuple):
-    """The local model, and for each positive of the client its estimates, and 1 if they are known `[..., n, E + 1]`."""
+    """The local model, for each positive its estimates and 1 if they are known `[..., n, E + 1]`, and passive scores.
+
+    `passive` holds those of the whole visit, `PassiveAnchors`, and is `()` in a scoring round.
+    """
 
     model: Model
     estimates: Tensor
+    passive: Tree = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +163,12 @@ class CompositionalPairwise(Algorithm):
         return weights.new_zeros(*weights.shape[:-1], self.most_positives, self.objective.estimate_count + 1)
 
     def begin(self, download: Download, client_state: Tensor) -> AnchorLocal:
-        """Start from the model that was sent, and the estimates of the last visit."""
-        return AnchorLocal(download.shared, client_state)
+        """Start from what was sent and from the estimates of the last visit; update those of passive positives."""
+        if is_empty(download.per_client):
+            return AnchorLocal(download.shared, client_state)
+        passive = _join_steps(download.per_client)
+        anchors = self.objective.update_anchors(passive.anchors, passive.partners, self.estimate_rate)
+        return AnchorLocal(download.shared, client_state, passive._replace(anchors=anchors))
 
     def step(self, network: Network, download: Download, local: AnchorLocal, batch: Batch) -> tuple[AnchorLocal, Tree]:
         """Update the estimates, then w ← w - η (G1 + G2); emit scores, and the estimates of positives."""
@@ -167,25 +180,26 @@ class CompositionalPairwise(Algorithm):
         anchors = _read_anchors(active, local.estimates, index)
         if download.phase.scoring:
             return local, Passive(pack_anchors(anchors), active.negatives)
-        passive = _read_passive(batch.per_client)
+        passive: PassiveAnchors = local.passive
         anchors = self.objective.update_anchors(anchors, passive.partners, self.estimate_rate)
-        by_class = self.objective.active_slopes(active, anchors, passive, self.estimate_rate)
+        refresh_rate = self.objective.refresh_rate(self.estimate_rate, active, passive)
+        by_class = self.objective.active_slopes(active, anchors, passive, refresh_rate)
         slopes = torch.cat([by_class.positives, by_class.negatives], dim=-1)
         gradient = forward.pullback(self.objective.to_output_slopes(scores, slopes))
         weights = sgd_step(local.model.weights, gradient, download.phase.learning_rate, self.weight_decay)
         packed = pack_anchors(anchors)
         estimates = local.estimates.scatter(-2, index, packed[..., 1:])
-        return AnchorLocal(Model(weights, forward.buffers), estimates), Passive(packed, active.negatives)
+        new_local = AnchorLocal(Model(weights, forward.buffers), estimates, passive)
+        return new_local, Passive(packed, active.negatives)
 
     def monitored_loss(self, network: Network, download: Download, local: AnchorLocal, batch: Batch) -> Tensor:
         """The loss of the active positives, with the estimates that the step would use."""
         scores = self.objective.to_scores(network.forward_pass(local.model, batch.inputs).outputs)
         count = download.phase.batch.positives
         active = split_by_class(scores, batch.weights, count)
-        passive = _read_passive(batch.per_client)
         anchors = _read_anchors(active, local.estimates, self._find_rows(batch, count))
-        anchors = self.objective.update_anchors(anchors, passive.partners, self.estimate_rate)
-        return self.objective.monitored_loss(active, anchors, passive)
+        anchors = self.objective.update_anchors(anchors, local.passive.partners, self.estimate_rate)
+        return self.objective.monitored_loss(active, anchors, local.passive)
 
     def finish(self, download: Download, client_state: Tree, local: AnchorLocal, emitted: Tree) -> tuple[Upload, Tree]:
         """Upload scores and estimates and, unless this is a scoring round, the change; the client keeps estimates."""
@@ -245,9 +259,10 @@ def _read_anchors(active: Active, estimates: Tensor, index: Tensor) -> Anchors:
     return Anchors(active.positives, rows[..., :-1], rows[..., -1])
 
 
-def _read_passive(draw: PassiveDraw) -> PassiveAnchors:
-    """The passive scores that a step was sent."""
-    return PassiveAnchors(unpack_anchors(draw.positives), draw.negatives, draw.summary)
+def _join_steps(draw: PassiveDraw) -> PassiveAnchors:
+    """The passive scores of all local steps as one set, of which the summary has one copy."""
+    summary = () if is_empty(draw.summary) else draw.summary[..., 0, :]
+    return PassiveAnchors(unpack_anchors(draw.positives.flatten(-3, -2)), draw.negatives.flatten(-2), summary)
 
 
 def _thin_out(scores: Tensor) -> Tensor:
@@ -283,10 +298,8 @@ METHODS = (
         "cycp-ndcg",
         CompositionalPairwise,
         "cyclic",
-        # A linear model on card fraud is turned around in its first cycles; with 0.1 it may stay so.
-        0.03,
-        # A rank is a large multiple of an estimate; one from a single batch would be biased (docs/objectives.md).
-        (("objective", NDCGLoss()), ("estimate_rate", 0.1)),
+        0.1,
+        (("objective", NDCGLoss()),),
         "Qiu et al. 2022 (SONG), cyclic",
     ),
 )

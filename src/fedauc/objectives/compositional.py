@@ -155,6 +155,11 @@ class CompositionalObjective(Objective):
         """
         return self.update_anchors(passive.anchors, _replace_absent(active, passive.partners), rate)
 
+    def refresh_rate(self, rate: float, active: Active, passive: PassiveAnchors) -> float:
+        """The rate at which active partners update passive anchors: they count by their share of all partners."""
+        rows = active.negatives.shape[-1]
+        return rate * rows / (rows + passive.negatives.shape[-1])
+
     def active_slopes(self, active: Active, anchors: Anchors, passive: PassiveAnchors, rate: float) -> Active:
         """The derivative with respect to active scores, in their places; `anchors` are the active positives.
 

@@ -14,6 +14,8 @@ from fedauc.objectives.compositional import LARGEST_WEIGHT, CompositionalObjecti
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedauc.objectives.compositional import PassiveAnchors
+    from fedauc.objectives.kinds import Active
     from fedauc.trees import Tree
 
 
@@ -47,6 +49,10 @@ class PartialAUCLoss(CompositionalObjective):
     def update_inner(self, old: Tensor, fresh: Tensor, rate: float) -> Tensor:
         """log((1 - γ) e^old + γ e^fresh): the moving average of the inner mean, not of its logarithm."""
         return average_exponents(old, fresh, rate)
+
+    def refresh_rate(self, rate: float, active: Active, passive: PassiveAnchors) -> float:
+        """The whole rate: then no pair counts more than B₂/γ times, as often as one outlier could count otherwise."""
+        return rate
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """exp(ψ_ij / λ - u_i)."""

@@ -14,6 +14,8 @@ from fedauc.objectives.partial_auc import average_exponents, bounded_exp, log_me
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedauc.objectives.compositional import PassiveAnchors
+    from fedauc.objectives.kinds import Active
     from fedauc.trees import Tree
 
 
@@ -51,6 +53,10 @@ class TwoWayPartialAUCLoss(CompositionalObjective):
     def summarize_pool(self, estimates: Tensor, counts: ClassCounts) -> Tensor:
         """v = log mean_i exp(λ u_i / μ)."""
         return log_mean_exp(estimates[:, 0] * self._power)[None]
+
+    def refresh_rate(self, rate: float, active: Active, passive: PassiveAnchors) -> float:
+        """The whole rate: then no pair counts more than B₂/γ times, as often as one outlier could count otherwise."""
+        return rate
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """exp(λ u_i / μ - v + ψ_ij / λ - u_i)."""

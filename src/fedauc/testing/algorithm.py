@@ -112,6 +112,7 @@ def check_tracing(algorithm: Algorithm, stacked: bool) -> None:
         download = stack_download(download)
     else:
         batches = [tree_at(batch, 0) for batch in batches]
+        download = download._replace(per_client=tree_at(download.per_client, 0))
 
     def take_step(shared: Tree, anchor: Tree, local: Tree, batch: Batch) -> Tree:
         return algorithm.step(network, download._replace(shared=shared, anchor=anchor), local, batch)

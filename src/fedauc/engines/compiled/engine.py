@@ -192,7 +192,7 @@ class CompiledEngine(StackedEngine):
         anchor: Tree,
     ) -> ReducedVisit:
         """A whole visit, from the download to the reduced upload, as the compiler sees it."""
-        download = Download(_make_traced_phase(batch, learning_rate, rows), shared, anchor)
+        download = Download(_make_traced_phase(batch, learning_rate, rows), shared, anchor, rows.per_client)
         download = self._expand_download(download, len(shares))
         local = self._algorithm.begin(download, client_state)
         result = self._traced_steps(batch, learning_rate, rows, download.shared, download.anchor, local)
