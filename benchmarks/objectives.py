@@ -5,14 +5,12 @@
     python benchmarks/objectives.py show benchmarks/records/objectives.json
     python benchmarks/objectives.py refresh            # with and without updates of passive estimates in G2
 
-With `--suite ndcg`, the same three commands are for NDCG, on two of the problems and with the metrics of top ranks.
-
-Four problems: card fraud with a linear model and with an MLP, card fraud with a tenth of the training frauds, and a
-synthetic table on which the best linear ranking of all rows is not the best one at a low false positive rate. Every
-contender has eight settings, the same on every split, each trained for a short and for a long time. For each
-metric, the setting with the best value on the validation rows is used, and its value on the test rows is reported.
-Differences are paired by split. Splits of card fraud share their rows, so their variance is corrected (Nadeau and
-Bengio 2003: 1/k becomes 1/k + test rows / training rows); the synthetic table is drawn anew for every split.
+Twelve problems: a synthetic table on which the best linear ranking of all rows is not the best one at the top of the
+list; card fraud with a linear model, with a network, and with a tenth of the training frauds; and eight tables of
+`problems.py` with their own sites, which need the archives that it names. Every contender has eight settings, the same
+on every split. For each metric, the setting with the best value on the validation rows is used, and its value on the
+test rows is reported. Differences are paired by split. Splits of one table share rows, so their variance is corrected
+(Nadeau and Bengio 2003: 1/k becomes 1/k + test rows / training rows); synthetic rows are drawn anew for every split.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import time
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -47,19 +45,20 @@ from fedauc.objectives.average_precision import AveragePrecisionLoss
 from fedauc.objectives.compositional import Anchors, PassiveAnchors
 from fedauc.objectives.kinds import Active
 from fedauc.objectives.logistic import Logistic
+from fedauc.objectives.ndcg import NDCGLoss
 from fedauc.objectives.partial_auc import PartialAUCLoss
 from fedauc.objectives.partial_auc_cvar import PartialAUCTopLoss
 from fedauc.objectives.sigmoid import PairwiseSigmoid
 from fedauc.objectives.two_way_partial_auc import TwoWayPartialAUCLoss
+from methods_statistics import compare_problems, compare_splits, correct_by_holm
+from problems import load_problem
 
-SPLITS = range(6)
+CYCLES = 10
+METRICS = ("auc", "ap", "pauc@0.05", "tpauc@0.5:0.1", "ndcg@0", "ndcg@100")
 RATES = (0.03, 0.2, 1.0)
 LARGE_RATE = 3.0
 POINT_RATES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 """FedAvg also has 10 and 20, and balanced FedAvg, which diverges with the large ones, .005 and .02."""
-
-T_QUANTILE = {5: 2.776, 6: 2.571}
-"""The 97.5 % quantile of Student's distribution with one degree less than so many splits."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,7 @@ CONTENDERS: dict[str, Contender] = {
     "cycp-average-precision": Contender(
         "cycp-average-precision", pair_up((AveragePrecisionLoss(), AveragePrecisionLoss(scale=0.3))), ("ap",)
     ),
-    "cycp-ndcg": Contender(
-        "cycp-ndcg",
-        tuple(
-            {"estimate_rate": estimate_rate, "learning_rate": rate}
-            for estimate_rate, rate in itertools.product((0.1, 0.25), (*RATES, LARGE_RATE))
-        ),
-        ("ndcg@0", "ndcg@100"),
-    ),
+    "cycp-ndcg": Contender("cycp-ndcg", pair_up((NDCGLoss(), NDCGLoss(scale=0.3))), ("ndcg@0", "ndcg@100")),
 }
 BASELINES = ("cycp-fedavg", "balanced cycp-fedavg", "cycp-pairwise")
 
@@ -117,37 +109,36 @@ BASELINES = ("cycp-fedavg", "balanced cycp-fedavg", "cycp-pairwise")
 
 @dataclass(frozen=True)
 class Problem:
-    """A table in the hands of clients, and the model that is trained on it."""
+    """The model that is trained, on which splits, and how a split is made: clients, validation rows and test rows.
 
-    table: str
+    `overlap` is test rows over training rows where splits share rows, otherwise 0.
+    """
+
     model: str
-    shares_rows: bool = True
-    """Whether the splits are of one table, so that their test rows overlap."""
+    splits: int
+    load: Callable[[int], tuple[Clients, Examples, Examples]]
+    overlap: float
 
 
-PROBLEMS = {
-    "card fraud, linear": Problem("card", "linear"),
-    "card fraud, MLP": Problem("card", "mlp"),
-    "card fraud, a tenth of the frauds, MLP": Problem("rare card", "mlp"),
-    "hard negatives, linear": Problem("hard negatives", "linear", shares_rows=False),
-}
-
-
-@lru_cache(maxsize=2)
-def load_table(table: str, split: int) -> tuple[Clients, Examples, Examples]:
-    """Training clients, validation rows and test rows."""
-    if table == "hard negatives":
-        return draw_hard_negatives(split)
+def load_cards(share: float, split: int) -> tuple[Clients, Examples, Examples]:
+    """Card fraud at hourly clients, with a share of the training frauds."""
     prepared = prepare_table(CreditCard(validation_fraction=0.3).load(split), Preparation(), split)
     assert prepared.validation is not None
     train = prepared.train
-    if table == "rare card":
+    if share < 1:
         positives = np.flatnonzero(train.labels.numpy() == 1)
-        count = len(positives) // 10
+        count = int(share * len(positives))
         kept_positives = positives[keys.sample_indices(len(positives), count, split, "rare")]
         chosen = np.sort(np.concatenate([np.flatnonzero(train.labels.numpy() == 0), kept_positives]))
         train = select_rows(train, chosen)
     return train, prepared.validation, prepared.test
+
+
+def load_table(name: str, split: int) -> tuple[Clients, Examples, Examples]:
+    """A problem of `problems.py`."""
+    parts = load_problem(name, split)
+    train = fedauc.Clients.from_arrays(parts.train.inputs, parts.train.labels, client=parts.train.sites)
+    return train, *(fedauc.examples(part.inputs, part.labels) for part in (parts.validation, parts.test))
 
 
 def select_rows(clients: Clients, chosen: np.ndarray) -> Clients:
@@ -184,30 +175,27 @@ def draw_hard_negatives(seed: int, clients: int = 24, rows: int = 500) -> tuple[
     return train, validation, test
 
 
-@dataclass(frozen=True)
-class Suite:
-    """What is compared: problems, lengths of training, contenders, and the metrics that are measured."""
+# Card fraud: 30 % of the rows are for testing, and 70 % of the rest for training. Tables: 30 % and 80 % of the rest.
+CARDS_OVERLAP, TABLES_OVERLAP = 0.3 / 0.49, 0.3 / 0.56
 
-    problems: tuple[str, ...]
-    cycles: tuple[int, ...]
-    contenders: tuple[str, ...]
-    metrics: tuple[str, ...]
-
-
-SUITES = {
-    "objectives": Suite(
-        tuple(PROBLEMS),
-        (2, 10),
-        tuple(name for name in CONTENDERS if name != "cycp-ndcg"),
-        ("auc", "pauc@0.05", "tpauc@0.5:0.1", "ap"),
-    ),
-    "ndcg": Suite(
-        ("card fraud, MLP", "hard negatives, linear"),
-        (10,),
-        (*BASELINES, "cycp-ndcg"),
-        ("auc", "ap", "ndcg@0", "ndcg@100", "precision@100"),
-    ),
+PROBLEMS = {
+    "hard negatives": Problem("linear", 16, draw_hard_negatives, 0),
+    "card fraud": Problem("linear", 6, partial(load_cards, 1.0), CARDS_OVERLAP),
+    "card fraud, MLP": Problem("mlp", 6, partial(load_cards, 1.0), CARDS_OVERLAP),
+    "card fraud, a tenth of the frauds, MLP": Problem("mlp", 6, partial(load_cards, 0.1), CARDS_OVERLAP),
+    **{
+        name: Problem("linear", 5, partial(load_table, name), TABLES_OVERLAP)
+        for name in ("covid", "birds", "stops", "flights", "crashes", "loans")
+    },
+    "cifar-cat": Problem("linear", 5, partial(load_table, "cifar-cat"), 10_000 / 40_710),
+    "insurance": Problem("linear", 5, partial(load_table, "insurance"), 0),
 }
+
+
+@lru_cache(maxsize=2)
+def load_split(problem: str, split: int) -> tuple[Clients, Examples, Examples]:
+    """A split of a problem; the last two stay in memory."""
+    return PROBLEMS[problem].load(split)
 
 
 # ------------------------------------------------------------------------------------------------------------ the runs
@@ -218,51 +206,53 @@ class Job:
     """One training."""
 
     problem: str
-    cycles: int
     split: int
     contender: str
     setting: int
 
 
-def list_jobs(suite: Suite) -> Iterator[Job]:
-    """Every training, split by split."""
-    for split, problem, cycles in itertools.product(SPLITS, suite.problems, suite.cycles):
-        for name in suite.contenders:
+def list_jobs(problems: list[str], contenders: list[str]) -> Iterator[Job]:
+    """Every training, problem by problem and split by split."""
+    for problem in problems:
+        for split, name in itertools.product(range(PROBLEMS[problem].splits), contenders):
             for setting in range(len(CONTENDERS[name].settings)):
-                yield Job(problem, cycles, split, name, setting)
+                yield Job(problem, split, name, setting)
 
 
-def train_job(metrics: tuple[str, ...], job: Job) -> dict[str, Any]:
-    """Train, and measure all metrics on validation and test rows; a run that diverges has the values of chance."""
+def train_job(job: Job) -> dict[str, Any]:
+    """Train, and measure all metrics on validation and test rows of a run that does not diverge."""
     torch.set_num_threads(1)
-    problem, contender = PROBLEMS[job.problem], CONTENDERS[job.contender]
-    train, validation, test = load_table(problem.table, job.split)
-    settings = {"cycles": job.cycles, "seed": job.split, "weighting": "clients", **contender.settings[job.setting]}
+    contender = CONTENDERS[job.contender]
+    train, *held_out = load_split(job.problem, job.split)
+    settings = {"cycles": CYCLES, "seed": job.split, "engine": "batched", **contender.settings[job.setting]}
     begin = time.perf_counter()
     try:
-        fitted = fit(problem.model, train, contender.method, verbose=False, **settings)
+        with warnings.catch_warnings():
+            # A setting that trains badly stays a setting; the validation rows judge it.
+            warnings.simplefilter("ignore")
+            fitted = fit(PROBLEMS[job.problem].model, train, contender.method, verbose=False, **settings)
     except fedauc.TrainingStopped:
         return {**vars(job), "stopped": True}
     measured: dict[str, Any] = {}
-    for part, rows in (("validation", validation), ("test", test)):
+    for part, rows in zip(("validation", "test"), held_out, strict=True):
         scores, labels = fitted.scores(rows.inputs), rows.labels.numpy()
         if not np.isfinite(scores).all():
             return {**vars(job), "stopped": True}
-        values = [parse_metric(metric).measure(labels, scores).value for metric in metrics]
+        values = [parse_metric(metric).measure(labels, scores).value for metric in METRICS]
         measured[part] = [round(float(value), 5) for value in values]
     return {**vars(job), **measured, "seconds": round(time.perf_counter() - begin, 2)}
 
 
-def run_jobs(suite: Suite, path: Path, processes: int) -> None:
+def run_jobs(jobs: Iterator[Job], path: Path, processes: int) -> None:
     """Train what is not recorded yet, and append the records as they come."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     done = {Job(**{name: record[name] for name in Job.__dataclass_fields__}) for record in known}
-    missing = [job for job in list_jobs(suite) if job not in done]
+    missing = [job for job in jobs if job not in done]
     print(f"{len(missing)} runs are left", flush=True)
-    begin, train = time.perf_counter(), partial(train_job, suite.metrics)
+    begin = time.perf_counter()
     with path.open("a") as stream, multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for number, record in enumerate(pool.imap(train, missing, chunksize=8), 1):
+        for number, record in enumerate(pool.imap(train_job, missing, chunksize=8), 1):
             stream.write(json.dumps(record) + "\n")
             stream.flush()
             if number % 200 == 0:
@@ -272,63 +262,71 @@ def run_jobs(suite: Suite, path: Path, processes: int) -> None:
 # ------------------------------------------------------------------------------------------------------------ summary
 
 
-def choose_settings(suite: Suite, records: list[dict[str, Any]]) -> dict[tuple[str, int, str, str], list[float]]:
-    """Test values by split of the best setting on validation, for each problem, number of cycles, metric, contender."""
-    groups: dict[tuple[str, int, str, int], list[dict[str, Any]]] = defaultdict(list)
+def choose_settings(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[float]]:
+    """Test values by split of the best setting on validation, for each problem, metric and contender."""
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        groups[record["problem"], record["cycles"], record["contender"], record["split"]].append(record)
-    chosen: dict[tuple[str, int, str, str], list[float]] = defaultdict(list)
-    for (problem, cycles, contender, _), runs in sorted(groups.items()):
+        groups[record["problem"], record["contender"], record["split"]].append(record)
+    chosen: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for (problem, contender, _), runs in sorted(groups.items()):
         finished = [run for run in runs if "test" in run]
-        for column, metric in enumerate(suite.metrics):
+        for column, metric in enumerate(METRICS):
             best = max(finished, key=lambda run: run["validation"][column])
-            chosen[problem, cycles, metric, contender].append(best["test"][column])
+            chosen[problem, metric, contender].append(best["test"][column])
     return chosen
 
 
-def summarize(suite: Suite, records: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     """The chosen test values, and the number of runs that stopped, as they are stored."""
     rows = [
-        {"problem": problem, "cycles": cycles, "metric": metric, "contender": contender, "test": values}
-        for (problem, cycles, metric, contender), values in choose_settings(suite, records).items()
+        {"problem": problem, "metric": metric, "contender": contender, "test": values}
+        for (problem, metric, contender), values in choose_settings(records).items()
     ]
     stopped: dict[str, int] = defaultdict(int)
     for record in records:
         stopped[record["contender"]] += "stopped" in record
-    return {"runs": len(records), "stopped": stopped, "metrics": suite.metrics, "rows": rows}
+    return {"runs": len(records), "stopped": stopped, "rows": rows}
 
 
-def paired_interval(problem: str, ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """The mean difference and the half-width of its 95 % interval."""
-    difference = np.array(ours) - np.array(theirs)
-    count = len(difference)
-    # Card fraud: 30 % of the rows are for testing, and 70 % of the rest for training.
-    share = 1 / count + (0.3 / 0.49 if PROBLEMS[problem].shares_rows else 0)
-    return float(difference.mean()), T_QUANTILE[count] * float(difference.std(ddof=1)) * math.sqrt(share)
+Values = Mapping[tuple[str, str, str], list[float]]
+"""Test values by split, for each problem, metric and contender."""
 
 
-def show_tables(suite: Suite, summary: Mapping[str, Any]) -> None:
+def format_difference(values: Values, problem: str, metric: str, name: str, baseline: str) -> tuple[float, str]:
+    """The mean difference to a baseline, and how it is printed: bold where its 95 % interval excludes zero."""
+    ours, theirs = (np.array(values[problem, metric, member]) for member in (name, baseline))
+    difference = compare_splits(ours - theirs, PROBLEMS[problem].overlap)
+    mark = "**" if difference.low > 0 or difference.high < 0 else ""
+    half = difference.high - difference.mean
+    return difference.mean, f"{mark}{difference.mean:+.4f}{mark} ± {half:.4f}"
+
+
+def show_tables(summary: Mapping[str, Any]) -> None:
     """Markdown: each method on its own metrics, with its differences to the baselines."""
-    values = {(row["problem"], row["cycles"], row["metric"], row["contender"]): row["test"] for row in summary["rows"]}
-    new = [name for name in suite.contenders if name not in BASELINES]
+    values = {(row["problem"], row["metric"], row["contender"]): row["test"] for row in summary["rows"]}
+    problems = [name for name in PROBLEMS if any(problem == name for problem, *_ in values)]
+    new = [name for name in CONTENDERS if name not in BASELINES]
     for name, metric in ((member, text) for member in new for text in CONTENDERS[member].metrics):
         print(f"\n`{name}`, {metric}\n")
-        print(f"| problem | cycles | {name} | less {' | less '.join(BASELINES)} |\n|---|---|---|---|---|---|")
-        for problem, cycles in itertools.product(suite.problems, suite.cycles):
-            ours = values[problem, cycles, metric, name]
+        print(f"| problem | {name} | less {' | less '.join(BASELINES)} |\n|---|---|{'---|' * len(BASELINES)}")
+        means: dict[str, list[float]] = {baseline: [] for baseline in BASELINES}
+        for problem in problems:
             cells = []
             for baseline in BASELINES:
-                mean, half = paired_interval(problem, ours, values[problem, cycles, metric, baseline])
-                mark = "**" if abs(mean) > half else ""
-                cells.append(f"{mark}{mean:+.4f}{mark} ± {half:.4f}")
-            print(f"| {problem} | {cycles} | {np.mean(ours):.4f} | {' | '.join(cells)} |")
-    print("\nAll values\n")
-    for problem, cycles in itertools.product(suite.problems, suite.cycles):
-        print(f"\n{problem}, {cycles} cycles\n\n| method | {' | '.join(suite.metrics)} |")
-        print(f"|---|{'---|' * len(suite.metrics)}")
-        for name in suite.contenders:
-            cells = [f"{np.mean(values[problem, cycles, metric, name]):.4f}" for metric in suite.metrics]
-            print(f"| {name} | {' | '.join(cells)} |")
+                mean, text = format_difference(values, problem, metric, name, baseline)
+                means[baseline].append(mean)
+                cells.append(text)
+            print(f"| {problem} | {np.mean(values[problem, metric, name]):.4f} | {' | '.join(cells)} |")
+        p_values = correct_by_holm([compare_problems(means[baseline]) for baseline in BASELINES])
+        cells = [
+            f"{np.mean(means[baseline]):+.4f} (p {p:.3f})" for baseline, p in zip(BASELINES, p_values, strict=True)
+        ]
+        print(f"| mean | | {' | '.join(cells)} |")
+    print("\nAll values")
+    for problem in problems:
+        print(f"\n{problem}\n\n| method | {' | '.join(METRICS)} |\n|---|{'---|' * len(METRICS)}")
+        for name in CONTENDERS:
+            print(f"| {name} | {' | '.join(f'{np.mean(values[problem, metric, name]):.4f}' for metric in METRICS)} |")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +342,7 @@ class StalePartialAUCLoss(PartialAUCLoss):
 
 def compare_refreshing() -> None:
     """The test AUC on card fraud after ten cycles, where passive estimates are updated before use, and where not."""
-    train, _, test = load_table("card", 0)
+    train, _, test = load_cards(1.0, 0)
     for objective, rate in itertools.product((PartialAUCLoss(), StalePartialAUCLoss()), (0.03, 0.3, 3.0)):
         settings: dict[str, Any] = {"objective": objective, "learning_rate": rate, "cycles": 10, "weighting": "clients"}
         scores = fit("linear", train, "cycp-partial-auc", verbose=False, **settings).scores(test.inputs)
@@ -355,10 +353,11 @@ def compare_refreshing() -> None:
 def main() -> None:
     """Run, summarize or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=tuple(SUITES), default="objectives")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("--processes", type=int, default=1)
+    run.add_argument("--problems", default=";".join(PROBLEMS), help="names, separated by semicolons")
+    run.add_argument("--contenders", default=";".join(CONTENDERS), help="names, separated by semicolons")
     run.add_argument("--out", type=Path, default=Path("benchmarks/out/objectives.jsonl"))
     summary = commands.add_parser("summarize")
     summary.add_argument("source", type=Path)
@@ -367,16 +366,16 @@ def main() -> None:
     show = commands.add_parser("show")
     show.add_argument("source", type=Path)
     arguments = parser.parse_args()
-    suite = SUITES[arguments.suite]
     if arguments.command == "run":
-        run_jobs(suite, arguments.out, arguments.processes)
+        jobs = list_jobs(arguments.problems.split(";"), arguments.contenders.split(";"))
+        run_jobs(jobs, arguments.out, arguments.processes)
     elif arguments.command == "refresh":
         compare_refreshing()
     elif arguments.command == "summarize":
         records = [json.loads(line) for line in arguments.source.read_text().splitlines()]
-        arguments.target.write_text(json.dumps(summarize(suite, records), indent=0) + "\n")
+        arguments.target.write_text(json.dumps(summarize(records), indent=0) + "\n")
     else:
-        show_tables(suite, json.loads(arguments.source.read_text()))
+        show_tables(json.loads(arguments.source.read_text()))
 
 
 if __name__ == "__main__":

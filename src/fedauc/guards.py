@@ -99,12 +99,13 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor, advice: Ad
     if nonfinite:
         what = f"{nonfinite} of {outputs.numel()} evaluation scores are NaN or infinite"
         raise _stop_training(algorithm, phase, what, advice)
-    scores = algorithm.objective.to_scores(outputs)
-    slopes = algorithm.objective.to_output_slopes(scores, torch.ones_like(scores))
+    objective = algorithm.objective
+    scores = objective.to_scores(outputs)
     dead = f"the scorer is dead: all {len(scores)} evaluation scores"
     if bool((scores == scores[:1]).all()):
         raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}", advice)
-    if float(slopes.max()) < SATURATED:
+    slopes = objective.to_output_slopes(scores, torch.ones_like(scores))
+    if objective.score == "sigmoid" and float(slopes.max()) < SATURATED:
         raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows", advice)
     typical = float(scores.abs().median())
     if typical > SCORE_LIMIT:

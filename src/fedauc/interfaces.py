@@ -290,6 +290,10 @@ class Objective(ABC):
         """The scores of raw outputs."""
         return outputs if self.score == "identity" else torch.sigmoid(outputs)
 
+    def to_ranking(self, outputs: Tensor) -> Tensor:
+        """What rows are ranked by when a model is used: the raw outputs, as AUC is the same under a monotone link."""
+        return outputs
+
     def to_output_slopes(self, scores: Tensor, slopes: Tensor) -> Tensor:
         """Derivatives with respect to the raw outputs, given those with respect to the scores."""
         return slopes if self.score == "identity" else slopes * (scores * (1 - scores))

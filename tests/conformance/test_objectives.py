@@ -172,6 +172,7 @@ def test_what_is_not_a_finite_number_is_refused(objective: Objective) -> None:
         ("contrastive", {"margin": 0.0}, "margin is 0.0; "),
         ("contrastive", {"score": "sigmoid"}, "score is 'sigmoid'; the contrastive objective needs raw outputs: use "),
         ("logistic", {"score": "sigmoid"}, "score is 'sigmoid'; the logistic objective needs raw outputs: use "),
+        ("one-vs-rest", {"score": "sigmoid"}, "score is 'sigmoid'; the one-vs-rest objective needs raw outputs: use "),
         ("minimax", {"margin": 0.0}, "margin is 0.0; "),
         ("minimax", {"prior": 1.0}, "prior is 1.0; it must be a number above 0 and below 1: lower prior"),
         ("minimax", {"prior": 0.0}, "prior is 0.0; it must be a number above 0 and below 1: raise prior"),

@@ -9,8 +9,9 @@
         w ← w - η · mean_c (G1 + G2), and the active scores join the pools of cycle e
     server: the mean of w.
 
-A mean over the rest weighs the other classes by their shares. With two classes and outputs (-h, h), both problems are
-the one of CyCp-Pairwise. The method is the paper's Algorithms 3-4 for each class, on shared batches.
+A score h^c is the log-odds of class c against the rest, from the softmax of the C outputs, and a mean over the rest
+weighs the other classes by their shares. With two classes and outputs (0, h), both problems are that of CyCp-Pairwise.
+The method is the paper's Algorithms 3-4 for each class, on shared batches.
 """
 
 from __future__ import annotations

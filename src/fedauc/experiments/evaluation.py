@@ -13,7 +13,7 @@ from torch import Tensor
 from fedauc.data.clients import Examples
 from fedauc.experiments.private_evaluation import NoisedEvaluation
 from fedauc.guards import Advice, check_scores
-from fedauc.interfaces import Algorithm, Model, Phase
+from fedauc.interfaces import Algorithm, Model, Objective, Phase
 from fedauc.metrics import DEFAULT_METRICS
 from fedauc.metrics.metric import Measurement, Metric
 from fedauc.network import ModuleNetwork
@@ -159,13 +159,13 @@ class Evaluator:
         return quality
 
     def score_examples(self, model: Model, examples: Examples) -> np.ndarray:
-        """Raw outputs in float64; those of clients that keep a part of the model come from their personal models."""
-        return _to_array(self._predict_examples(model, examples))
+        """Scores in float64; those of clients that keep a part of the model come from their personal models."""
+        return _to_array(self.algorithm.objective.to_ranking(self._predict_examples(model, examples)))
 
     def _score_examples(self, model: Model, examples: Examples, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
         outputs = self._predict_examples(model, examples)
         check_scores(self.algorithm, phase, outputs, self.advice)
-        return examples.labels.cpu().numpy(), _to_array(outputs)
+        return examples.labels.cpu().numpy(), _to_array(self.algorithm.objective.to_ranking(outputs))
 
     def _predict_examples(self, model: Model, examples: Examples) -> Tensor:
         outputs = self.network.predict(model, examples.inputs)
@@ -180,9 +180,10 @@ class Evaluator:
         return outputs
 
 
-def score_rows(network: ModuleNetwork, model: Model, inputs: Tensor) -> np.ndarray:
-    """Raw outputs in float64: AUC does not change under the monotone link, and raw outputs do not saturate."""
-    return _to_array(network.predict(model, inputs))
+def score_rows(network: ModuleNetwork, model: Model, inputs: Tensor, objective: Objective | None = None) -> np.ndarray:
+    """Scores in float64: raw outputs, which do not saturate, or what the objective ranks rows by."""
+    outputs = network.predict(model, inputs)
+    return _to_array(outputs if objective is None else objective.to_ranking(outputs))
 
 
 def measure_columns(metric: Metric, labels: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:

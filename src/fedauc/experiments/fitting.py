@@ -84,6 +84,8 @@ class Fitted:
     def scores(self, inputs: Any) -> np.ndarray:
         """Raw scores of new rows; where clients have personal heads, these use the initial head, not a client's.
 
+        A model of several classes gives `[n, C]`, the log-odds of each class against the rest.
+
         The columns of a table are found by name, in any order. A model that was trained on a raw table encodes them as
         its training rows were.
         """
@@ -91,7 +93,8 @@ class Fitted:
             return np.zeros(0)
         rows = self.encoder.encode(inputs) if self.encoder else select_features(inputs, self.feature_names)
         network = ModuleNetwork(self.module)
-        return score_rows(network, network.initial_model(), as_inputs(rows))
+        objective = self.recipe.algorithm.objective
+        return score_rows(network, network.initial_model(), as_inputs(rows), objective)
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""The mean over classes of a pairwise AUC loss: each class against the rest, by its own output of one model."""
+"""The mean over classes of a pairwise AUC loss: each class against the rest, by its own score from one model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 
 from fedauc.fields import option
 from fedauc.interfaces import Objective
+from fedauc.objectives.class_scores import log_odds_against_rest, slopes_of_outputs
 from fedauc.objectives.compositional import SURROGATES, SurrogateName
-from fedauc.objectives.kinds import Active, GapObjective, PassiveDistribution
+from fedauc.objectives.kinds import Active, GapObjective, PassiveDistribution, check_raw_outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class ClassRows(NamedTuple):
-    """Scores of rows by all outputs `[..., B, C]`, in the order of their classes, of which class c has `sizes[c]`."""
+    """Scores of rows for all classes `[..., B, C]`, in the order of their classes, of which class c has `sizes[c]`."""
 
     scores: Tensor
     sizes: Sequence[int]
@@ -28,7 +29,9 @@ class ClassRows(NamedTuple):
 class OneVsRestLoss(Objective):
     """F = mean_c Σ_{y≠c} π_y / (1 - π_c) · mean over rows i of class c and j of class y of ψ(h_i^c - h_j^c).
 
-    h^c is output c of the model, and π_y the share of class y among the rows of all clients. Class c is the positives
+    h^c is the log-odds of class c against the rest, from the softmax of the model's outputs, and π_y the share of class
+    y among the rows of all clients. (With output c alone as the score, a linear model has a line for each class; with
+    log-odds the other outputs count too, and AUCs are higher: docs/objectives.md.) Class c is the positives
     of problem c, and the mixture of the other classes, as they are in the rows, its negatives: with ψ(t) = 1[t < 0] and
     no ties, 1 - F is the macro one-vs-rest AUC.
 
@@ -44,6 +47,22 @@ class OneVsRestLoss(Objective):
     takes_classes: ClassVar[bool] = True
     surrogate: SurrogateName = option("sigmoid", "Loss of the gap between the scores of a pair.")
     scale: float = option(1.0, "Gap between scores that the surrogate counts as 1.", above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_raw_outputs(self)
+
+    def to_scores(self, outputs: Tensor) -> Tensor:
+        """The log-odds of each class against the rest."""
+        return log_odds_against_rest(outputs)
+
+    def to_ranking(self, outputs: Tensor) -> Tensor:
+        """The scores."""
+        return self.to_scores(outputs)
+
+    def to_output_slopes(self, scores: Tensor, slopes: Tensor) -> Tensor:
+        """Derivatives with respect to the outputs, given those with respect to the log-odds."""
+        return slopes_of_outputs(scores, slopes)
 
     def active_slopes(self, rows: ClassRows, weights: Tensor, passive: ClassRows, shares: Tensor) -> Tensor:
         """The derivative `[..., B, C]` with respect to all scores of active rows with weights `[..., B]` (no 1/2)."""

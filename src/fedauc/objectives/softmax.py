@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from fedauc.objectives.class_scores import log_odds_against_rest
 from fedauc.objectives.kinds import PointObjective, check_raw_outputs
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class Softmax(PointObjective):
     """log Σ_c e^{z_c} - z_y, on raw scores z `[..., B, C]` of an example of class y.
 
-    With `draw="classes"` a batch has as many rows of every class, so that rare classes count as much as frequent ones.
+    Rows are ranked by the log-odds of each class against the rest. With `draw="classes"` a batch has as many rows of
+    every class, so that rare classes count as much as frequent ones.
 
     >>> Softmax().example_loss(torch.zeros(1, 4), torch.tensor([2.0])).exp()
     tensor([4.])
@@ -29,6 +31,10 @@ class Softmax(PointObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_raw_outputs(self)
+
+    def to_ranking(self, outputs: Tensor) -> Tensor:
+        """The log-odds of each class against the rest, which rank rows as its probability does."""
+        return log_odds_against_rest(outputs)
 
     def example_loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """log Σ_c e^{z_c} - z_y."""
