@@ -266,8 +266,8 @@ def describe_summary(summary: dict[str, Any]) -> list[str]:
     if "stopped_early" in summary["result"]:
         lines.append(f"stopped early: {summary['result']['stopped_early']}")
     if "kept_round" in summary["result"]:
-        kept = summary["result"]["final"]
-        lines.append(f"the model is that of the best evaluation: {describe_record(kept)}")
+        best = summary["result"]["final"]
+        lines.append(f"the model is that of the best evaluation: {describe_record(best)}")
     if summary["privacy"] is not None:
         lines.append(describe_spending(summary["privacy"], summary["records"]))
     if recent := summary["round_seconds"][-10:]:

@@ -43,8 +43,8 @@ def allow(
 
     Example: [bold]fedauc federation nvflare allow kits/north --data /data/rows.csv --state /data/fedauc[/bold]
     """
-    given = {"data": data, "state": state, "policy": policy}
-    paths = {name: str(path.absolute()) for name, path in given.items() if path is not None}
+    options = {"data": data, "state": state, "policy": policy}
+    paths = {name: str(path.absolute()) for name, path in options.items() if path is not None}
     if paths and not {"data", "state"} <= paths.keys():
         raise ValueError(f"a site needs --data and --state, but only {', '.join(paths)} is given: give both, or none")
     allow_fedauc(kit, paths or None)

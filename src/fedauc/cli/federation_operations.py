@@ -56,9 +56,9 @@ def deployment(
     sites = [site.name for site in read_sites(folder / "sites.toml")]
     has_schema = (folder / SCHEMA_FILE).is_file()
     settings = Deployment(folder.absolute(), sites, host or read_server_host(folder), port, image, has_schema)
-    kept = write_deploy_folder(folder, settings, replace)
+    unchanged_files = write_deploy_folder(folder, settings, replace)
     print(f"wrote {folder / DEPLOY_FOLDER} for {settings.host}:{port} and {len(sites)} sites")
-    for path in kept:
+    for path in unchanged_files:
         print(f"kept {path}, which differs; --replace writes it anew")
 
 

@@ -92,14 +92,14 @@ def finish_renewal(app: Path) -> str:
     following = _need_next(folder)
     if (following / "server.pem").read_bytes() != (folder / "server.pem").read_bytes():
         raise ValueError(f"the server still has its old certificate {folder / 'server.pem'}: use --switch first")
-    before = (folder / "ca.pem").read_bytes()
+    old_authorities = (folder / "ca.pem").read_bytes()
     _write_authorities(app, _load_certificates(following / "ca.pem"))
     # Renamed first, so that a crash leaves no incomplete folder under the name that the other steps read.
     part = folder / ".next.part"
     shutil.rmtree(part, ignore_errors=True)
     following.rename(part)
     shutil.rmtree(part)
-    if (folder / "ca.pem").read_bytes() == before:
+    if (folder / "ca.pem").read_bytes() == old_authorities:
         return "done: the authority is the same, and sites need nothing"
     return f"send {folder / 'ca.pem'} to every site; a site reads it at its next start"
 

@@ -49,11 +49,11 @@ def write_deploy_folder(folder: Path, deployment: Deployment, replace: bool = Fa
     A file that exists with another content is kept, unless `replace` is set.
     """
     check_deployment(deployment)
-    kept = []
+    unchanged_files = []
     for name, text in make_deploy_files(deployment).items():
         path = folder / name
         if path.exists() and path.read_text(encoding="utf-8") != text and not replace:
-            kept.append(path)
+            unchanged_files.append(path)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
@@ -66,7 +66,7 @@ def write_deploy_folder(folder: Path, deployment: Deployment, replace: bool = Fa
         write_atomically(home / "config" / "ca.pem", authority)
         if deployment.has_schema:
             write_atomically(home / "config" / SCHEMA_FILE, (folder / SCHEMA_FILE).read_bytes())
-    return kept
+    return unchanged_files
 
 
 def make_deploy_files(deployment: Deployment) -> dict[str, str]:

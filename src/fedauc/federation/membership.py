@@ -139,8 +139,8 @@ def check_change(change: TableChange, recipe: Recipe, plan: Plan, round: int) ->
 
 def check_same_plan(old: Plan, new: Plan) -> None:
     """Refuse sites with which the rounds of the run would have other groups or another length."""
-    before, after = ((plan.stages, plan.total_rounds, plan.scoring_rounds) for plan in (old, new))
-    if before != after:
+    old_shape, new_shape = ((plan.stages, plan.total_rounds, plan.scoring_rounds) for plan in (old, new))
+    if old_shape != new_shape:
         lengths = f"{new.total_rounds} rounds instead of {old.total_rounds}"
         raise ValueError(
             f"with the changed site table the run would have {lengths}; keep the groups that it began with, or start "

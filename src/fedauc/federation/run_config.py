@@ -44,8 +44,8 @@ def serve_run(
         agreement = read_run_config(config, read_sites(_read_absolute_path("sites", config)))
         sites = tuple(dataclasses.replace(site, key=normalize_key(site.key)) for site in agreement.sites)
         if is_resumed:
-            given, agreement = agreement, FederationAgreement.read_json(out / AGREEMENT_FILE)
-            if differences := list_differences(agreement, given):
+            requested, agreement = agreement, FederationAgreement.read_json(out / AGREEMENT_FILE)
+            if differences := list_differences(agreement, requested):
                 LOG.warning("the run keeps the settings that it began with: %s", "; ".join(differences))
         exchange = Exchange(grid, sites, agreement.policy)
         if not is_resumed:

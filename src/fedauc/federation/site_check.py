@@ -217,9 +217,9 @@ def _check_server(server: str, certificate: Path) -> list[CheckResult]:
     results = [CheckResult("server", days >= EXPIRY_DAYS, text)]
     if date is None:
         return [*results, CheckResult("clock", True, "the server does not tell its time; the certificate is valid now")]
-    apart = received - email.utils.parsedate_to_datetime(date).timestamp()
-    text = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the server's"
-    return [*results, CheckResult("clock", abs(apart) <= MAX_CLOCK_SECONDS, text)]
+    clock_offset = received - email.utils.parsedate_to_datetime(date).timestamp()
+    text = f"{abs(clock_offset):.0f} s {'ahead of' if clock_offset > 0 else 'behind'} the server's"
+    return [*results, CheckResult("clock", abs(clock_offset) <= MAX_CLOCK_SECONDS, text)]
 
 
 def _try_round(setup: SiteSetup, schema: DataSchema, policy: OwnerPolicy) -> CheckResult:

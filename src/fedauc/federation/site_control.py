@@ -85,10 +85,10 @@ class SiteHome:
             make_folder(path.parent, 0o700)
             write_atomically(path, json.dumps(document, indent=2).encode(), is_private=True)
             decided = self.read_decisions()
-            undecided = [other for other in path.parent.glob("*.json") if other.stem not in {*decided, plan.digest}]
-            undecided.sort(key=lambda other: other.stat().st_mtime_ns)
-            for other in undecided[: max(0, len(undecided) + 1 - MOST_PLANS)]:
-                other.unlink(missing_ok=True)
+            undecided = [file for file in path.parent.glob("*.json") if file.stem not in {*decided, plan.digest}]
+            undecided.sort(key=lambda file: file.stat().st_mtime_ns)
+            for file in undecided[: max(0, len(undecided) + 1 - MOST_PLANS)]:
+                file.unlink(missing_ok=True)
         return plan
 
     def list_plans(self) -> list[str]:
@@ -357,19 +357,19 @@ def describe_message(header: Mapping[str, Any], received: Payload, answer: Paylo
 def read_owner_policy(node_config: Mapping[str, Any]) -> OwnerPolicy:
     """The site's policy file; without one, what `share` and `share-auc` in the node's configuration say."""
     check_setting_names(node_config)
-    shown, given = Disclosure(), [name for name in ("share", "share-auc") if name in node_config]
+    disclosure, shared_settings = Disclosure(), [name for name in ("share", "share-auc") if name in node_config]
     if node_config.get("policy"):
-        if given:
+        if shared_settings:
             remedy = "leave it out, and set disclosure in the policy file"
             raise ValueError(
-                f"node-config has both policy and {given[0]}, of which only the policy would count: {remedy}"
+                f"node-config has both policy and {shared_settings[0]}, of which only the policy would count: {remedy}"
             )
         return OwnerPolicy.read_toml(Path(str(node_config["policy"])))
-    scores: Any = str(node_config.get("share", shown.scores))
-    shares_auc = node_config.get("share-auc", shown.auc)
+    scores: Any = str(node_config.get("share", disclosure.scores))
+    shares_auc = node_config.get("share-auc", disclosure.auc)
     if not isinstance(shares_auc, bool):
         raise ValueError(f"share-auc is {shares_auc!r}; it must be true or false, without quotes: correct node-config")
-    return OwnerPolicy(disclosure=dataclasses.replace(shown, scores=scores, auc=shares_auc))
+    return OwnerPolicy(disclosure=dataclasses.replace(disclosure, scores=scores, auc=shares_auc))
 
 
 def open_controlled_site(
