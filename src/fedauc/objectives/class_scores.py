@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import logsigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +35,7 @@ def slopes_of_outputs(log_odds: Tensor, slopes: Tensor) -> Tensor:
 
     ∂s_c/∂z_y is 1 for y = c, and -p_y / (1 - p_c) for another class.
     """
-    shares = logsigmoid(log_odds)[..., None, :] - logsigmoid(-log_odds)[..., :, None]
+    own, rest = (torch.nn.functional.logsigmoid(signed) for signed in (log_odds, -log_odds))
+    shares = own[..., None, :] - rest[..., :, None]
     others = shares.clamp_max(0).exp() * (1 - torch.eye(log_odds.shape[-1]).to(log_odds))
     return slopes - (slopes[..., :, None] * others).sum(-2)
