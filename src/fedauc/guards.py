@@ -104,9 +104,10 @@ def check_scores(algorithm: Algorithm, phase: Phase, outputs: Tensor, advice: Ad
     dead = f"the scorer is dead: all {len(scores)} evaluation scores"
     if bool((scores == scores[:1]).all()):
         raise _stop_training(algorithm, phase, f"{dead} equal {float(scores.flatten()[0]):.6g}", advice)
-    slopes = objective.to_output_slopes(scores, torch.ones_like(scores))
-    if objective.score == "sigmoid" and float(slopes.max()) < SATURATED:
-        raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows", advice)
+    if objective.score == "sigmoid":
+        slopes = objective.to_output_slopes(scores, torch.ones_like(scores))
+        if float(slopes.max()) < SATURATED:
+            raise _stop_training(algorithm, phase, f"{dead} are saturated, so no gradient flows", advice)
     typical = float(scores.abs().median())
     if typical > SCORE_LIMIT:
         what = (

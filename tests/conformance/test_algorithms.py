@@ -113,9 +113,8 @@ def test_learns(method: str, engine: str) -> None:
     test, module = held_out(separation=3.0), linear_scorer(bias=False)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[-0.1, 0.3, -0.3, 0.3]]))
-    # A full-participation cycle is one round, so that it takes more cycles to do as many; cycp-ndcg has a low learning
-    # rate by default, because a higher one may turn a model around.
-    cycles = 24 if find_methods()[method].participation == "full" or method == "cycp-ndcg" else 8
+    # A full-participation cycle is one round, so that it takes more cycles to do as many.
+    cycles = 24 if find_methods()[method].participation == "full" else 8
     recipe = small_recipe(method, engine=engine, cycles=cycles, local_steps=8, positives=8, negatives=8)
     fitted = fit(module, small_federation(times=4, separation=3.0), recipe, test=test)
     labels = test.labels.numpy()

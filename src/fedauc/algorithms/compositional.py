@@ -25,10 +25,11 @@ G1 needs the estimates of active positives, which are the client's own state; G2
 only the pool can bring. Active partners refresh them (v_i): otherwise an active negative that is higher than all that i
 was compared with counts thousands of times in G2, and training diverges (docs/objectives.md). They count by their share
 of all partners, ρ = γ / (I + 1), because B₂ partners alone say little of a mean that is near zero. In the KL forms
-ρ = γ, so that no pair counts more than B₂/γ times.
+ρ = γ, so that no pair of G2 counts more than B₂/γ times in the one-way form.
 
 A step compares with all passive scores of the visit, not with the ones that were drawn for it as CyCp-Pairwise does:
-they are at the client anyway, and an inner mean over I times as many partners has a smaller bias after f.
+they are at the client anyway, and an inner mean over I times as many partners has a smaller bias after f. It also
+compares I times as many pairs of scores, which is little beside the steps of any model but a small one.
 
 With full batches, the whole pool at the same w and γ = 1, all estimates are exact, the pairs of G1 and G2 are all
 pairs, and G1 + G2 = ∇F. Where positives are partners too (average precision, NDCG), an active positive gets a part of
@@ -83,7 +84,7 @@ class AnchorPool(NamedTuple):
 
 
 class PassiveDraw(NamedTuple):
-    """What a client is sent for each local step: packed anchors, scores of negatives, and the summary or `()`."""
+    """What a client is sent, in parts of one local step: packed anchors, scores of negatives, the summary or `()`."""
 
     positives: Tensor
     negatives: Tensor

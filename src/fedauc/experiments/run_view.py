@@ -144,8 +144,9 @@ class RunView:
         return self._loop.network.build_module(self._loop.describe_end().model)
 
     def score_rows(self, inputs: Tensor) -> np.ndarray:
-        """The raw outputs of `model` for rows, in float64."""
-        return score_rows(self._loop.network, self._loop.evaluated_model(), inputs)
+        """The scores of `model` for rows, in float64: raw outputs, or of several classes the log-odds of each."""
+        objective = self._loop.training.algorithm.objective
+        return score_rows(self._loop.network, self._loop.evaluated_model(), inputs, objective)
 
     @property
     def client_count(self) -> int:

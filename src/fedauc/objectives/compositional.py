@@ -3,8 +3,8 @@
     F(w) = mean over positives i of f(g_i(w)),   g_i(w) = mean over the partners j of i of φ(ψ(h_i - h_j))
 
 A positive i is an *anchor*: its score is compared with those of its partners, which are all negatives and, where the
-objective says so, all positives. ψ is a surrogate of the gap. Because f is not linear, a small batch of partners gives
-a biased gradient; so every anchor keeps an estimate u_i of its inner means from visit to visit, and
+objective says so, all positives. ψ is a surrogate of the gap. Because f is not linear, a sample of partners gives a
+biased gradient; so every anchor keeps an estimate u_i of its inner means from visit to visit, and
 
     ∇F = mean_i mean_j c(ψ_ij, u_i) ψ'(h_i - h_j) (∇h_i - ∇h_j)
 

@@ -51,7 +51,7 @@ class PartialAUCLoss(CompositionalObjective):
         return average_exponents(old, fresh, rate)
 
     def refresh_rate(self, rate: float, active: Active, passive: PassiveAnchors) -> float:
-        """The whole rate: then no pair counts more than B₂/γ times, as often as one outlier could count otherwise."""
+        """The whole rate: no pair of G2 counts more than B₂/γ times then, otherwise it could be I + 1 times as many."""
         return rate
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
@@ -66,7 +66,9 @@ class PartialAUCLoss(CompositionalObjective):
 
 def log_mean_exp(values: Tensor) -> Tensor:
     """The logarithm of the mean of exponentials over the last dimension."""
-    return torch.logsumexp(values, -1) - math.log(values.shape[-1])
+    # Counted as a tensor: a length in a number would make compiled code hold for this length alone.
+    count = torch.ones_like(values, dtype=torch.float64).sum(-1)
+    return torch.logsumexp(values, -1) - count.log().to(values.dtype)
 
 
 def average_exponents(old: Tensor, fresh: Tensor, rate: float) -> Tensor:

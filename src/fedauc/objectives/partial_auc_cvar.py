@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,9 +24,10 @@ class PartialAUCTopLoss(CompositionalObjective):
     That is the conditional value at risk. As ψ falls with the gap, these are the highest-scored negatives: those that
     a false positive rate of at most β is about. β = 1 is the pairwise loss.
 
-    An anchor keeps its threshold s_i: the ⌈βn⌉-th largest loss of the n negatives of a batch, averaged over visits.
-    (The reference takes subgradient steps on s_i instead, which have a step size of their own.) With fewer than 1/β
-    negatives per step, it is near the threshold of β = 1/n. A pair counts 1/β times if ψ_ij ≥ s_i, else not at all.
+    An anchor keeps its threshold s_i: the ⌈βn⌉-th largest loss of n passive negatives, averaged over steps. (The
+    reference takes subgradient steps on s_i instead, which have a step size of their own.) A client is sent n = I B₂
+    of them for a visit; with fewer than 1/β, the threshold is near that of β = 1/n. A pair counts 1/β times if
+    ψ_ij ≥ s_i, else not at all.
 
     >>> losses = PairTerms(torch.zeros(1, 0), torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
     >>> PartialAUCTopLoss(max_fpr=0.5).estimate_inner(losses)
@@ -43,10 +43,12 @@ class PartialAUCTopLoss(CompositionalObjective):
 
     def estimate_inner(self, losses: PairTerms) -> Tensor:
         """The k-th largest loss, k = ⌈βn⌉; a constant in every gradient, because F is minimal in it."""
-        count = losses.negatives.shape[-1]
+        ranked = torch.sort(losses.negatives.detach(), dim=-1, descending=True).values
+        # Counted as a tensor: a length in a number would make compiled code hold for this length alone.
+        count = torch.ones_like(ranked, dtype=torch.float64).sum(-1, keepdim=True)
         # β times n may exceed a whole number by rounding alone.
-        largest = max(1, math.ceil(self.max_fpr * count - 1e-9))
-        return torch.topk(losses.negatives.detach(), largest, dim=-1).values[..., -1:]
+        position = (self.max_fpr * count - 1e-9).ceil().clamp_min(1).long() - 1
+        return ranked.gather(-1, position)
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """1/β where ψ_ij ≥ s_i."""

@@ -55,7 +55,7 @@ class TwoWayPartialAUCLoss(CompositionalObjective):
         return log_mean_exp(estimates[:, 0] * self._power)[None]
 
     def refresh_rate(self, rate: float, active: Active, passive: PassiveAnchors) -> float:
-        """The whole rate: then no pair counts more than B₂/γ times, as often as one outlier could count otherwise."""
+        """The whole rate, as for the one-way form: a single active negative counts less."""
         return rate
 
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:

@@ -20,6 +20,7 @@ from fedauc.engines.compiled.engine import CompiledEngine
 from fedauc.engines.kernels import Unsupported
 from fedauc.experiments.assembly import Assembly, assemble_training
 from fedauc.interfaces import Cohort, Download, Phase
+from fedauc.objectives.partial_auc_cvar import PartialAUCTopLoss
 from fedauc.stages import Geometric
 from fedauc.trees import Tree, tree_leaves
 
@@ -37,13 +38,14 @@ CASES: dict[str, dict[str, Any]] = {
     "codasca": {"prox": 0.1, "local_steps": 1},
     "a-scaffold": {"groups": 2},
     "scaffold": {"per_round": 4},
-    "cycp-two-way-partial-auc": {"groups": 2},
+    "cycp-two-way-partial-auc": {"groups": 2, "stages": ADAPTIVE},
+    "cycp-partial-auc": {"groups": 2, "stages": ADAPTIVE, "objective": PartialAUCTopLoss(max_fpr=0.2)},
     "cycp-average-precision": {"groups": 7},
 }
 """Groups of 4 and 3 clients; groups of one, and scores to collect; one step, a stage's reference, memories, and duals
 that are one and the same number at first; memories that roll over; a mean over steps; a value per row of a client."""
 
-SLOW = ("codasca", "scaffold", "cycp-two-way-partial-auc", "cycp-average-precision")
+SLOW = ("codasca", "scaffold", "cycp-two-way-partial-auc", "cycp-partial-auc", "cycp-average-precision")
 
 
 @pytest.fixture(autouse=True)

@@ -99,7 +99,7 @@ class CompiledEngine(StackedEngine):
         self.lengths = self._stacked_network.lengths
         self._second_threads: dict[int, ThreadPoolExecutor] = {}
         self._compiled_visits: dict[VisitShape, CompiledFunction | None] = {}
-        self._compiled_loops: dict[VisitShape, CompiledFunction | None] = {}
+        self._compiled_loops: dict[tuple[VisitShape, tuple[torch.Size, ...]], CompiledFunction | None] = {}
 
     def _visit_cohort(self, download: Download, cohort: Cohort) -> Visits:
         shape = VisitShape(len(cohort.clients) == 1, download.phase.local_steps == 1, download.phase.batch)
@@ -128,15 +128,17 @@ class CompiledEngine(StackedEngine):
     def _run_local_steps(self, pending: PendingVisit) -> LocalResult:
         download, rows = pending.download, pending.rows
         shape = VisitShape(len(rows.weights) == 1, download.phase.local_steps == 1, download.phase.batch)
-        if download.phase.scoring or self._compiled_loops.get(shape, self) is None:
+        # A local state may hold what its visit was sent, and has other shapes where visits have other numbers of steps.
+        key = shape, tuple(leaf.shape[1:] for leaf in tree_leaves(pending.local))
+        if download.phase.scoring or self._compiled_loops.get(key, self) is None:
             return self._run_steps_one_by_one(pending)
         trees = _detach_leaves((download.shared, download.anchor, pending.local))
         arguments = (shape.batch, self._send_learning_rate(download), rows, *trees)
-        if shape not in self._compiled_loops:
+        if key not in self._compiled_loops:
             expected = self._run_steps_one_by_one(pending)
             _mark_dynamic((rows, trees), rows, shape)
-            self._compiled_loops[shape] = _compile_if_correct(self._traced_steps, arguments, expected)
-        function = self._compiled_loops[shape]
+            self._compiled_loops[key] = _compile_if_correct(self._traced_steps, arguments, expected)
+        function = self._compiled_loops[key]
         return self._run_steps_one_by_one(pending) if function is None else function(*arguments)
 
     def _run_in_halves(self, function: CompiledFunction, arguments: Arguments) -> ReducedVisit:
