@@ -105,7 +105,7 @@ def precision_twin() -> Twin:
     return Twin(lambda p, n: np.array([p.mean(), n.mean()]), plain_average, weights, lambda us, p, n: n / p, True)
 
 
-def ndcg_twin(top: int = 0, steepness: float = 2.0) -> Twin:
+def ndcg_twin(top: int = 0, steepness: float = 2.0, smallest: float = 10.0) -> Twin:
     def discount(rank: complex) -> complex:
         share = 1 / (1 + (rank / (top + 0.5)) ** steepness) if top else 1.0
         return complex(share * np.log(2) / np.log(1 + rank))
@@ -113,7 +113,7 @@ def ndcg_twin(top: int = 0, steepness: float = 2.0) -> Twin:
     def weights(p: Array, n: Array, u: Array, counts: tuple[int, int]) -> tuple[Array, Array]:
         positives, negatives = counts
         # A positive is compared with itself: ψ(0) = 1/2 counts as 1.
-        rank = max(0.5 + positives * u[0] + negatives * u[1], 1.0)
+        rank = max(0.5 + positives * u[0] + negatives * u[1], smallest)
         # The derivative of an analytic function by a step along the imaginary axis, without any rounding error.
         slope = discount(rank + 1e-30j).imag / 1e-30
         best = sum(1 / np.log2(1 + r) for r in range(1, (min(positives, top) if top else positives) + 1))
@@ -133,7 +133,8 @@ CASES: dict[str, tuple[CompositionalObjective, Twin]] = {
     ),
     "average-precision": (AveragePrecisionLoss(), precision_twin()),
     "ndcg": (NDCGLoss(), ndcg_twin()),
-    "ndcg, top 8": (NDCGLoss(top=8, steepness=3.0), ndcg_twin(8, 3.0)),
+    "ndcg, ranks from 1": (NDCGLoss(smallest_rank=1.0), ndcg_twin(smallest=1.0)),
+    "ndcg, top 8": (NDCGLoss(top=8, steepness=3.0), ndcg_twin(8, 3.0, smallest=4.0)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 

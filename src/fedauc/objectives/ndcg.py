@@ -39,7 +39,9 @@ class NDCGLoss(CompositionalObjective):
     1[r ≤ k] for a steep cut q → ∞, and Z is over min(n₊, k) ranks.
 
     An anchor keeps a_i and b_i. A pair with a negative counts -(n₊ / Z) D'(r_i) n₋ times, and one with a positive
-    -(n₊ / Z) D'(r_i) n₊ times.
+    -(n₊ / Z) D'(r_i) n₊ times. In these weights r_i is at least `smallest_rank`, or half of `top` if that is smaller:
+    at the first ranks D' is tens of thousands of times what it is in the middle, and no estimate from some hundreds of
+    rows knows a rank so well. Without this, a few positives saturate the scores before the others are learned.
 
     >>> anchors = torch.tensor([[0.25, 0.0]])  # Two positives, this one above the other: ψ is 1/2 with itself, 0 else.
     >>> summary = NDCGLoss().summarize_pool(anchors, ClassCounts(2, 9))
@@ -56,6 +58,11 @@ class NDCGLoss(CompositionalObjective):
     summary_count: ClassVar[int] = 3
     compares_positives: ClassVar[bool] = True
     top: int = option(0, "Number of ranks that count, as in ndcg@k; 0 counts all.", at_least=0)
+    smallest_rank: float = option(
+        10.0,
+        "Smaller ranks, or with top ranks below half of it, count as this one in the weight of a pair.",
+        at_least=1,
+    )
     steepness: float = option(2.0, "How sharply the gain ends after the last rank that counts.", above=0)
 
     def estimate_inner(self, losses: PairTerms) -> Tensor:
@@ -70,7 +77,8 @@ class NDCGLoss(CompositionalObjective):
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """-(n₊ / Z) D'(r_i) n₊ for pairs with positives, -(n₊ / Z) D'(r_i) n₋ for pairs with negatives."""
         positives, negatives, best = summary[..., None, :].unbind(-1)
-        ranks = self._estimate_ranks(estimates, summary)
+        lowest = min(self.smallest_rank, max(self.top / 2, 1)) if self.top else self.smallest_rank
+        ranks = self._estimate_ranks(estimates, summary).clamp_min(lowest)
         share, logarithm = self._discount_ranks(ranks)
         # D' = s' / L - s L' / L², with s' = -q s (1 - s) / r and L' = 1 / ((1 + r) ln 2).
         falls = share / ((1 + ranks) * math.log(2) * logarithm.square())
