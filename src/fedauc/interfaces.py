@@ -54,9 +54,6 @@ Score = Literal["identity", "sigmoid"]
 """How a raw output of the network becomes the score that an objective sees."""
 
 
-# ---------------------------------------------------------------------------------------------------- what stays fixed
-
-
 class BatchSize(NamedTuple):
     """Examples per local step: the paper's B1 positives and B2 negatives; a batch of `rows` takes their sum."""
 
@@ -243,9 +240,6 @@ class Visits(NamedTuple):
     loss: Tensor | None
     cohort: Cohort | None = None
     size: UploadSize | None = None
-
-
-# ------------------------------------------------------------------------------------------------- the abstractions
 
 
 class ForwardPass(NamedTuple):

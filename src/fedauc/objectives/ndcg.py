@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class _Discount(NamedTuple):
-    """The share s of a rank that counts, and the logarithm L by which its gain is divided: D = s / L."""
+    """What a positive gains at a rank, D, and how fast that falls with the rank, -D'."""
 
-    share: Tensor
-    logarithm: Tensor
+    gain: Tensor
+    falls: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class NDCGLoss(CompositionalObjective):
     1[r ≤ k] for a steep cut q → ∞, and Z is over min(n₊, k) ranks.
 
     An anchor keeps a_i and b_i. A pair with a negative counts -(n₊ / Z) D'(r_i) n₋ times, and one with a positive
-    -(n₊ / Z) D'(r_i) n₊ times. In these weights r_i is at least `smallest_rank`, or half of `top` if that is smaller:
-    at the first ranks D' is tens of thousands of times what it is in the middle, and no estimate from some hundreds of
+    -(n₊ / Z) D'(r_i) n₊ times. Below `smallest_rank`, or half of `top` if that is smaller, D is continued as a line: at
+    the first ranks D' is tens of thousands of times what it is in the middle, and no estimate from some hundreds of
     rows knows a rank so well. Without this, a few positives saturate the scores before the others are learned.
 
     >>> anchors = torch.tensor([[0.25, 0.0]])  # Two positives, this one above the other: ψ is 1/2 with itself, 0 else.
     >>> summary = NDCGLoss().summarize_pool(anchors, ClassCounts(2, 9))
-    >>> NDCGLoss().anchor_losses(PairTerms(anchors, anchors), anchors, summary)
+    >>> NDCGLoss(smallest_rank=1.0).anchor_losses(PairTerms(anchors, anchors), anchors, summary)
     tensor([0.])
 
     Reference: Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning with provable
@@ -60,7 +60,7 @@ class NDCGLoss(CompositionalObjective):
     top: int = option(0, "Number of ranks that count, as in ndcg@k; 0 counts all.", at_least=0)
     smallest_rank: float = option(
         10.0,
-        "Smaller ranks, or with top ranks below half of it, count as this one in the weight of a pair.",
+        "Below this rank, or half of top if that is smaller, the gain is a line in the rank.",
         at_least=1,
     )
     steepness: float = option(2.0, "How sharply the gain ends after the last rank that counts.", above=0)
@@ -77,21 +77,21 @@ class NDCGLoss(CompositionalObjective):
     def pair_weights(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> PairTerms:
         """-(n₊ / Z) D'(r_i) n₊ for pairs with positives, -(n₊ / Z) D'(r_i) n₋ for pairs with negatives."""
         positives, negatives, best = summary[..., None, :].unbind(-1)
-        lowest = min(self.smallest_rank, max(self.top / 2, 1)) if self.top else self.smallest_rank
-        ranks = self._estimate_ranks(estimates, summary).clamp_min(lowest)
-        share, logarithm = self._discount_ranks(ranks)
-        # D' = s' / L - s L' / L², with s' = -q s (1 - s) / r and L' = 1 / ((1 + r) ln 2).
-        falls = share / ((1 + ranks) * math.log(2) * logarithm.square())
-        if self.top:
-            falls = falls + self.steepness * share * (1 - share) / (ranks * logarithm)
+        _, falls = self._discount_ranks(self._raise_ranks(self._estimate_ranks(estimates, summary)))
         slopes = (positives / best * falls)[..., None]
         return PairTerms(slopes * positives[..., None], slopes * negatives[..., None])
 
     def anchor_losses(self, losses: PairTerms, estimates: Tensor, summary: Tree) -> Tensor:
         """(n₊ / Z) (1 - D(r_i))."""
-        share, logarithm = self._discount_ranks(self._estimate_ranks(estimates, summary))
+        ranks = self._estimate_ranks(estimates, summary)
+        raised = self._raise_ranks(ranks)
+        discounts, falls = self._discount_ranks(raised)
         weight: Tensor = summary[..., :1] / summary[..., 2:]
-        return weight * (1 - share / logarithm)
+        return weight * (1 - discounts - falls * (raised - ranks))
+
+    def _raise_ranks(self, ranks: Tensor) -> Tensor:
+        """The ranks, none below the one from which D is a line to rank 1."""
+        return ranks.clamp_min(min(self.smallest_rank, max(self.top / 2, 1)) if self.top else self.smallest_rank)
 
     def _estimate_ranks(self, estimates: Tensor, summary: Tree) -> Tensor:
         """r_i `[..., B]`; no rank is above the first, which estimates from few rows can suggest."""
@@ -100,11 +100,16 @@ class NDCGLoss(CompositionalObjective):
         return ranks.clamp_min(1)
 
     def _discount_ranks(self, ranks: Tensor) -> _Discount:
-        """s(r) and log₂(1 + r)."""
+        """D(r) = s(r) / L(r), with L = log₂(1 + r), and -D'(r)."""
         logarithm = torch.log2(1 + ranks)
-        if not self.top:
-            return _Discount(torch.ones_like(ranks), logarithm)
-        return _Discount(torch.sigmoid(-self.steepness * torch.log(ranks / (self.top + 0.5))), logarithm)
+        share = torch.ones_like(ranks)
+        if self.top:
+            share = torch.sigmoid(-self.steepness * torch.log(ranks / (self.top + 0.5)))
+        # D' = s' / L - s L' / L², with s' = -q s (1 - s) / r and L' = 1 / ((1 + r) ln 2).
+        falls = share / ((1 + ranks) * math.log(2) * logarithm.square())
+        if self.top:
+            falls = falls + self.steepness * share * (1 - share) / (ranks * logarithm)
+        return _Discount(share / logarithm, falls)
 
 
 @lru_cache(maxsize=16)
